@@ -10,6 +10,8 @@ import pytest
 import torch
 from cuda_bench import MOST_ROWS, PAGE_SIZE, SAMPLERS, CudaBench, answered, requests_of, run
 from families import FAMILIES, VOCAB
+from triton.compiler.errors import CompilationError
+from triton.runtime.errors import OutOfResources
 
 from inferd_grammar import GrammarCompiler, RegexGrammar, TokenTable
 from inferd_runtime.engine.driver import Driver
@@ -33,6 +35,7 @@ from inferd_runtime.engine.scheduling import costs
 from inferd_runtime.engine.scheduling.costs import MEASURED_ROWS, _batch, measure_times
 from inferd_runtime.engine.stages import Work
 from inferd_runtime.kernels.attention import paged_attention
+from inferd_runtime.kernels.failures import kernel_failures
 from inferd_runtime.kernels.suite import reference_kernels, triton_kernels
 from inferd_runtime.kv.pool import PagePool
 from inferd_runtime.kv.table import PageTable
@@ -146,15 +149,46 @@ def test_a_mask_that_is_no_tree_goes_through_the_reference(llama: CudaBench) -> 
     assert llama.host.replays == before
 
 
-def test_a_step_that_cannot_be_recorded_runs_all_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("kind", [RuntimeError, OutOfResources])
+def test_steps_that_cannot_be_recorded_run_all_the_same_and_no_other_is_tried(
+    monkeypatch: pytest.MonkeyPatch, kind: type[Exception]
+) -> None:
     bench = CudaBench("llama", reference_kernels())
+    tried = []
 
     def refuse(body: object) -> None:
-        raise RuntimeError("operation not permitted when stream is capturing")
+        tried.append(body)
+        raise (
+            RuntimeError("not permitted when stream is capturing") if kind is RuntimeError else kind(9, 8, "registers")
+        )
 
     monkeypatch.setattr(bench.host, "record", refuse)
     requests = answered(bench.reference, requests_of("argmax", 2))
     run(bench.driver, requests, [None, Oracle])
+    assert bench.driver.record_all() == 0
+    assert len(tried) == 1
+
+
+def test_all_recorded_steps_leave_their_logits_in_one_place() -> None:
+    bench = CudaBench("llama", reference_kernels(), most_rows=32)
+    bench.driver.record_all()
+    outputs = [one[1] for one in bench.driver._recorded.values() if one is not None]
+    assert len(outputs) > 5
+    assert len({one.logits.untyped_storage().data_ptr() for one in outputs}) == 1
+
+
+def test_a_kernel_that_does_not_compile_is_measured_and_served_without(caplog: pytest.LogCaptureFixture) -> None:
+    def broken(*arguments: object) -> None:
+        raise CompilationError(None, None, "no such operation")
+
+    loaded, host = load("tiny"), RecordedHost()
+    options = DriverOptions(pages=1000, page_size=16, most_rows=20, plain=True)
+    kernels = reference_kernels()._replace(sample=broken)
+    assert measured_step_bytes(loaded, None, options, kernels, host) == 0
+    assert "measured without kernels: CompilationError" in caplog.text
+    driver = fast_driver(loaded, None, options, kernels, host)
+    with pytest.raises(kernel_failures()):
+        agrees(driver, driver.plain, 1e-3)
 
 
 def test_too_many_steps_in_flight_are_refused(llama: CudaBench) -> None:

@@ -70,6 +70,13 @@ class Launched(Protocol):
         ...
 
 
+class DeviceLost(Exception):
+    """The device does nothing any more for this process, as a CUDA device after an illegal access: the process has to end.
+
+    Not one job's error: it passes through :meth:`Engine.step`.
+    """
+
+
 @runtime_checkable
 class SamplingDriver(Driver, Protocol):
     """A driver that also samples and verifies on the device, so that no logits have to come to the host."""

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from typing import TypeVar
 
 from inferd.protocol import InternalError
-from inferd_runtime.engine.driver import Launched, StepResult
+from inferd_runtime.engine.driver import DeviceLost, Launched, StepResult
 from inferd_runtime.engine.job import Planned
 
 T = TypeVar("T")
@@ -16,10 +16,13 @@ T = TypeVar("T")
 def attempt(call: Callable[[], T], name: str = "the forward pass") -> T | InternalError:
     """Return what ``call`` returns, or an InternalError that names it if it raises.
 
-    This is the device's boundary: a failure there ends the jobs of one step, and the engine goes on.
+    This is the device's boundary: a failure there ends the jobs of one step, and the engine goes on. Raises DeviceLost where it
+    cannot.
     """
     try:
         return call()
+    except DeviceLost:
+        raise
     except Exception as error:  # noqa: BLE001 - a device may raise anything
         return InternalError(f"{name} failed: {error!r}")
 

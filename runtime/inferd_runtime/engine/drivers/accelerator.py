@@ -2,19 +2,24 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from contextlib import AbstractContextManager, ExitStack
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, ExitStack, contextmanager
 from typing import Protocol, TypeVar
 
 import torch
 from torch import Tensor
+
+from inferd_runtime.engine.driver import DeviceLost
 
 Result = TypeVar("Result")
 WARM_UPS = 2
 
 
 class Accelerator(Protocol):
-    """A device whose work is queued on one stream."""
+    """A device whose work is queued on one stream.
+
+    Errors of its own come out of ``active`` and ``mark`` as they are, and as DeviceLost once it can do nothing more.
+    """
 
     device: torch.device
     processors: int
@@ -47,7 +52,8 @@ class Accelerator(Protocol):
 class CudaAccelerator:
     """One CUDA device; steps are recorded as CUDA graphs, which share one pool of memory.
 
-    PyTorch allows one recording in a process at a time, whatever the device: record before other threads use one.
+    PyTorch allows one recording in a process at a time, whatever the device: record before other threads use one. A recording
+    that is never dropped holds the pool: one whose recordings have all been dropped cannot be used again.
     """
 
     def __init__(self, device: torch.device) -> None:
@@ -56,10 +62,25 @@ class CudaAccelerator:
         with self.active():
             self._side = torch.cuda.Stream(self.device)  # type: ignore[no-untyped-call]
             self._pool = torch.cuda.graph_pool_handle()
+            self._anchor: Callable[[], None] | None = None
 
-    def active(self) -> AbstractContextManager[object]:
+    @contextmanager
+    def active(self) -> Iterator[None]:
         """See :class:`Accelerator`."""
-        return torch.cuda.device(self.device)
+        with self._watched(), torch.cuda.device(self.device):
+            yield
+
+    @contextmanager
+    def _watched(self) -> Iterator[None]:
+        """Raise DeviceLost instead of an error after which the device does nothing any more: CUDA repeats such ones."""
+        try:
+            yield
+        except Exception as error:
+            try:
+                torch.cuda.synchronize(self.device)
+            except RuntimeError as lasting:
+                raise DeviceLost(f"{self.device} does nothing any more: {lasting}") from error
+            raise
 
     def staging(self, size: int) -> Tensor:
         """See :class:`Accelerator`."""
@@ -69,10 +90,18 @@ class CudaAccelerator:
         """See :class:`Accelerator`."""
         event = torch.cuda.Event()  # type: ignore[no-untyped-call]
         event.record(torch.cuda.current_stream(self.device))
-        return event.synchronize
+
+        def wait() -> None:
+            with self._watched():
+                event.synchronize()
+
+        return wait
 
     def record(self, body: Callable[[], Result]) -> tuple[Callable[[], None], Result]:
         """See :class:`Accelerator`. Runs it a few times first: libraries choose and compile their kernels then."""
+        if self._anchor is None:
+            number = torch.zeros(1, device=self.device)
+            self._anchor, _ = self._capture(lambda: number + 1)
         before, side = torch.cuda.current_stream(self.device), self._side
         side.wait_stream(before)
         with ExitStack() as broken_off:
@@ -90,7 +119,7 @@ class CudaAccelerator:
         """Replace stream and pool after a failed recording, which leaves its stream current and its pool in use."""
         torch.cuda.set_stream(current)
         self._side = torch.cuda.Stream(self.device)  # type: ignore[no-untyped-call]
-        self._pool = torch.cuda.graph_pool_handle()
+        self._pool, self._anchor = torch.cuda.graph_pool_handle(), None
 
     def _capture(self, body: Callable[[], Result]) -> tuple[Callable[[], None], Result]:
         graph = torch.cuda.CUDAGraph()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from itertools import pairwise
 
@@ -17,6 +18,7 @@ from inferd_runtime.engine.drivers.product_choice import choose_products
 from inferd_runtime.engine.drivers.torch_driver import TorchDriver
 from inferd_runtime.kernels.attention import choose_splits
 from inferd_runtime.kernels.cache import FP8, CacheBlock
+from inferd_runtime.kernels.failures import kernel_failures
 from inferd_runtime.kernels.suite import KernelSuite, triton_kernels
 from inferd_runtime.models.batch import Batch, FloatRows, Ids, Span
 from inferd_runtime.models.loaded import LoadedModel
@@ -69,8 +71,8 @@ def build_driver(loaded: LoadedModel, options: DriverOptions) -> DeviceDriver:
     try:
         fine = agrees(fast, fast.plain, EXACT if like.dtype == torch.float32 and not options.kv_dtype else ROUNDED)
         reason = "their logits differ from the reference's"
-    except (RuntimeError, ValueError) as error:
-        fine, reason = False, str(error)
+    except kernel_failures() as error:
+        fine, reason = False, f"{type(error).__name__}: {error}"
     if not fine:
         logger.warning("model %s is served without kernels: %s", loaded.name, reason)
         return fast.plain
@@ -116,13 +118,23 @@ def measured_step_bytes(
     rows = min(options.most_rows, loaded.max_context)
     few = replace(options, pages=-(-rows // options.page_size) + 1)
     cache = loaded.probe.kv.bytes_per_token(element_size(loaded, options)) * options.page_size * few.pages
+    made: list[DeviceDriver] = []
 
-    def try_steps() -> None:
-        driver = fast_driver(loaded, fused, few, kernels, accelerator)
-        driver.forward(trial_batch(np.zeros(rows, np.int64), 0, few.page_size))
-        driver.record_all()
+    def try_step(make: Callable[[], DeviceDriver]) -> None:
+        made.append(make())
+        made[-1].forward(trial_batch(np.zeros(rows, np.int64), 0, few.page_size))
 
-    return max(0, accelerator.footprint(try_steps) - cache)
+    try:
+        # Apart: recording begins with giving back what the largest step has left in reserve.
+        step = accelerator.footprint(lambda: try_step(lambda: fast_driver(loaded, fused, few, kernels, accelerator)))
+        recorded = accelerator.footprint(lambda: [one.record_all() for one in made if isinstance(one, CudaDriver)])
+        return max(0, step + recorded - cache)
+    except kernel_failures() as error:
+        logger.warning(
+            "steps of model %s are measured without kernels: %s: %s", loaded.name, type(error).__name__, error
+        )
+        made.clear()
+        return max(0, accelerator.footprint(lambda: try_step(lambda: reference_driver(loaded, fused, few))) - cache)
 
 
 def element_size(loaded: LoadedModel, options: DriverOptions) -> int:

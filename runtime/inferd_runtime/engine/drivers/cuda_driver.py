@@ -34,6 +34,7 @@ from inferd_runtime.engine.drivers.staging import Staging
 from inferd_runtime.engine.drivers.torch_driver import TorchDriver
 from inferd_runtime.engine.sampling.device_sampling import SamplingInputs, host_inputs
 from inferd_runtime.kernels.cache import CacheBlock, resolve_copies
+from inferd_runtime.kernels.failures import kernel_failures
 from inferd_runtime.kernels.sampling import Adjustments
 from inferd_runtime.kernels.suite import KernelSuite
 from inferd_runtime.kv.table import PageCopy
@@ -95,6 +96,8 @@ class CudaDriver:
         self._staging = self._make_staging()
         self._slots = [ResultSlot(accelerator, options.most_rows * (2 + 2 * MAX_DRAFT)) for _ in range(IN_FLIGHT)]
         self._recorded: dict[StepBucket, tuple[Replay, DeviceOutputs] | None] = {}
+        self._records = options.record
+        self._logits: Tensor | None = None
 
     def _make_staging(self) -> Staging:
         """Return host and device memory for the inputs of any step."""
@@ -246,24 +249,43 @@ class CudaDriver:
 
     def _recording(self, shape: StepBucket) -> tuple[Replay, DeviceOutputs] | None:
         """Return the recorded step of a shape, made at its first use; None where it cannot be recorded."""
-        if shape not in self._recorded:
+        if shape not in self._recorded and self._records:
             self._recorded[shape] = self._record(shape)
-        return self._recorded[shape]
+        return self._recorded.get(shape)
 
     def _record(self, shape: StepBucket) -> tuple[Replay, DeviceOutputs] | None:
         """Record a step of nothing but padding: it is run, too, and must leave the cache and the last tokens as they are."""
         inputs, last = self._staging.inputs(shape), self._last.clone()
         splits = self._options.splits(shape.tiles, self._longest)
         self._staging.upload(shape, {}, NO_PAGES, NO_MASKS)
+
+        def compute() -> DeviceOutputs:
+            return self._body.compute(inputs, paged_rows(inputs, shape, self._columns, splits))
+
+        def body() -> DeviceOutputs:
+            done = compute()
+            return replace(done, logits=shared[: len(done.logits)].copy_(done.logits))
+
         try:
-            return self._accelerator.record(
-                lambda: self._body.compute(inputs, paged_rows(inputs, shape, self._columns, splits))
-            )
-        except RuntimeError as error:
-            logger.warning("steps of shape %s are not recorded: %s", shape, error)
+            shared = self._shared_logits(compute)
+            return self._accelerator.record(body)
+        except kernel_failures() as error:
+            # One that broke off leaves PyTorch's allocator (to 2.11) in a state in which the next one may end the process.
+            self._records = False
+            logger.warning("steps are not recorded from shape %s on: %s", shape, error)
             return None
         finally:
             self._last.copy_(last)
+
+    def _shared_logits(self, compute: Callable[[], DeviceOutputs]) -> Tensor:
+        """Return where all recorded steps leave their logits: each is read before the next one runs. Of their own they would take
+        gigabytes with a large vocabulary. Made before the first recording, so that it is no part of that one's memory.
+        """
+        if self._logits is None:
+            example = compute().logits
+            most = captured_shapes(self._options.most_rows)[0].rows
+            self._logits = example.new_empty(most, example.shape[1])
+        return self._logits
 
     # -- The cache ------------------------------------------------------------------------------------------------
 

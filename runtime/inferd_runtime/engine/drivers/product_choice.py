@@ -18,6 +18,7 @@ import torch
 from torch import Tensor
 
 from inferd_runtime.engine.drivers.accelerator import Accelerator
+from inferd_runtime.kernels.failures import kernel_failures
 from inferd_runtime.models.passes.products import DenseProduct, FewRows, FewRowsProduct
 
 logger = logging.getLogger(__name__)
@@ -66,7 +67,7 @@ def _faster(
         plain, kernel = (
             sum(_seconds(group, count, accelerator, clock) for count in ROW_COUNTS) for group in (ours, kernels)
         )
-    except RuntimeError as error:
+    except kernel_failures() as error:
         logger.warning("products with a weight %s go through PyTorch: %s", list(weight.shape), error)
         return False
     each = 1e6 / (len(ours) * len(ROW_COUNTS))
