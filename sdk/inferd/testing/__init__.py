@@ -34,9 +34,9 @@ class FakeRuntime:
     step, and ``replies`` the steps of each reply, both used round and round: a step of several tokens counts as a draft of
     the runtime's own (``ngram``). Of a program's own drafts, and of what ``predict=`` says, stands what agrees with the text.
 
-    Constraints and sampling are recorded, not applied: the text is what you say. A program's own constraint is asked, and
-    a text that its masks do not allow ends with ConstraintError. ``problem`` says what is wrong with the finished text of a
-    best_effort constraint (None: nothing).
+    Constraints and sampling are recorded, not applied, and a program's own sampler is not asked: the text is what you say. A
+    program's own constraint is asked, and a text that its masks do not allow ends with ConstraintError. ``problem`` says what is
+    wrong with the finished text of a best_effort constraint (None: nothing).
 
     ``requests`` holds every request in order. ``failures`` maps an operation's name to errors, raised one at a time;
     ``answers`` maps one to a function from the request to its reply, for operations that the script does not know

@@ -176,3 +176,9 @@ def test_true_is_not_one_and_false_is_not_zero() -> None:
         ("stream_interval", True),
     ):
         assert read_or_refuse("chat", {**FULL_CHAT, name: value}) == name
+
+
+@pytest.mark.parametrize("name", READERS)
+@pytest.mark.parametrize("field", ["typical_p", "xtc_probability", "xtc_threshold", "dry_multiplier", "mirostat_tau"])
+def test_samplers_that_work_in_programs_alone_are_refused_by_name(name: str, field: str) -> None:
+    assert read_or_refuse(name, {**READERS[name][1], field: 0.5}) == field
