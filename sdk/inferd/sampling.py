@@ -57,6 +57,22 @@ class Sampler:
         """:meth:`top_k`, then :meth:`top_p` over what it left."""
         return cls(_checked(Sampling(temperature, top_k=_checked_k(k), top_p=p, seed=seed)))
 
+    @classmethod
+    def typical(cls, temperature: float = 1.0, p: float = 0.9, *, seed: int | None = None) -> Sampler:
+        """A draw from the tokens whose surprise is nearest to the entropy, until they reach ``p`` (above 0, at most 1) together.
+
+        Meister, Pimentel, Wiher, Cotterell: "Locally Typical Sampling" (TACL 2023). It needs a temperature above 0.
+        """
+        return cls(_checked(Sampling(temperature, typical_p=p, seed=seed)))
+
+    def excluding_top(self, probability: float = 0.5, threshold: float = 0.1) -> Sampler:
+        """The same sampler with XTC: with ``probability`` (0 to 1), a draw leaves out all but the least likely of the tokens that
+        have at least ``threshold`` (0 to 1) of what the sampler leaves. It needs a temperature above 0.
+
+        By its author p-e-w for text-generation-webui (pull request 6335, 2024).
+        """
+        return Sampler(_checked(replace(self.sampling, xtc_probability=probability, xtc_threshold=threshold)))
+
     def penalized(self, *, repetition: float = 1.0, presence: float = 0.0, frequency: float = 0.0) -> Sampler:
         """The same sampler with these penalties, in place of those that it had.
 

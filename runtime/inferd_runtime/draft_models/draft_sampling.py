@@ -37,7 +37,7 @@ def draw_guess(logits: LogitRows, sampler: RowSampler, position: int) -> Guess:
     if sampler.temperature == 0:
         token = int(np.argmax(logits))
         return Guess(token, _share(logits, float(logits[token])) ** GREEDY)
-    tokens, scores = candidates(logits, sampler)
+    tokens, scores = candidates(logits, sampler, position)
     noisy = scores + gumbel(sampler.key, position, tokens)
     best = int(np.argmax(noisy))
     return Guess(int(tokens[best]), _share(noisy, float(noisy[best])))
@@ -57,7 +57,7 @@ def draw_freely(logits: LogitRows, sampler: RowSampler, position: int) -> Guess:
         token = int(np.argmax(logits))
         probabilities[token] = 1.0
         return Guess(token, 1.0, probabilities)
-    tokens, scores = candidates(logits, sampler)
+    tokens, scores = candidates(logits, sampler, position)
     weights = np.exp(scores - scores.max())
     probabilities[tokens] = weights / weights.sum()
     noise = gumbel(mix((sampler.key ^ DRAFT_STREAM) & MASK), position, tokens)

@@ -37,6 +37,6 @@ def check_candidates(count: int, sampling: Sampling) -> None:
             limit="candidates", value=MAX_CANDIDATES, raise_with="fewer candidates",
         )  # fmt: skip
     drawn = Sampling()
-    for name in ("temperature", "top_k", "top_p", "min_p"):
+    for name in ("temperature", "top_k", "top_p", "min_p", "typical_p", "xtc_probability"):
         if getattr(sampling, name) != getattr(drawn, name):
             raise InvalidRequest(f"{name} does not go with candidates (a sampler of your own), which draws by itself")

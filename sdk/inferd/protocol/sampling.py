@@ -16,6 +16,9 @@ MAX_SEED = 2**63 - 1
 RANGES = {
     "top_p": (0.0, 1.0),
     "min_p": (0.0, 1.0),
+    "typical_p": (0.0, 1.0),
+    "xtc_probability": (0.0, 1.0),
+    "xtc_threshold": (0.0, 1.0),
     "repetition_penalty": (0.01, 100.0),
     "presence_penalty": (-2.0, 2.0),
     "frequency_penalty": (-2.0, 2.0),
@@ -26,7 +29,7 @@ MAX_BIAS = 100.0
 @dataclass(frozen=True)
 class Sampling:
     """How one token is drawn. Processors run in this order: repetition, frequency and presence penalty, bias, the
-    constraint's mask, temperature, top_k, top_p, min_p.
+    constraint's mask, temperature, top_k, top_p, min_p, typical_p, xtc.
 
     ``temperature == 0`` is argmax. ``top_k == 0``, ``top_p == 1`` and ``min_p == 0`` are off. The same ``seed``
     draws the same tokens, whatever speculation or batching does; ``None`` lets the engine pick one.
@@ -35,6 +38,10 @@ class Sampling:
     divided by r, a negative one multiplied. ``frequency_penalty`` is subtracted as often as the output holds the token,
     ``presence_penalty`` once if it does (both -2 to 2, 0 is off; the context before the generation does not count).
     ``bias_values`` (-100 to 100) are added to the logits of ``bias_tokens``, which are distinct.
+
+    ``typical_p`` (1 is off) keeps the tokens whose surprise is nearest to the entropy, until they reach it together. With
+    ``xtc_probability`` (0 is off), a draw leaves out all but the least likely of the tokens that have at least ``xtc_threshold``.
+    Both need a temperature above 0.
     """
 
     temperature: float = 0.0
@@ -47,6 +54,9 @@ class Sampling:
     frequency_penalty: float = 0.0
     bias_tokens: tuple[int, ...] = ()
     bias_values: tuple[float, ...] = ()
+    typical_p: float = 1.0
+    xtc_probability: float = 0.0
+    xtc_threshold: float = 0.1
 
     @property
     def adjusts(self) -> bool:
@@ -64,6 +74,11 @@ def check_sampling(sampling: Sampling) -> None:
         check_number(name, getattr(sampling, name), low, high)
     if sampling.top_p == 0:
         raise InvalidRequest("top_p must be above 0: no token is left at 0")
+    if sampling.typical_p == 0:
+        raise InvalidRequest("typical_p must be above 0: no token is left at 0")
+    if temperature == 0 and (sampling.typical_p < 1 or sampling.xtc_probability > 0):
+        name = "typical_p" if sampling.typical_p < 1 else "xtc_probability"
+        raise InvalidRequest(f"{name} needs a temperature above 0: at 0 nothing is drawn")
     check_whole("top_k", sampling.top_k, 0)
     if sampling.seed is not None:
         check_whole("seed", sampling.seed, 0, MAX_SEED)

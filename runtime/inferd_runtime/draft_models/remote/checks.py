@@ -69,7 +69,8 @@ def _as_sampling(sampler: RowSampler) -> Sampling:
         temperature=sampler.temperature, top_k=sampler.top_k, top_p=sampler.top_p, min_p=sampler.min_p,
         repetition_penalty=penalties.repetition, presence_penalty=penalties.presence,
         frequency_penalty=penalties.frequency, bias_tokens=penalties.bias_tokens,
-        bias_values=penalties.bias_values,
+        bias_values=penalties.bias_values, typical_p=sampler.typical_p, xtc_probability=sampler.xtc_probability,
+        xtc_threshold=sampler.xtc_threshold,
     )  # fmt: skip
 
 

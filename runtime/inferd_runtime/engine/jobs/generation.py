@@ -56,6 +56,11 @@ class GenerationSpec:
         """True if rows are read on the host, and not only drawn from."""
         return self.logprobs is not None or self.choice is not None or self.probes is not None
 
+    @property
+    def on_host(self) -> bool:
+        """True if rows come to the host, read or drawn from."""
+        return self.scored or self.sampler.host_only
+
     def most_undelivered(self, asked: int = 0) -> int:
         """Return how many steps may wait for a reader that asks for ``asked`` of them at a time."""
         most = max(MAX_UNDELIVERED_STEPS, 2 * asked)
@@ -98,7 +103,7 @@ class Generation:
         self._allowed = not spec.paced
         penalties = spec.sampler.penalties
         self._history = None if penalties is None else History(penalties, context.tokens)
-        self._bare = spec.grammar is None and penalties is None and not spec.scored
+        self._bare = spec.grammar is None and penalties is None and not spec.on_host
         self._plain = self._bare and spec.sources is None
         context.user = self
         if context.pending == 0:

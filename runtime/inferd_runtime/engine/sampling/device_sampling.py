@@ -98,8 +98,8 @@ class SampledTokens(NamedTuple):
 
 
 def is_sampled(work: Work) -> bool:
-    """True if a driver that samples samples this work. It does not if the job reads the logits."""
-    return work.sampler is not None and not work.scored
+    """True if a driver that samples samples this work. It does not if the job reads the logits, or its sampler is the host's."""
+    return work.sampler is not None and not work.scored and not work.sampler.host_only
 
 
 def sampling_inputs(plan: Sequence[Planned], vocab_size: int) -> SamplingInputs:

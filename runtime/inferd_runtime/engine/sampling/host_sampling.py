@@ -1,8 +1,8 @@
 """Sampling on the host: the reference that every device kernel is compared with. NumPy, one row at a time.
 
-A row is processed as penalties and bias (``engine/sampling/penalties.py``), mask, temperature, top_k, top_p, min_p; then the
-Gumbel-argmax with counter-based noise draws from what is left. The draw depends on the row's logits, adjustments, mask,
-sampler, key and position and on nothing else.
+A row is processed as penalties and bias (``engine/sampling/penalties.py``), mask, temperature, top_k, top_p, min_p, typical_p,
+xtc; then the Gumbel-argmax with counter-based noise draws from what is left. The draw depends on the row's logits, adjustments,
+mask, sampler, key and position and on nothing else.
 """
 
 from __future__ import annotations
@@ -14,11 +14,13 @@ import numpy as np
 import numpy.typing as npt
 
 from inferd.protocol import ConstraintError, Sampling, check_sampling
-from inferd_runtime.engine.sampling.noise import MASK, gumbel, mix
+from inferd_runtime.engine.sampling.noise import MASK, gumbel, mix, stream, uniform
 from inferd_runtime.engine.sampling.penalties import Entries, Penalties, adjust
 
 LogitRows = npt.NDArray[np.float32]
 Masks = npt.NDArray[np.int32]
+XTC = 0x87C0
+"""Tag of the noise that says where top choices are left out."""
 SPARSE = 8
 """A mask with fewer words in use than one in so many is read word by word."""
 
@@ -33,6 +35,14 @@ class RowSampler:
     min_p: float
     key: int
     penalties: Penalties | None = None
+    typical_p: float = 1.0
+    xtc_probability: float = 0.0
+    xtc_threshold: float = 0.1
+
+    @property
+    def host_only(self) -> bool:
+        """True if no device draws so: its rows come to the host."""
+        return self.typical_p < 1 or self.xtc_probability > 0
 
     @classmethod
     def resolve(cls, sampling: Sampling, *, seed: int, lineage: int) -> RowSampler:
@@ -40,7 +50,10 @@ class RowSampler:
         check_sampling(sampling)
         key = mix((mix(seed & MASK) + lineage) & MASK) if lineage else mix(seed & MASK)
         penalties = Penalties.of(sampling)
-        return cls(sampling.temperature, sampling.top_k, sampling.top_p, sampling.min_p, key, penalties)
+        return cls(
+            sampling.temperature, sampling.top_k, sampling.top_p, sampling.min_p, key, penalties,
+            sampling.typical_p, sampling.xtc_probability, sampling.xtc_threshold,
+        )  # fmt: skip
 
 
 def allowed_tokens(mask: Masks, vocab_size: int) -> npt.NDArray[np.int64]:
@@ -66,7 +79,7 @@ def draw(
         return _draw_allowed(logits, sampler, position, mask)
     if sampler.temperature == 0:
         return int(np.argmax(logits))
-    tokens, scores = candidates(logits, sampler)
+    tokens, scores = candidates(logits, sampler, position)
     return int(tokens[np.argmax(scores + gumbel(sampler.key, position, tokens))])
 
 
@@ -81,13 +94,18 @@ def _draw_allowed(logits: LogitRows, sampler: RowSampler, position: int, mask: M
         raise ConstraintError("the constraint leaves no token to go on with")
     if sampler.temperature == 0:
         return int(allowed[np.argmax(logits[allowed])])
-    places, scores = candidates(logits[allowed], sampler)
+    places, scores = candidates(logits[allowed], sampler, position)
     tokens = allowed[places]
     return int(tokens[np.argmax(scores + gumbel(sampler.key, position, tokens))])
 
 
-def candidates(logits: LogitRows, sampler: RowSampler) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.float64]]:
-    """Return the tokens that top_k, top_p and min_p leave, with their scaled logits (float64). Ties at a bound stay in."""
+def candidates(
+    logits: LogitRows, sampler: RowSampler, position: int = 0
+) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.float64]]:
+    """Return the tokens that top_k, top_p, min_p, typical_p and xtc leave, with their scaled logits (float64).
+
+    Ties at a bound stay in. ``position`` is for xtc, which draws whether it takes something out.
+    """
     scores = logits.astype(np.float64)
     # Relative to the largest, so that no temperature can overflow the best token away.
     with np.errstate(over="ignore"):
@@ -103,7 +121,39 @@ def candidates(logits: LogitRows, sampler: RowSampler) -> tuple[npt.NDArray[np.i
             # A share of the largest probability, whose score is 0.
             fine &= scores >= math.log(sampler.min_p)
         tokens, scores = tokens[fine], scores[fine]
+    if sampler.host_only:
+        fine = _typical(scores, sampler.typical_p)
+        tokens, scores = tokens[fine], scores[fine]
+        fine = _below_top(scores, sampler, position)
+        tokens, scores = tokens[fine], scores[fine]
     return tokens, scores
+
+
+def _typical(scores: npt.NDArray[np.float64], typical_p: float) -> npt.NDArray[np.bool_]:
+    """Return which scores belong to the tokens nearest to the entropy in surprise, until they reach ``typical_p`` together."""
+    if typical_p >= 1:
+        return np.ones(scores.size, np.bool_)
+    logprobs = scores - scores.max() - math.log(np.exp(scores - scores.max()).sum())
+    likely = np.exp(logprobs)
+    entropy = -float((likely * np.where(likely > 0, logprobs, 0.0)).sum())
+    away = np.abs(-logprobs - entropy)
+    order = np.argsort(away, kind="stable")
+    reached = int(np.searchsorted(np.cumsum(likely[order]), typical_p))
+    return np.asarray(away <= away[order[min(reached, order.size - 1)]])
+
+
+def _below_top(scores: npt.NDArray[np.float64], sampler: RowSampler, position: int) -> npt.NDArray[np.bool_]:
+    """Return which scores xtc leaves at a position: all, or all but the top choices other than the least likely of them."""
+    everything = np.ones(scores.size, np.bool_)
+    chance = float(uniform(stream(sampler.key, XTC), position, np.zeros(1, np.int64))[0])
+    if chance >= sampler.xtc_probability:
+        return everything
+    likely = np.exp(scores - scores.max())
+    top = np.flatnonzero(likely >= sampler.xtc_threshold * likely.sum())
+    if top.size < 2:
+        return everything
+    everything[top] = scores[top] == scores[top].min()
+    return everything
 
 
 def _nucleus(scores: npt.NDArray[np.float64], top_p: float) -> npt.NDArray[np.bool_]:

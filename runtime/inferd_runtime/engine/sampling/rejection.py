@@ -46,7 +46,7 @@ def reject(
     tokens: list[int] = []
     for row in range(len(logits)):
         adjusted = logits[row] if adjustments is None else adjust(logits[row], adjustments[row])
-        p = distribution(adjusted, sampler, None if masks is None else masks[row])
+        p = distribution(adjusted, sampler, None if masks is None else masks[row], position + row)
         if row == len(draft):
             return [*tokens, _draw(p, sampler.key, position + row)]
         token = draft[row]
@@ -57,7 +57,9 @@ def reject(
     return tokens
 
 
-def distribution(logits: LogitRows, sampler: RowSampler, mask: Masks | None = None) -> TokenProbabilities:
+def distribution(
+    logits: LogitRows, sampler: RowSampler, mask: Masks | None = None, position: int = 0
+) -> TokenProbabilities:
     """Return the distribution, float64[V], that :func:`~inferd_runtime.engine.sampling.host_sampling.draw` draws from.
 
     ``logits`` already have their penalties. Raises ConstraintError if ``mask`` allows no token.
@@ -69,7 +71,7 @@ def distribution(logits: LogitRows, sampler: RowSampler, mask: Masks | None = No
     if sampler.temperature == 0:
         p[allowed[np.argmax(logits[allowed])]] = 1.0
         return p
-    places, scores = candidates(logits[allowed], sampler)
+    places, scores = candidates(logits[allowed], sampler, position)
     likely = np.exp(scores)
     p[allowed[places]] = likely / likely.sum()
     return p
