@@ -11,10 +11,11 @@ import pytest
 import torch
 from transformers import TypicalLogitsWarper, UnbatchedClassifierFreeGuidanceLogitsProcessor
 
-from inferd import Candidates, protocol as p
+from inferd import Candidates, Sampler, protocol as p
 from inferd.custom_sampler import candidates_of
 from inferd.protocol.floats import unpack_floats
 from inferd.samplers import Typical
+from inferd_runtime.engine.sampling.host_sampling import RowSampler, candidates
 from inferd_runtime.models.options import ModelOptions
 from inferd_runtime.models.store.store import ModelStore
 from inferd_runtime.server.engine_process.serving import serve_model
@@ -43,9 +44,9 @@ def rows(session: DirectSession, count: int, pick: int = 0, **fields: Any) -> It
     tokens, token = session.tokens(session.text(PROMPT)), None
     for at in range(count):
         offered = session.call(p.NextSteps(generation.generation, token=token)).candidates[0]
-        candidates = candidates_of(offered, tokens, at)
-        yield candidates, list(tokens)
-        token = candidates.tokens[pick]
+        row = candidates_of(offered, tokens, at)
+        yield row, list(tokens)
+        token = row.tokens[pick]
         tokens.append(token)
     session.call(p.CloseGenerate(generation.generation))
 
@@ -59,28 +60,40 @@ def logits_behind(session: DirectSession, tokens: list[int]) -> torch.Tensor:
 
 
 def test_candidates_are_the_models_distribution(session: DirectSession) -> None:
-    for candidates, tokens in rows(session, 4, pick=1):
+    for row, tokens in rows(session, 4, pick=1):
         expected = torch.log_softmax(logits_behind(session, tokens).double(), 0)
         found = torch.full_like(expected, -math.inf)
-        found[torch.tensor(candidates.tokens)] = torch.tensor(candidates.logprobs, dtype=torch.float64)
+        found[torch.tensor(row.tokens)] = torch.tensor(row.logprobs, dtype=torch.float64)
         assert torch.allclose(found, expected, atol=2e-5, rtol=1e-5)
         entropy = -(expected.exp() * expected).sum().item()
-        assert candidates.entropy == pytest.approx(entropy, rel=1e-4)
+        assert row.entropy == pytest.approx(entropy, rel=1e-4)
 
 
 @pytest.mark.parametrize("mass", [0.2, 0.9])
 def test_typical_keeps_what_transformers_keeps(session: DirectSession, mass: float) -> None:
     apply = Typical(mass).start()
-    for candidates, _ in rows(session, 4, pick=2):
-        scores = torch.full((1, len(candidates)), -math.inf)
-        scores[0, torch.tensor(candidates.tokens)] = torch.tensor(candidates.logprobs)
+    for row, _ in rows(session, 4, pick=2):
+        scores = torch.full((1, len(row)), -math.inf)
+        scores[0, torch.tensor(row.tokens)] = torch.tensor(row.logprobs)
         kept = torch.isfinite(TypicalLogitsWarper(mass)(torch.zeros(1, 1, dtype=torch.long), scores)[0])
-        own: Any = apply(candidates, candidates.logprobs)
-        mine = {token for token, score in zip(candidates.tokens, own, strict=True) if score > -math.inf}
+        own: Any = apply(row, row.logprobs)
+        mine = {token for token, score in zip(row.tokens, own, strict=True) if score > -math.inf}
         theirs = set(torch.nonzero(kept)[:, 0].tolist())
         # Where two tokens are as far from the entropy but for rounding, float32 and float64 may order them otherwise.
         assert len(mine ^ theirs) <= 2
         assert len(theirs) > 2
+
+
+@pytest.mark.parametrize("temperature", [0.7, 1.3])
+def test_the_engines_typical_keeps_what_transformers_keeps(session: DirectSession, temperature: float) -> None:
+    sampler, sizes = RowSampler.resolve(Sampler.typical(temperature, 0.8).sampling, seed=0, lineage=0), list[int]()
+    for _, tokens in rows(session, 4, pick=2):
+        logits = logits_behind(session, tokens)
+        kept = TypicalLogitsWarper(0.8)(torch.zeros(1, 1, dtype=torch.long), logits[None].double() / temperature)[0]
+        mine = set(candidates(logits.numpy(), sampler)[0].tolist())
+        assert len(mine ^ set(torch.nonzero(torch.isfinite(kept))[:, 0].tolist())) <= 1
+        sizes.append(len(mine))
+    assert 2 < max(sizes) < 1000
 
 
 def test_guidance_scores_as_transformers_does(session: DirectSession) -> None:
@@ -101,17 +114,15 @@ def test_guidance_scores_as_transformers_does(session: DirectSession) -> None:
     )
     beside = session.context(p.Part("tokens", tokens=other))
     fed: list[int] = []
-    for candidates, tokens in rows(session, 4):
-        asked = p.Probe("logprobs", tokens=list(candidates.tokens))
+    for row, tokens in rows(session, 4):
+        asked = p.Probe("logprobs", tokens=list(row.tokens))
         low = session.call(p.Forward(beside, fed, probes=[asked])).rows[0].probes[0].values
-        mine = np.full(len(candidates), -np.inf)
-        mine[list(candidates.tokens)] = [
-            weak + 1.7 * (own - weak) for own, weak in zip(candidates.logprobs, low, strict=True)
-        ]
+        mine = np.full(len(row), -np.inf)
+        mine[list(row.tokens)] = [weak + 1.7 * (own - weak) for own, weak in zip(row.logprobs, low, strict=True)]
         theirs = processor(torch.tensor([tokens]), logits_behind(session, tokens)[None])[0].double().numpy()
         assert np.allclose(mine, theirs, atol=1e-3)
         assert int(mine.argmax()) == int(theirs.argmax())
-        fed = [candidates.tokens[0]]
+        fed = [row.tokens[0]]
 
 
 def test_probes_of_steps_are_those_of_passes_whatever_is_drafted(session: DirectSession) -> None:

@@ -65,7 +65,8 @@ def test_a_sequence_that_cannot_be_is_refused(change: dict[str, Any]) -> None:
     "change",
     [
         {"temperature": math.nan}, {"temperature": -1.0}, {"temperature": math.inf}, {"top_k": -1}, {"top_p": 0.0},
-        {"top_p": math.nan}, {"min_p": 2.0}, {"key": -1}, {"key": 1 << 64},
+        {"top_p": math.nan}, {"min_p": 2.0}, {"key": -1}, {"key": 1 << 64}, {"typical_p": 0.0}, {"typical_p": math.nan},
+        {"xtc_probability": 1.5}, {"xtc_threshold": math.inf},
         {"penalties": Penalties(math.nan)}, {"penalties": Penalties(bias_tokens=(1,), bias_values=())},
         {"penalties": Penalties(bias_tokens=(1,), bias_values=(math.inf,))},
         {"penalties": Penalties(bias_tokens=(-1,), bias_values=(1.0,))},
