@@ -80,12 +80,15 @@ class Topic:
     turn: anyio.Lock = field(default_factory=anyio.Lock)
     signal: Signal = field(default_factory=Signal)
 
-    def has_room(self, values: Sequence[HeldValue], now: float) -> bool:
-        """Return True if every subscriber has room, and note since when the others have none."""
-        full = [one for one in self.subscribers.values() if not one.buffer.has_room(values)]
-        for one in full:
-            one.full_since = min(one.full_since, now)
-        return not full
+    def has_room(self, values: Sequence[HeldValue]) -> bool:
+        """Return True if every subscriber has room."""
+        return all(one.buffer.has_room(values) for one in self.subscribers.values())
+
+    def wait_for(self, values: Sequence[HeldValue], now: float) -> None:
+        """Note that a publisher begins to wait for those that have no room, unless one did before."""
+        for one in self.subscribers.values():
+            if not one.buffer.has_room(values):
+                one.full_since = min(one.full_since, now)
 
     def put(self, values: Sequence[HeldValue]) -> None:
         """Give values to all subscribers."""
@@ -140,10 +143,11 @@ class Topics:
         topic = self._topics.get((caller.tenant, request.topic))
         if topic is None:
             return Published(0)
-        if not request.wait and (topic.turn.locked() or not topic.has_room(values, self._clock())):
+        if not request.wait and (topic.turn.locked() or not topic.has_room(values)):
             raise LimitExceeded("a subscriber has no room", limit="subscriber_room", raise_with="wait=True")
         async with topic.turn:
-            while not topic.has_room(values, self._clock()):
+            while not topic.has_room(values):
+                topic.wait_for(values, self._clock())
                 with anyio.move_on_after(topic.patience(self._clock())):
                     await topic.signal.wait()
                 topic.end_slow(self._clock())
