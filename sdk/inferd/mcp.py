@@ -10,14 +10,18 @@ descriptions and results are data for a model to read, not instructions of the o
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import asyncio
+import contextlib
+from collections.abc import AsyncIterator, Mapping
+from contextlib import asynccontextmanager
 from types import TracebackType
-from typing import Any
+from typing import Any, Protocol
 
 from inferd.program.json_values import to_json_value
-from inferd.protocol import InvalidRequest
+from inferd.protocol import InferdError, InvalidRequest, cut, to_plain
 from inferd.protocol.mcp import (
     DEFAULT_CALL_TIMEOUT,
+    AnswerMcpCall,
     CallMcpTool,
     ConnectMcp,
     GetMcpPrompt,
@@ -28,10 +32,31 @@ from inferd.protocol.mcp import (
     McpConnected,
     McpTool,
     McpToolResult,
+    NextMcpCall,
+    OfferMcp,
     ReadMcpResource,
+    RelayedMcpCall,
+    WithdrawMcp,
     check_call_timeout,
 )
 from inferd.transport import Transport, current_transport
+
+OFFERED = ("tools", "resources", "prompts")
+LISTED = {
+    "list_resources": "resources", "read_resource": "contents", "list_prompts": "prompts", "get_prompt": "messages",
+}  # fmt: skip
+
+
+class ToolSource(Protocol):
+    """What :func:`offer` needs of a server: the methods of the official package's ``ClientSession``."""
+
+    async def list_tools(self) -> Any:
+        """Return the tools."""
+        ...
+
+    async def call_tool(self, name: str, arguments: dict[str, Any]) -> Any:
+        """Call a tool."""
+        ...
 
 
 async def servers() -> list[str]:
@@ -114,6 +139,82 @@ class McpServer:
         if self._transport is None:
             raise InvalidRequest(f"not connected: use `async with mcp.connect({self.name!r})`")
         return await self._transport.call(request)
+
+
+@asynccontextmanager
+async def offer(name: str, server: ToolSource, *, run: str = "") -> AsyncIterator[None]:
+    """Offer a server of tools of one's own while the body runs: programs of the tenant connect to it by its name.
+
+    ``server``: a session of the official ``mcp`` package, or anything with its methods ``list_tools()`` and
+    ``call_tool(name, arguments)`` (and ``list_resources``, ``read_resource``, ``list_prompts``, ``get_prompt``, where it has
+    them). ``run``: the one run that may use it; "": all of the tenant's.
+
+    Raises InvalidRequest for a name that is taken. Calls that are open when the body ends, raise Unavailable in the programs.
+    """
+    transport = current_transport()
+    await transport.call(OfferMcp(name, run))
+    relay = asyncio.create_task(_relay(transport, name, server), name=f"inferd offer {name}")
+    try:
+        yield
+    finally:
+        relay.cancel()
+        await asyncio.gather(relay, return_exceptions=True)
+        with contextlib.suppress(InferdError):  # the connection is lost, and the offer with it
+            await transport.call(WithdrawMcp(name))
+
+
+async def _relay(transport: Transport, name: str, server: ToolSource) -> None:
+    tasks: set[asyncio.Task[None]] = set()
+    try:
+        while True:
+            call = await transport.call(NextMcpCall(name))
+            task = asyncio.create_task(_answer(transport, name, server, call))
+            tasks.add(task)
+            task.add_done_callback(tasks.discard)
+    finally:
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+
+
+async def _answer(transport: Transport, name: str, server: ToolSource, call: RelayedMcpCall) -> None:
+    try:
+        answer = AnswerMcpCall(name, call.number, await _replied(name, server, call))
+    except Exception as error:  # noqa: BLE001 - the boundary of one call: whatever a server does wrong is its caller's
+        answer = AnswerMcpCall(name, call.number, problem=cut(str(error) or type(error).__name__))
+    with contextlib.suppress(InferdError):  # nobody waits for it, or it cannot be sent
+        await transport.call(answer)
+
+
+async def _replied(name: str, server: ToolSource, call: RelayedMcpCall) -> dict[str, Any]:
+    """Return the reply to a call as plain values."""
+    asked, op = call.request, call.op.partition(".")[2]
+    if op == "connect":
+        return to_plain(McpConnected(name, offers=[one for one in OFFERED if hasattr(server, f"list_{one}")]))  # type: ignore[no-any-return]
+    if op == "list_tools":
+        found = _plain(await server.list_tools())
+        return {"tools": [_tool(one) for one in found.get("tools", [])]}
+    if op == "call_tool":
+        result = _plain(await server.call_tool(asked["tool"], asked["arguments"]))
+        structured, failed = result.get("structuredContent"), bool(result.get("isError"))
+        return {"content": result.get("content", []), "structured": structured, "is_error": failed}
+    keys = {"read_resource": ("uri",), "get_prompt": ("prompt", "arguments")}.get(op, ())
+    found = _plain(await getattr(server, op)(*(asked[key] for key in keys)))
+    return {"items": found[LISTED[op]], "description": found.get("description") or ""}
+
+
+def _plain(value: Any) -> dict[str, Any]:
+    """Return a result of the official package as the protocol writes it."""
+    dump = getattr(value, "model_dump", None)
+    plain: dict[str, Any] = dump(mode="json", by_alias=True, exclude_none=True) if dump is not None else dict(value)
+    return plain
+
+
+def _tool(one: dict[str, Any]) -> dict[str, Any]:
+    return {
+        "name": one["name"], "description": one.get("description") or "", "parameters": one["inputSchema"],
+        "result": one.get("outputSchema"),
+    }  # fmt: skip
 
 
 def text_of(result: McpToolResult) -> str:

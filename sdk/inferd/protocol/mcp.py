@@ -5,14 +5,17 @@ Resources, prompts and contents are as the protocol writes them, as JSON objects
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass, field
 from typing import Any
 
+from inferd.protocol.carrying import shown
 from inferd.protocol.errors import InvalidRequest
-from inferd.protocol.operations import operation
+from inferd.protocol.operations import Done, operation
 
 DEFAULT_CALL_TIMEOUT = 60.0
 MAX_CALL_TIMEOUT = 600.0
+SERVER_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
 
 
 @dataclass(frozen=True)
@@ -134,6 +137,57 @@ class GetMcpPrompt:
     server: str
     prompt: str
     arguments: dict[str, str] = field(default_factory=dict)
+
+
+@operation("mcp.offer", Done, by_gateway=True)
+@dataclass(frozen=True)
+class OfferMcp:
+    """Offer a server of tools of one's own to the programs of the tenant; ``run``: to one run of them alone."""
+
+    server: str
+    run: str = ""
+
+
+@operation("mcp.withdraw", Done, by_gateway=True)
+@dataclass(frozen=True)
+class WithdrawMcp:
+    """Offer a server no more: calls that wait for it end."""
+
+    server: str
+
+
+@dataclass(frozen=True)
+class RelayedMcpCall:
+    """A program's call of a server that was offered: the operation, with its request but for the server's name."""
+
+    number: int
+    op: str
+    request: dict[str, Any]
+
+
+@operation("mcp.next_call", RelayedMcpCall, by_gateway=True)
+@dataclass(frozen=True)
+class NextMcpCall:
+    """Wait for the next call of a server that one offers."""
+
+    server: str
+
+
+@operation("mcp.answer", Done, by_gateway=True)
+@dataclass(frozen=True)
+class AnswerMcpCall:
+    """Answer a call: with a reply of its operation as a JSON object, or with what went wrong."""
+
+    server: str
+    number: int
+    reply: dict[str, Any] | None = None
+    problem: str = ""
+
+
+def check_server_name(name: str) -> None:
+    """Raise InvalidRequest for what is no server's name."""
+    if not SERVER_NAME.fullmatch(name):
+        raise InvalidRequest(f"the name of a server of tools must match {SERVER_NAME.pattern}, not {shown(name)}")
 
 
 def check_call_timeout(seconds: float) -> None:

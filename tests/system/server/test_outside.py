@@ -31,7 +31,7 @@ HEADER = """
 # /// script
 # [tool.inferd]
 # http = [{origins}]
-# mcp = ["liar", "crash"]
+# mcp = ["liar", "crash", "desk"]
 # ///
 import asyncio
 from inferd import *
@@ -297,3 +297,59 @@ async def test_a_fetcher_that_was_killed_comes_back(outside: Outside) -> None:
                     break
                 except inferd.Unavailable as error:
                     await anyio.sleep(error.detail.get("retry_after_s", 0.05))
+
+
+class Desk:
+    """A server of tools that a client brings along."""
+
+    async def list_tools(self) -> dict[str, Any]:
+        return {"tools": [lying_tool_server.ADD]}
+
+    async def call_tool(self, name: str, arguments: dict[str, Any]) -> dict[str, Any]:
+        if name == "hang":
+            await anyio.sleep_forever()
+        if name == "fail":
+            raise ValueError("no such tool")
+        return {"content": [{"type": "text", "text": f"{name} {arguments}"}], "structuredContent": arguments}
+
+
+ASK_DESK = """
+async def main(tool: str = "add"):
+    async with mcp.connect("desk") as desk:
+        tools = [one.name for one in await desk.list_tools()]
+        await session.send(tools)
+        try:
+            return [desk.about.offers, tools, (await desk.call_tool(tool, {"a": 1})).structured]
+        except InferdError as error:
+            return [error.code, error.message]
+"""
+
+
+async def test_a_clients_own_server_is_relayed_to_its_tenants_programs(outside: Outside) -> None:
+    url = outside.served.gateway.url.replace("http://", "ws://")
+    async with inferd.connect(url, token=ANN):
+        async with mcp.offer("desk", Desk()):
+            assert await outside.result(ASK_DESK) == [["tools"], ["add"], {"a": 1}]
+            failed = await outside.run(ASK_DESK, tool="fail")
+            assert failed["result"] == ["client.invalid", "desk answered an error: no such tool"]
+            assert await mcp.servers() == ["crash", "desk", "liar"]
+            for name in ("desk", "liar", "no name"):
+                with pytest.raises(inferd.InvalidRequest):
+                    async with mcp.offer(name, Desk()):
+                        pytest.fail("it was taken")
+        with pytest.raises(NotFound):
+            async with mcp.connect("desk"):
+                pytest.fail("it is gone")
+
+
+async def test_a_client_that_leaves_ends_its_calls(outside: Outside) -> None:
+    url = outside.served.gateway.url.replace("http://", "ws://")
+    origin = json.dumps(outside.web.url("").rstrip("/"))
+    async with inferd.connect(url, token=ANN), mcp.offer("desk", Desk()):
+        run = await outside.served.launch(HEADER.format(origins=origin) + ASK_DESK, tool="hang")
+        found = outside.served.gateway.runtime.runs.find(run["id"])
+        assert found is not None
+        await until(lambda: found.buffer.next_index > 2)
+    assert (await outside.served.finished(run))["state"] == "succeeded"
+    result = (await outside.served.client.get(f"/v1/runs/{run['id']}")).json()["result"]
+    assert result == ["unavailable", "the client that offered the server of tools desk has gone"]

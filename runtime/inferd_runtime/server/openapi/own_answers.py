@@ -137,13 +137,17 @@ class DeliveredMessage(Struct):
 
 
 class ShownEvent(Struct):
-    """One event of a run: ``text`` is of ``stdout`` and ``stderr``, ``count`` of ``dropped``, the last four of ``finished``."""
+    """One event of a run: ``text`` is of ``stdout`` and ``stderr``, ``count`` of ``dropped``, the last four of ``finished``.
+
+    ``call``: what the program asked of the world outside, over HTTP or of a server of tools.
+    """
 
     index: int
-    type: Literal["started", "stdout", "stderr", "message", "dropped", "finished"]
+    type: Literal["started", "stdout", "stderr", "message", "call", "dropped", "finished"]
     time: float
     text: str | UnsetType = UNSET
     message: Any | UnsetType = UNSET
+    call: dict[str, Any] | UnsetType = UNSET
     count: int | UnsetType = UNSET
     state: RunState | UnsetType = UNSET
     error: ErrorInfo | UnsetType | None = UNSET

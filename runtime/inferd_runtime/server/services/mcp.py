@@ -14,7 +14,7 @@ from typing import Any
 import anyio
 import anyio.abc
 
-from inferd.protocol import InferdError, LimitExceeded, Unavailable
+from inferd.protocol import Done, InferdError, InvalidRequest, LimitExceeded, Unavailable
 from inferd.protocol.mcp import (
     CallMcpTool,
     ConnectMcp,
@@ -28,13 +28,15 @@ from inferd.protocol.mcp import (
     McpServers,
     McpToolResult,
     McpTools,
+    OfferMcp,
     ReadMcpResource,
     check_call_timeout,
 )
 from inferd_runtime.server.egress.process import EgressProcess
 from inferd_runtime.server.services.call_log import CallLog
 from inferd_runtime.server.services.caller import Caller
-from inferd_runtime.server.services.mcp_servers import ServerEntry, ServerTable
+from inferd_runtime.server.services.mcp_offers import McpOffers, Offer
+from inferd_runtime.server.services.mcp_servers import ServerEntry, ServerTable, check_declared
 from inferd_runtime.server.services.table import Handler
 from inferd_runtime.server.tenancy.rates import MinuteBucket
 from inferd_runtime.server.tenancy.shares import SharedPlaces, ShareRule
@@ -88,6 +90,7 @@ class McpService:
         self._start = start
         self._log = call_log
         self._clock = clock
+        self._offers = McpOffers()
         self._held: dict[tuple[str, str], HeldServer] = {}
         self._places = SharedPlaces(ShareRule(MAX_PROCESSES, MAX_PROCESSES // 2), "servers of tools", "")
         self._rates: dict[str, MinuteBucket] = {}
@@ -96,27 +99,48 @@ class McpService:
         """Return the handlers by their operations' wire names."""
         return {
             "mcp.servers": self.servers,
+            "mcp.offer": self.offer,
+            "mcp.withdraw": self._offers.withdraw,
+            "mcp.next_call": self._offers.next_call,
+            "mcp.answer": self._offers.answer,
             **{kind.op: self.ask for kind in REPLIES},
         }
 
     def closed(self, caller: Caller) -> None:
-        """Note that a caller is gone: its open calls are cancelled already, and servers outlive it."""
+        """Drop what a caller that is gone has offered. The operator's servers outlive it."""
+        self._offers.closed(caller)
 
     async def servers(self, caller: Caller, request: ListMcpServers) -> McpServers:
         """Return the names of the servers that a caller may use."""
-        return McpServers(self._servers.names(caller.tenant, _declared(caller)))
+        declared = _declared(caller)
+        offered = [name for name in self._offers.names(caller) if declared is None or name in declared]
+        return McpServers(sorted({*self._servers.names(caller.tenant, declared), *offered}))
+
+    async def offer(self, caller: Caller, request: OfferMcp) -> Done:
+        """Take a client's server. Raises InvalidRequest for a name that the operator has given to the tenant."""
+        if request.server in self._servers.names(caller.tenant, None):
+            raise InvalidRequest(f"the operator has a server of tools named {request.server}: choose another name")
+        return await self._offers.offer(caller, request)
 
     async def ask(self, caller: Caller, request: Any) -> Any:
         """Pass a request on to its server's process, and return what that answers."""
-        entry = self._servers.find(request.server, caller.tenant, _declared(caller))
+        offer = self._offers.find(caller, request.server)
+        if offer is None:
+            entry = self._servers.find(request.server, caller.tenant, _declared(caller))
+        else:
+            check_declared(request.server, _declared(caller))
         seconds = OTHER_SECONDS
         if isinstance(request, CallMcpTool):
             check_call_timeout(request.timeout_s)
             seconds = request.timeout_s
         started, outcome = self._clock(), "abandoned"
         try:
-            with self._open(caller, request.server, entry) as held:
-                reply = await self._asked(held, request, seconds)
+            self._charge(caller.tenant)
+            if offer is not None:
+                reply = await self._relayed(offer, request, seconds)
+            else:
+                with self._open(caller, request.server, entry) as held:
+                    reply = await self._asked(held, request, seconds)
             outcome = ""
             return reply
         except InferdError as error:
@@ -147,17 +171,30 @@ class McpService:
             held.process.stop()
             raise Unavailable(f"the server of tools {request.server} hung, and was ended")
 
-    @contextmanager
-    def _open(self, caller: Caller, name: str, entry: ServerEntry) -> Iterator[HeldServer]:
-        """Count a call while the body runs. Raises LimitExceeded."""
-        key, now = (caller.tenant, name), self._clock()
-        rate = self._rates.setdefault(caller.tenant, MinuteBucket())
+    async def _relayed(self, offer: Offer, request: Any, seconds: float) -> Any:
+        with anyio.move_on_after(seconds):
+            return await self._offers.call(offer, request, REPLIES[type(request)])
+        raise LimitExceeded(
+            f"{offer.server} did not answer within {seconds:g} s",
+            limit="mcp_call_s",
+            value=seconds,
+            raise_with="timeout=",
+        )
+
+    def _charge(self, tenant: str) -> None:
+        """Count a call. Raises LimitExceeded if there were too many."""
+        rate, now = self._rates.setdefault(tenant, MinuteBucket()), self._clock()
         wait = rate.wait(CALLS_PER_MINUTE, now)
         if wait > 0:
             raise _limit(
                 f"a tenant may make {CALLS_PER_MINUTE} calls a minute", "mcp_calls_per_minute", CALLS_PER_MINUTE, wait
             )
         rate.charge(CALLS_PER_MINUTE, now)
+
+    @contextmanager
+    def _open(self, caller: Caller, name: str, entry: ServerEntry) -> Iterator[HeldServer]:
+        """Count a call while the body runs. Raises LimitExceeded."""
+        key, now = (caller.tenant, name), self._clock()
         held = self._held.get(key)
         if held is None:
             self._places.take(caller.tenant)

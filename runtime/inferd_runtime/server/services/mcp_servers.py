@@ -10,6 +10,7 @@ It may hold secrets, so nobody else may be able to read it.
 from __future__ import annotations
 
 from collections.abc import Mapping
+from importlib.util import find_spec
 from pathlib import Path
 
 import msgspec
@@ -68,15 +69,22 @@ class ServerTable:
         entry = self._servers.get(name)
         if entry is None or not entry.allows(tenant):
             raise NotFound(f"this tenant has no server of tools named {shown(name)}")
-        if declared is not None and name not in declared:
-            raise Forbidden(f"the program's manifest does not name {name}: add it to `mcp` in [tool.inferd]")
+        check_declared(name, declared)
         return entry
+
+
+def check_declared(name: str, declared: list[str] | None) -> None:
+    """Raise Forbidden if a program's manifest does not name a server."""
+    if declared is not None and name not in declared:
+        raise Forbidden(f"the program's manifest does not name {name}: add it to `mcp` in [tool.inferd]")
 
 
 def read_servers(path: Path | None) -> ServerTable:
     """Read the operator's file; without one there are no servers. Raises InvalidRequest that names what is wrong."""
     if path is None:
         return ServerTable({})
+    if find_spec("mcp") is None:
+        raise InvalidRequest(f"the servers of {path} need a package that is not installed: pip install 'inferd[mcp]'")
     try:
         servers = msgspec.json.decode(read_private(path, "the file of MCP servers"), type=_ServersFile).servers
     except msgspec.MsgspecError as error:

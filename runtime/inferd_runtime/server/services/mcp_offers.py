@@ -1,0 +1,165 @@
+"""Servers of tools that clients bring along: a script offers one, and calls of its tenant's programs are relayed to it.
+
+The gateway looks at no more than the form of what comes back: the client is of the same tenant as who calls.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+from collections import deque
+from dataclasses import dataclass, field
+from typing import Any, TypeVar
+
+import anyio
+import msgspec
+
+from inferd.protocol import (
+    Done,
+    InferdError,
+    InvalidRequest,
+    LimitExceeded,
+    NotFound,
+    Unavailable,
+    cut,
+    shown,
+    to_plain,
+)
+from inferd.protocol.mcp import AnswerMcpCall, NextMcpCall, OfferMcp, RelayedMcpCall, WithdrawMcp, check_server_name
+from inferd_runtime.server.services.caller import Caller
+from inferd_runtime.server.services.table import Handed
+
+MAX_OFFERS = 32
+"""Of one tenant."""
+MAX_CALLS = 16
+"""Of one offer that are open."""
+MAX_PROBLEM = 500
+T = TypeVar("T")
+
+
+@dataclass(eq=False)
+class Offer:
+    """A client's server: calls that it has not fetched, and those that it has not answered. ``run``: whom it is for; "": all."""
+
+    caller: Caller
+    server: str
+    run: str
+    unfetched: deque[RelayedMcpCall] = field(default_factory=deque)
+    open: dict[int, asyncio.Future[AnswerMcpCall]] = field(default_factory=dict)
+    changed: anyio.Event = field(default_factory=anyio.Event)
+    gone: bool = False
+
+    def notify(self) -> None:
+        """Have who waits look again."""
+        changed, self.changed = self.changed, anyio.Event()
+        changed.set()
+
+    def lost(self) -> Unavailable:
+        """Return the error of a call whose client has left."""
+        return Unavailable(f"the client that offered the server of tools {self.server} has gone")
+
+
+class McpOffers:
+    """All offers. Belongs to one event loop."""
+
+    def __init__(self) -> None:
+        self._offers: dict[tuple[str, str], Offer] = {}
+        self._numbers = itertools.count(1)
+
+    def names(self, caller: Caller) -> list[str]:
+        """Return the servers that are offered to a caller."""
+        return sorted(offer.server for offer in self._offers.values() if _is_for(offer, caller))
+
+    def find(self, caller: Caller, server: str) -> Offer | None:
+        """Return the offer of that name to a caller."""
+        offer = self._offers.get((caller.tenant, server))
+        return offer if offer is not None and _is_for(offer, caller) else None
+
+    async def offer(self, caller: Caller, asked: OfferMcp) -> Done:
+        """Take an offer. Raises InvalidRequest for a name that is taken, LimitExceeded for too many."""
+        check_server_name(asked.server)
+        if (caller.tenant, asked.server) in self._offers:
+            raise InvalidRequest(f"a server of tools named {shown(asked.server)} is offered already")
+        if sum(tenant == caller.tenant for tenant, _ in self._offers) >= MAX_OFFERS:
+            raise LimitExceeded(
+                f"the tenant's clients offer {MAX_OFFERS} servers already", limit="mcp_offers", value=MAX_OFFERS
+            )
+        self._offers[caller.tenant, asked.server] = Offer(caller, asked.server, asked.run)
+        return Done()
+
+    async def withdraw(self, caller: Caller, asked: WithdrawMcp) -> Done:
+        """Drop an offer."""
+        self._end(self._own(caller, asked.server))
+        return Done()
+
+    async def next_call(self, caller: Caller, asked: NextMcpCall) -> Handed:
+        """Wait for the next call of an offer. One that does not reach the client is the next one again."""
+        offer = self._own(caller, asked.server)
+        while not offer.unfetched and not offer.gone:
+            await offer.changed.wait()
+        if offer.gone:
+            raise NotFound(f"{asked.server} is not offered any more")
+        call = offer.unfetched.popleft()
+
+        def undo() -> None:
+            offer.unfetched.appendleft(call)
+            offer.notify()
+
+        return Handed(call, undo)
+
+    async def answer(self, caller: Caller, asked: AnswerMcpCall) -> Done:
+        """Take a client's answer. One to a call that nobody waits for any more is dropped."""
+        future = self._own(caller, asked.server).open.get(asked.number)
+        if future is not None and not future.done():
+            future.set_result(asked)
+        return Done()
+
+    def closed(self, caller: Caller) -> None:
+        """Drop the offers of a caller that is gone."""
+        for offer in [one for one in self._offers.values() if one.caller is caller]:
+            self._end(offer)
+
+    async def call(self, offer: Offer, request: Any, kind: type[T]) -> T:
+        """Relay a call and return its reply. Raises Unavailable if the client leaves, or answers what is no reply."""
+        if len(offer.open) >= MAX_CALLS:
+            text = f"{MAX_CALLS} calls of this server are open already"
+            raise LimitExceeded(text, limit="mcp_open_calls", value=MAX_CALLS, raise_with="fewer at a time")
+        plain = {key: value for key, value in to_plain(request).items() if key != "server"}
+        call = RelayedMcpCall(next(self._numbers), request.op, plain)
+        offer.open[call.number] = future = asyncio.get_running_loop().create_future()
+        offer.unfetched.append(call)
+        offer.notify()
+        try:
+            return _reply(offer, await future, kind)
+        finally:
+            del offer.open[call.number]
+            if call in offer.unfetched:
+                offer.unfetched.remove(call)
+
+    def _own(self, caller: Caller, server: str) -> Offer:
+        offer = self._offers.get((caller.tenant, server))
+        if offer is None or offer.caller is not caller:
+            raise NotFound(f"this client offers no server of tools named {shown(server)}")
+        return offer
+
+    def _end(self, offer: Offer) -> None:
+        del self._offers[offer.caller.tenant, offer.server]
+        offer.gone = True
+        offer.notify()
+        for future in offer.open.values():
+            if not future.done():
+                future.set_exception(offer.lost())
+
+
+def _is_for(offer: Offer, caller: Caller) -> bool:
+    return offer.caller.tenant == caller.tenant and offer.run in ("", caller.id)
+
+
+def _reply(offer: Offer, answer: AnswerMcpCall, kind: type[T]) -> T:
+    if answer.problem:
+        error: InferdError = InvalidRequest(f"{offer.server} answered an error: {cut(answer.problem, MAX_PROBLEM)}")
+        raise error
+    try:
+        return msgspec.convert(answer.reply, kind)
+    except msgspec.ValidationError as wrong:
+        raise Unavailable(f"{offer.server} answered what is no result of its kind: {wrong}") from None

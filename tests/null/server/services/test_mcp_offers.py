@@ -1,0 +1,232 @@
+"""Servers of tools that clients bring along, and that operators name: who may use them, and what a bad one costs."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import anyio
+import pytest
+
+from inferd import Forbidden, InferdError, InvalidRequest, LimitExceeded, NotFound, Unavailable
+from inferd.program.manifest import Manifest
+from inferd.protocol.mcp import (
+    AnswerMcpCall,
+    CallMcpTool,
+    ConnectMcp,
+    ListMcpServers,
+    ListMcpTools,
+    McpConnected,
+    McpTools,
+    NextMcpCall,
+    OfferMcp,
+    WithdrawMcp,
+)
+from inferd_runtime.server.services.call_log import CallLog
+from inferd_runtime.server.services.caller import Caller
+from inferd_runtime.server.services.mcp import CALLS_PER_MINUTE, IDLE_SECONDS, LIFE_SECONDS, McpService
+from inferd_runtime.server.services.mcp_offers import MAX_CALLS, MAX_OFFERS
+from inferd_runtime.server.services.mcp_servers import ServerEntry, ServerTable, read_servers
+
+pytestmark = pytest.mark.anyio
+CLIENT = Caller("ann", "ws/1")
+PROGRAM = Caller("ann", "run-1", manifest=Manifest("p", mcp=["desk", "tools"]))
+
+
+@pytest.fixture
+def anyio_backend() -> str:
+    return "asyncio"
+
+
+class StillProcess:
+    """Stands for a server's process."""
+
+    def __init__(self) -> None:
+        self.stopped = 0
+
+    async def call(self, op: str, request: Any, kind: Any) -> Any:
+        return {McpTools: McpTools([]), McpConnected: McpConnected(request.server)}[kind]
+
+    def stop(self) -> None:
+        self.stopped += 1
+
+
+class Family:
+    """The family with what it starts and tells."""
+
+    def __init__(self, **entries: ServerEntry) -> None:
+        self.now, self.processes, self.told = 0.0, list[StillProcess](), list[dict[str, Any]]()
+        entries = entries or {"tools": ServerEntry(command="x", tenants=("ann",))}
+        self.mcp = McpService(ServerTable(entries), self._start, CallLog(self.told.append), lambda: self.now)  # type: ignore[arg-type]
+
+    def _start(self, tenant: str, name: str, entry: ServerEntry) -> StillProcess:
+        self.processes.append(StillProcess())
+        return self.processes[-1]
+
+    async def ask(self, caller: Caller, request: Any) -> Any:
+        return await self.mcp.operations()[request.op](caller, request)
+
+
+async def test_operator_tenant_and_manifest_have_to_agree() -> None:
+    at = Family()
+    assert (await at.ask(PROGRAM, ListMcpServers())).servers == ["tools"]
+    await at.ask(PROGRAM, ConnectMcp("tools"))
+    with pytest.raises(Forbidden, match="manifest"):
+        await at.ask(Caller("ann", "run-2", manifest=Manifest("p")), ConnectMcp("tools"))
+    for caller, name in ((Caller("bob", "ws/2"), "tools"), (CLIENT, "other"), (CLIENT, "../x")):
+        with pytest.raises(NotFound):
+            await at.ask(caller, ConnectMcp(name))
+    assert len(at.processes) == 1
+    assert [entry["call"] for entry in at.told] == ["mcp.connect"]
+
+
+async def test_a_server_ends_when_it_is_idle_or_old_and_never_in_a_call() -> None:
+    at = Family()
+    await at.ask(CLIENT, ListMcpTools("tools"))
+    at.mcp.tick(IDLE_SECONDS - 1)
+    assert at.processes[0].stopped == 0
+    at.now = IDLE_SECONDS + 1
+    at.mcp.tick(at.now)
+    assert at.processes[0].stopped == 1
+    for _ in range(int(LIFE_SECONDS // 200) + 2):
+        await at.ask(CLIENT, ListMcpTools("tools"))
+        at.now += 200
+        at.mcp.tick(at.now)
+    assert [process.stopped for process in at.processes[:2]] == [1, 1]
+
+
+async def test_calls_per_minute_are_bounded() -> None:
+    at = Family()
+    for _ in range(CALLS_PER_MINUTE):
+        await at.ask(CLIENT, ListMcpTools("tools"))
+    with pytest.raises(LimitExceeded) as caught:
+        await at.ask(CLIENT, ListMcpTools("tools"))
+    assert caught.value.detail["limit"] == "mcp_calls_per_minute"
+
+
+async def relayed(at: Family, answer: AnswerMcpCall | None, request: Any) -> Any:
+    """What a program gets for a request that the client answers so; None: it leaves instead."""
+    await at.ask(CLIENT, OfferMcp("desk"))
+    replies: list[Any] = []
+
+    async def call() -> None:
+        try:
+            replies.append(await at.ask(PROGRAM, request))
+        except InferdError as error:
+            replies.append(error)
+
+    with anyio.fail_after(5):
+        async with anyio.create_task_group() as tasks:
+            tasks.start_soon(call)
+            got = (await at.ask(CLIENT, NextMcpCall("desk"))).reply
+            assert got.op == request.op
+            if answer is None:
+                at.mcp.closed(CLIENT)
+            else:
+                await at.ask(CLIENT, AnswerMcpCall("desk", got.number, answer.reply, answer.problem))
+    return replies[0]
+
+
+async def test_an_offer_is_called_through_its_client() -> None:
+    reply = {"tools": [{"name": "t", "description": "", "parameters": {"type": "object"}}]}
+    found = await relayed(Family(), AnswerMcpCall("desk", 0, reply), ListMcpTools("desk"))
+    assert [tool.name for tool in found.tools] == ["t"]
+
+
+@pytest.mark.parametrize(
+    ("answer", "kind"),
+    [
+        (None, Unavailable),
+        (AnswerMcpCall("desk", 0), Unavailable),
+        (AnswerMcpCall("desk", 0, {"tools": 3}), Unavailable),
+        (AnswerMcpCall("desk", 0, {"tools": [{"name": "x"}]}), Unavailable),
+        (AnswerMcpCall("desk", 0, problem="x" * 10_000), InvalidRequest),
+    ],
+)
+async def test_a_client_that_lies_or_leaves_is_a_typed_error(
+    answer: AnswerMcpCall | None, kind: type[Exception]
+) -> None:
+    found = await relayed(Family(), answer, ListMcpTools("desk"))
+    assert isinstance(found, kind)
+    assert len(str(found)) < 1000
+
+
+async def test_an_offer_belongs_to_its_client_and_tenant() -> None:
+    at = Family()
+    await at.ask(CLIENT, OfferMcp("desk", "run-1"))
+    thief = Caller("ann", "ws/2")
+    for request in (NextMcpCall("desk"), AnswerMcpCall("desk", 1), WithdrawMcp("desk")):
+        with pytest.raises(NotFound):
+            await at.ask(thief, request)
+    assert (await at.ask(PROGRAM, ListMcpServers())).servers == ["desk", "tools"]
+    assert (await at.ask(thief, ListMcpServers())).servers == ["tools"]
+    for other in (Caller("ann", "run-2", manifest=PROGRAM.manifest), Caller("bob", "run-1", manifest=PROGRAM.manifest)):
+        with pytest.raises(NotFound):
+            await at.ask(other, ListMcpTools("desk"))
+    for name in ("desk", "tools", "a b"):
+        with pytest.raises(InvalidRequest):
+            await at.ask(thief, OfferMcp(name))
+    await at.ask(CLIENT, WithdrawMcp("desk"))
+    with pytest.raises(NotFound):
+        await at.ask(PROGRAM, ListMcpTools("desk"))
+
+
+async def test_offers_and_their_calls_are_bounded() -> None:
+    at = Family()
+    for number in range(MAX_OFFERS):
+        await at.ask(CLIENT, OfferMcp(f"desk{number}"))
+    with pytest.raises(LimitExceeded):
+        await at.ask(CLIENT, OfferMcp("desk"))
+    script = Caller("ann", "ws/3")
+    async with anyio.create_task_group() as tasks:
+        for _ in range(MAX_CALLS):
+            tasks.start_soon(at.ask, script, ListMcpTools("desk0"))
+        await anyio.wait_all_tasks_blocked()
+        with pytest.raises(LimitExceeded):
+            await at.ask(script, ListMcpTools("desk0"))
+        tasks.cancel_scope.cancel()
+    with pytest.raises(LimitExceeded) as caught:
+        await at.ask(script, CallMcpTool("desk0", "t", timeout_s=0.01))
+    assert caught.value.detail["limit"] == "mcp_call_s"
+
+
+async def test_a_call_that_did_not_reach_its_client_is_the_next_one_again() -> None:
+    at = Family()
+    await at.ask(CLIENT, OfferMcp("desk"))
+    async with anyio.create_task_group() as tasks:
+        tasks.start_soon(at.ask, PROGRAM, ListMcpTools("desk"))
+        first = await at.ask(CLIENT, NextMcpCall("desk"))
+        first.undo()
+        again = await at.ask(CLIENT, NextMcpCall("desk"))
+        assert again.reply.number == first.reply.number
+        tasks.cancel_scope.cancel()
+
+
+GOOD = {"command": "x"}
+
+
+@pytest.mark.parametrize(
+    "servers",
+    [{"a b": GOOD}, {"a": {}}, {"a": {**GOOD, "url": "https://x.example"}}, {"a": {"url": "ftp://x.example"}},
+     {"a": {"url": "https://x.example", "args": ["a"]}}, {"a": {**GOOD, "headers": {"a": "b"}}}, {"a": {**GOOD, "x": 1}},
+     {"a": {"command": "x\0y"}}, {"a": {**GOOD, "tenants": "ann"}}],
+)  # fmt: skip
+def test_a_file_that_says_nothing_clear_is_refused(tmp_path: Path, servers: Any) -> None:
+    path = tmp_path / "mcp.json"
+    path.write_text(json.dumps({"mcpServers": servers}))
+    path.chmod(0o600)
+    with pytest.raises(InvalidRequest):
+        read_servers(path)
+
+
+def test_a_file_that_others_can_read_is_refused(tmp_path: Path) -> None:
+    path = tmp_path / "mcp.json"
+    path.write_text(json.dumps({"mcpServers": {"a": GOOD, "b": {"url": "https://x.example/mcp", "tenants": ["*"]}}}))
+    path.chmod(0o644)
+    with pytest.raises(InvalidRequest, match="chmod 600"):
+        read_servers(path)
+    path.chmod(0o600)
+    table = read_servers(path)
+    assert table.names("default", None) == ["a", "b"]
+    assert table.names("ann", None) == ["b"]
