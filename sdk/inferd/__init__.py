@@ -5,7 +5,7 @@ The same calls work in a program that runs inside the runtime and in a script co
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from inferd import files, http, mcp, queue, session, topic
 from inferd.adapter import Adapter
@@ -53,6 +53,7 @@ from inferd.speculation_stats import SourceStats, SpeculationCycle, SpeculationS
 from inferd.vocabulary import TokenVocabulary
 
 if TYPE_CHECKING:
+    from inferd.client import Client as Client, SyncClient as SyncClient
     from inferd.transport.websocket import Connection
 
 __all__ = [
@@ -127,6 +128,16 @@ __all__ = [
     "topic",
 ]
 DEFAULT_URL = "ws://127.0.0.1:7070"
+CLIENTS = frozenset({"Client", "SyncClient"})
+
+
+def __getattr__(name: str) -> Any:
+    """Import the clients of runs when they are asked for: inside the sandbox neither they nor what they import exist."""
+    if name not in CLIENTS:
+        raise AttributeError(f"module 'inferd' has no attribute {name!r}")
+    from inferd import client
+
+    return getattr(client, name)
 
 
 def connect(url: str = DEFAULT_URL, token: str | None = None, *, ca: str | None = None) -> Connection:

@@ -38,7 +38,8 @@ with FakeRuntime(["fine"]):
 
 foreign = {name.partition(".")[0] for name in sys.modules} - set(sys.stdlib_module_names) - {"inferd", "__main__"}
 print(sorted(foreign))
-print([name for name in ("socket_client", "inferd.transport.websocket", "websockets", "msgpack", "anyio") if name in sys.modules])
+outside = ("socket_client", "inferd.transport.websocket", "inferd.client", "httpx", "websockets", "msgpack", "anyio")
+print([name for name in outside if name in sys.modules])
 try:
     inferd.connect()
 except ImportError as error:

@@ -20,7 +20,7 @@ blocking.install(_sleep)  # before anything is imported that takes the names tha
 
 from inferd_runtime.sandbox.runner import entry, preload, rehearsal  # noqa: E402
 
-ABSENT_IN_GUEST = frozenset({"_ssl", "anyio", "msgpack", "websockets"})
+ABSENT_IN_GUEST = frozenset({"_ssl", "anyio", "httpx", "msgpack", "websockets"})
 """What the SDK's client needs and the sandbox does not have."""
 
 RUNNER = entry.Runner(wit_world)

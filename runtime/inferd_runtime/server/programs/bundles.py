@@ -34,24 +34,27 @@ from inferd.program.manifest import (
     project_manifest,
     script_manifest,
 )
-from inferd.protocol import InvalidRequest, LimitExceeded, ProgramSyntaxError
+from inferd.program.sources import (
+    ENTRY,
+    MAX_DATA_BYTES,
+    MAX_FILES,
+    MAX_SOURCE_BYTES,
+    PROJECT,
+    read_program,
+    too_large,
+)
+from inferd.protocol import InvalidRequest, ProgramSyntaxError
 from inferd_runtime.sandbox.messages import Bundle, Limits
 from inferd_runtime.server.egress.origins import read_pattern
 from inferd_runtime.server.packages.requirements import check_python, checked_requirements
 
-MAX_SOURCE_BYTES = 1 << 20
 MAX_LINES = 60_000
 """About twice what a MiB of ordinary code has."""
-MAX_FILES = 256
-MAX_DATA_BYTES = 2 << 20
-"""Of the files that are not source."""
 MAX_PATH = 200
 MAX_PARAMETERS = 256
 MAX_INTERFACE_BYTES = 256 << 10
 MAX_INTERFACE_DEPTH = 64
 SHOWN = 200
-ENTRY = "main.py"
-PROJECT = "pyproject.toml"
 LIMIT_NAMES = frozenset(Limits.__struct_fields__)
 
 
@@ -102,50 +105,8 @@ def with_limits(base: Limits, changes: dict[str, Any]) -> Limits:
 
 def read_sources(path: Path) -> Bundle:
     """Return the bundle of a file or folder. Raises InvalidRequest for what is no program, LimitExceeded for one too large."""
-    if path.is_dir():
-        return _read_folder(path)
-    if path.suffix != ".py":
-        raise InvalidRequest(f"{path} is no program: a program is a .py file or a folder with a {ENTRY}")
-    return Bundle(path.stem, {path.name: _read_text(path)}, path.name)
-
-
-def _read_folder(folder: Path) -> Bundle:
-    if not (folder / ENTRY).is_file():
-        raise InvalidRequest(f"{folder} is no program: it has no {ENTRY}")
-    found = [path for path in sorted(folder.rglob("*")) if path.is_file() and not _is_hidden(path.relative_to(folder))]
-    if len(found) > MAX_FILES:
-        raise _too_large(f"{folder} has {len(found)} files", "files", MAX_FILES)
-    sources = [path for path in found if path.suffix == ".py" or path == folder / PROJECT]
-    files = {path.relative_to(folder).as_posix(): _read_text(path) for path in sources}
-    data = {path.relative_to(folder).as_posix(): _read_data(path) for path in found if path not in sources}
-    return Bundle(folder.resolve().name, files, ENTRY, data)
-
-
-def _is_hidden(path: Path) -> bool:
-    return any(part.startswith(".") or part in ("__pycache__", "build", "dist", "tests") for part in path.parts)
-
-
-def _read_data(path: Path) -> bytes:
-    if path.stat().st_size > MAX_DATA_BYTES:
-        raise _too_large(f"{path} has {path.stat().st_size} bytes", "data_bytes", MAX_DATA_BYTES)
-    return path.read_bytes()
-
-
-def _read_text(path: Path) -> str:
-    try:
-        if path.stat().st_size > MAX_SOURCE_BYTES:
-            raise _too_large(f"{path} has {path.stat().st_size} bytes", "source_bytes", MAX_SOURCE_BYTES)
-        return path.read_text(encoding="utf-8-sig")
-    except FileNotFoundError:
-        raise InvalidRequest(f"there is no file {path}") from None
-    except UnicodeDecodeError as error:
-        raise InvalidRequest(f"{path} is not UTF-8 text: {error}") from None
-
-
-def _too_large(what: str, limit: str, value: int) -> LimitExceeded:
-    return LimitExceeded(
-        f"{what}; a program may have {value}", limit=limit, value=value, raise_with="a smaller program"
-    )
+    sources = read_program(path)
+    return Bundle(sources.name, sources.files, sources.entry, sources.data)
 
 
 def make_program(bundle: Bundle, name: str = "", version: str = "") -> Program:
@@ -202,7 +163,7 @@ def assemble_program(bundle: Bundle, interface: Interface, name: str = "", versi
 def _check_interface(interface: Interface) -> None:
     """Raise for what could not be sent to a client, or is too much to keep."""
     if len(interface.parameters) > MAX_PARAMETERS:
-        raise _too_large(f"main has {len(interface.parameters)} parameters", "parameters", MAX_PARAMETERS)
+        raise too_large(f"main has {len(interface.parameters)} parameters", "parameters", MAX_PARAMETERS)
     value: list[Any] = [interface.doc, interface.returns, interface.returns_schema, interface.definitions]
     value += [[one.name, one.annotation, one.schema, one.default, one.default_text] for one in interface.parameters]
     if _depth(value) > MAX_INTERFACE_DEPTH:
@@ -213,7 +174,7 @@ def _check_interface(interface: Interface) -> None:
             "can carry: write it in another way"
         )
     if (size := len(msgspec.json.encode(value))) > MAX_INTERFACE_BYTES:
-        raise _too_large(f"main's docstring and annotations take {size} bytes", "interface_bytes", MAX_INTERFACE_BYTES)
+        raise too_large(f"main's docstring and annotations take {size} bytes", "interface_bytes", MAX_INTERFACE_BYTES)
 
 
 def _depth(value: Any) -> int:
@@ -248,21 +209,21 @@ def check_bundle(bundle: Bundle) -> None:
     """
     paths = bundle.files.keys() | bundle.data.keys()
     if len(paths) > MAX_FILES:
-        raise _too_large(f"the program has {len(paths)} files", "files", MAX_FILES)
+        raise too_large(f"the program has {len(paths)} files", "files", MAX_FILES)
     for path in bundle.files:
         _check_path(path, paths, is_source=True)
     for path in bundle.data:
         _check_path(path, paths, is_source=False)
     if (held := sum(map(len, bundle.data.values()))) > MAX_DATA_BYTES:
-        raise _too_large(f"the program's other files have {held} bytes", "data_bytes", MAX_DATA_BYTES)
+        raise too_large(f"the program's other files have {held} bytes", "data_bytes", MAX_DATA_BYTES)
     if bundle.entry not in bundle.files or not bundle.entry.endswith(".py"):
         raise InvalidRequest(f"the program has no .py file {bundle.entry[:SHOWN]!r}, which is its entry")
     size = sum(len(text.encode(errors="surrogatepass")) for text in bundle.files.values())
     if size > MAX_SOURCE_BYTES:
-        raise _too_large(f"the program's source has {size} bytes", "source_bytes", MAX_SOURCE_BYTES)
+        raise too_large(f"the program's source has {size} bytes", "source_bytes", MAX_SOURCE_BYTES)
     lines = sum(text.count("\n") for text in bundle.files.values())
     if lines > MAX_LINES:
-        raise _too_large(f"the program's source has {lines} lines", "source_lines", MAX_LINES)
+        raise too_large(f"the program's source has {lines} lines", "source_lines", MAX_LINES)
     for path, text in bundle.files.items():
         if not is_carried(text):
             raise InvalidRequest(f"{path} holds half a surrogate pair, which is no text: save it as UTF-8")

@@ -1,0 +1,135 @@
+"""A client of one server: programs and runs of the token's tenant."""
+
+from __future__ import annotations
+
+import base64
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from types import TracebackType
+from typing import Any
+from urllib.parse import quote
+
+from inferd.client.http_link import HttpLink
+from inferd.client.run_handle import RunHandle
+from inferd.program.json_values import to_json_value
+from inferd.program.sources import ENTRY, ProgramSources, read_program
+
+DEFAULT_SERVER = "http://127.0.0.1:7070"
+PATIENCE_S = 60.0
+Sources = str | Path | Mapping[str, str]
+
+
+@dataclass(frozen=True)
+class ServerProgram:
+    """A program that the server has. ``created``: this upload brought it."""
+
+    id: str
+    name: str
+    version: str
+    created: bool
+
+    @property
+    def reference(self) -> str:
+        """What launches it, and nothing else: its hash."""
+        return self.id
+
+
+class Client:
+    """An async context manager: ``async with Client(url, token) as client:``. Any task may use it.
+
+    ``url``: ``http://`` or ``https://``; ``ca``: a file with the certificates to trust instead of the system's.
+    ``patience_s``: how long a lost connection is made again where that does nothing twice, which is for streams, questions,
+    ``cancel``, and launches with a key.
+    Raises InvalidRequest for an address or token that is none.
+    """
+
+    def __init__(
+        self,
+        url: str = DEFAULT_SERVER,
+        token: str | None = None,
+        *,
+        ca: str | None = None,
+        patience_s: float = PATIENCE_S,
+    ) -> None:
+        self._link = HttpLink(url, token, ca, patience_s)
+
+    async def __aenter__(self) -> Client:
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        await self._link.close()
+
+    async def upload(self, program: Sources, *, name: str = "", version: str = "") -> ServerProgram:
+        """Upload a ``.py`` file, a folder with a ``main.py``, or source texts by relative path; nothing changes if it is there.
+
+        ``name`` and ``version`` win over the program's own. Raises InvalidRequest, ProgramSyntaxError and LimitExceeded for
+        what is no program that the server takes.
+        """
+        sources = _given(program) if isinstance(program, Mapping) else read_program(Path(program))
+        body = {
+            "files": sources.files, "entry": sources.entry, "name": name or sources.named(), "version": version,
+            "data": {path: base64.b64encode(data).decode() for path, data in sources.data.items()},
+        }  # fmt: skip
+        answer = await self._link.request("POST", "/v1/programs", body, again=True)
+        return ServerProgram(answer["id"], answer["name"], answer["version"], answer["created"])
+
+    async def launch(
+        self,
+        program: str | ServerProgram,
+        arguments: Mapping[str, Any] | None = None,
+        *,
+        limits: Mapping[str, float] | None = None,
+        seed: int | None = None,
+        idempotency_key: str | None = None,
+        retry_safe: bool | None = None,
+    ) -> RunHandle:
+        """Start a run of a program: NAME, NAME@VERSION, sha256:HASH, or what :meth:`upload` returned.
+
+        Args:
+            arguments: of the program's ``main``, by name; dataclasses become plain values.
+            limits: only those to change, such as ``wall_s`` and ``memory_mb``.
+            seed: of the run's random numbers; None draws one.
+            idempotency_key: a launch with the same key starts no second run. With one, a launch whose connection is lost is
+                asked for again; without, ConnectionLost says that it may have started or not.
+            retry_safe: whether the run may be started again after a crash; None: as the program says.
+        """
+        reference = program.reference if isinstance(program, ServerProgram) else program
+        body: dict[str, Any] = {"program": reference, "arguments": to_json_value(dict(arguments or {}), "arguments")}
+        optional = {"limits": None if limits is None else dict(limits), "seed": seed, "retry_safe": retry_safe}
+        body |= {key: value for key, value in optional.items() if value is not None}
+        headers = {} if idempotency_key is None else {"Idempotency-Key": idempotency_key}
+        again = idempotency_key is not None
+        return RunHandle(self._link, await self._link.request("POST", "/v1/runs", body, headers, again=again))
+
+    async def attach(self, run: str) -> RunHandle:
+        """Return a run by its id. Raises NotFound."""
+        return RunHandle(self._link, await self._link.request("GET", f"/v1/runs/{quote(run, safe='')}", again=True))
+
+    async def runs(self) -> list[dict[str, Any]]:
+        """Return the runs that are kept, newest first, without their results."""
+        runs: list[dict[str, Any]] = (await self._link.request("GET", "/v1/runs", again=True))["runs"]
+        return runs
+
+    async def programs(self) -> list[dict[str, Any]]:
+        """Return the programs that are kept, newest first."""
+        programs: list[dict[str, Any]] = (await self._link.request("GET", "/v1/programs", again=True))["programs"]
+        return programs
+
+    async def program(self, reference: str) -> dict[str, Any]:
+        """Return a program with its interface. Raises NotFound."""
+        path = f"/v1/programs/{quote(reference, safe='')}"
+        program: dict[str, Any] = await self._link.request("GET", path, again=True)
+        return program
+
+    async def remove(self, reference: str) -> int:
+        """Remove NAME@VERSION, or all versions of NAME; returns how many those were. Runs of it go on. Raises NotFound."""
+        path = f"/v1/programs/{quote(reference, safe='')}"
+        return int((await self._link.request("DELETE", path, again=False))["removed"])
+
+
+def _given(files: Mapping[str, str]) -> ProgramSources:
+    entry = ENTRY if ENTRY in files or len(files) != 1 else next(iter(files))
+    return ProgramSources(entry.removesuffix(".py"), dict(files), entry)
