@@ -35,12 +35,14 @@ class Outline:
         json: they are one JSON value each, behind `prefix`, and perhaps before other fixed text.
         ranks: the names of properties by their place in the schema.
         samples: the insides of strings that patterns ask for, as JSON writes them.
+        heads: before the JSON value stands one of several texts.
     """
 
     json: bool = False
     prefix: bytes = b""
     ranks: Mapping[str, int] = field(default_factory=dict)
     samples: tuple[bytes, ...] = ()
+    heads: bool = False
 
 
 NOTHING_KNOWN = Outline()
@@ -60,13 +62,22 @@ def outline(constraint: Constraint, limits: CompileLimits, spell: Callable[[str]
             return _behind(prefix.encode(), outline(inner, limits, spell))
         case SequenceGrammar((TextGrammar(text), inner, *rest)) if all(map(_may_be_fixed, rest)):
             return _behind(spell(text), outline(inner, limits, spell))
-        case AnyOfGrammar((inner,)):
-            return outline(inner, limits, spell)
-        case SequenceGrammar((SequenceGrammar() as first, *rest)) if all(map(_may_be_fixed, rest)):
+        case AnyOfGrammar(members):
+            return _any_of([outline(member, limits, spell) for member in members])
+        case SequenceGrammar((first, *rest)) if all(map(_may_be_fixed, rest)):
             return outline(first, limits, spell)
         case AllOfGrammar(members):
             return next((known for known in (outline(m, limits) for m in members) if known.json), NOTHING_KNOWN)
     return NOTHING_KNOWN
+
+
+def _any_of(members: list[Outline]) -> Outline:
+    if len(members) == 1 or not all(member.json for member in members):
+        return members[0] if len(members) == 1 else NOTHING_KNOWN
+    names = dict.fromkeys(name for member in members for name in member.ranks)
+    samples = dict.fromkeys(sample for member in members for sample in member.samples)
+    ranks = {name: rank for rank, name in enumerate(names)}
+    return Outline(json=True, ranks=ranks, samples=tuple(samples)[:_MAX_SAMPLES], heads=True)
 
 
 def _behind(prefix: bytes, inner: Outline) -> Outline:

@@ -117,7 +117,7 @@ class EndSearch:
             return self._string()
         if place.mode == "name":
             return self._name(place, limit)
-        if place.mode == "value":
+        if place.mode == "value" or (self._outline.heads and place.mode == "word" and not place.depth):
             return self._shortest_of(place, self._values(following), place.depth, limit)
         if ord(",") in following:
             return b"," if self._push(b",") else None

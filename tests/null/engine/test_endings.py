@@ -175,6 +175,7 @@ CALL = SequenceGrammar(
         SequenceGrammar((CALL, RepeatedGrammar(CALL, 0, None))),
         SequenceGrammar(CALL.members[:2]),
         SequenceGrammar((TextGrammar("<|im_end|>"), AnyOfGrammar((CALL,)), TextGrammar("<|im_end|>"))),
+        SequenceGrammar((TextGrammar("<|im_end|>"), AnyOfGrammar((CALL, CALL)), RepeatedGrammar(CALL, 0, None))),
     ],
 )
 def test_what_stands_between_special_tokens_ends_in_time(constraint: Constraint) -> None:
