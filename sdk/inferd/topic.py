@@ -15,6 +15,7 @@ from collections import deque
 from typing import Any, Self
 
 from inferd.calls.outgoing import Outgoing
+from inferd.protocol import NotFound
 from inferd.protocol.topics import NextValues, PublishValues, Subscribe, Unsubscribe, check_topic_name
 from inferd.transport import current_port
 
@@ -80,11 +81,20 @@ class Subscription:
             while not self._values:
                 if self._closed:
                     raise StopAsyncIteration
-                number = await self._opened()
-                values = (await self._port.transport.call(NextValues(number, self._read))).values
+                values = await self._next_values()
                 self._read += len(values)
                 self._values.extend(values)
             return self._values.popleft()
+
+    async def _next_values(self) -> list[Any]:
+        number = await self._opened()
+        try:
+            values: list[Any] = (await self._port.transport.call(NextValues(number, self._read))).values
+        except NotFound:
+            if not self._closed:
+                raise
+            raise StopAsyncIteration from None  # closed by another task meanwhile
+        return values
 
     async def aclose(self) -> None:
         """End the subscription. What it has received and nobody has read is dropped."""

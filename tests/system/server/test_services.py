@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import json
 import os
+import signal
+import textwrap
 import time
 from collections.abc import AsyncIterator
 from pathlib import Path
@@ -19,6 +22,7 @@ from inferd import queue, topic
 from inferd.protocol import InferdError, NotFound
 from inferd_runtime.sandbox.runner_build.component import ensure_runner
 from inferd_runtime.server.gateway.app import Gateway, open_gateway
+from inferd_runtime.server.services.launches import launches
 from inferd_runtime.server.supervisor.commands import Commands, default_commands
 
 from .conftest import ANN, BOB, fake_commands, settings_in, until
@@ -99,6 +103,20 @@ async def main(program: str, count: int = 1, hold: bool = False, limits: dict[st
         await asyncio.gather(*(child.result() for child in children))
     return outcomes
 """
+IMPATIENT = """
+import asyncio
+from inferd import queue
+
+async def main(count: int) -> list[int]:
+    got = []
+    while len(got) < count:
+        try:
+            async with asyncio.timeout(0.002):
+                got.append(await queue.pull("impatient"))
+        except TimeoutError:
+            pass
+    return got
+"""
 BOMB = """
 import asyncio
 import inferd
@@ -172,7 +190,7 @@ async def gateway(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Gat
     ensure_runner()
     os.environ.setdefault("OMP_NUM_THREADS", "1")
     folder: Path = tmp_path_factory.mktemp("services")
-    settings = settings_in(folder, threads=1, audit_log=folder / "audit.log", workers=2)
+    settings = settings_in(folder, threads=1, audit_log=folder / "audit.log", workers=2, quota=("tenant:bob,runs=2",))
     commands = Commands(engine=fake_commands().engine, worker=default_commands(settings).worker)
     async with open_gateway(settings, commands) as opened:
         await opened.runtime.wait_ready()
@@ -231,6 +249,75 @@ async def test_what_a_killed_puller_never_got_goes_to_the_next_and_tenants_do_no
                     assert await topic.publish("news", "secret") == 0
                 del news
         assert await queue.pull("jobs") == "for whoever comes"
+
+
+async def test_programs_and_scripts_that_give_up_all_the_time_lose_no_value(gateway: Gateway, ann: Client) -> None:
+    run = await ann.launch(IMPATIENT, "impatient", count=150)
+    got: list[int] = []
+    async with inferd.connect(address(gateway), token=ANN), asyncio.timeout(30), asyncio.TaskGroup() as tasks:
+
+        async def push() -> None:
+            for number in range(300):
+                await queue.push("impatient", number)
+                await asyncio.sleep(0.001)
+
+        tasks.create_task(push())
+        while len(got) < 150:
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(0.002):
+                    got.append(await queue.pull("impatient"))
+    got += await ann.result(run)
+    assert sorted(got) == list(range(300))
+
+
+async def test_a_queue_is_gone_with_the_last_run_of_its_tenant_and_a_durable_one_is_not(
+    gateway: Gateway, ann: Client
+) -> None:
+    source = """
+        from inferd import queue
+
+        async def main(push: bool) -> list:
+            if push:
+                await queue.push("left", 1)
+                await queue.push("left", 2, durable=True)
+                return []
+            return [await queue.pull_many("left", wait=False, durable=durable) for durable in (False, True)]
+    """
+    await until(lambda: not gateway.runtime.runs.has_active("ann") and not gateway.runtime.use.sockets.held("ann"))
+    await ann.result(await ann.launch(textwrap.dedent(source), "left", push=True))
+    assert await ann.result(await ann.launch(textwrap.dedent(source), "left", push=False)) == [[], [2]]
+
+
+async def test_a_retry_safe_parent_that_is_started_again_starts_new_children_and_the_old_ones_have_ended(
+    gateway: Gateway, ann: Client
+) -> None:
+    await ann.upload(SLEEPER, "sleeper")
+    program = await ann.upload(LAUNCH, "launch")
+    arguments = {"program": "sleeper", "count": 2, "hold": True}
+    asked = {"program": program, "arguments": arguments, "retry_safe": True, "limits": {"memory_mb": 512}}
+    parent = (await ann.http.post("/v1/runs", json=asked)).json()["id"]
+    await ann.printed(parent, "launched")
+    before = {one["id"] for one in await ann.children(parent)}
+    worker = gateway.runtime.fleet.pool.worker_of(parent)
+    os.kill(gateway.runtime.fleet.pids[worker or ""], signal.SIGKILL)
+
+    async def started_again() -> bool:
+        return len(await ann.children(parent)) == 4
+
+    await until(started_again, 30)
+    for child in before:
+        assert (await ann.ended(child, 10))["state"] in ("cancelled", "failed")
+    await ann.http.post(f"/v1/runs/{parent}/cancel")
+    for one in await ann.children(parent):
+        assert (await ann.ended(one["id"], 10))["error"] is not None
+
+
+async def test_parents_that_fill_all_places_get_an_error_instead_of_waiting_for_each_other(
+    bob: Client, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(launches, "ROOM_SECONDS", 0.3)  # two runs are all that this tenant may have
+    await bob.upload(BOMB, "bomb")
+    assert await bob.result(await bob.launch(BOMB, "bomb", {"memory_mb": 512})) == [1, "runs"]
 
 
 async def test_a_program_starts_others_and_talks_with_them(gateway: Gateway, ann: Client) -> None:

@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
+from random import Random
 from typing import Any
 
 import anyio
 import anyio.lowlevel
 import pytest
+from tiers import examples
 
 from inferd import queue, topic
 from inferd.protocol import InferdError, InvalidRequest, LimitExceeded, NotFound, ProgramError, Unavailable
@@ -123,9 +126,9 @@ async def test_a_slow_subscriber_slows_the_publisher_and_loses_nothing() -> None
 
                 async def publish() -> None:
                     nonlocal sent
-                    for number in range(3 * MAX_HELD_VALUES):
-                        await topic.publish("news", number)
-                        sent += 1
+                    for start in range(0, 3 * MAX_HELD_VALUES, 64):
+                        await asyncio.gather(*(topic.publish("news", start + number) for number in range(64)))
+                        sent += 64
 
                 task = asyncio.create_task(publish())
                 while sent < MAX_HELD_VALUES:
@@ -177,6 +180,52 @@ async def test_a_cancelled_read_of_a_topic_loses_no_value() -> None:
                     result = (await asyncio.gather(reading, return_exceptions=True))[0]
                     got = await anext(news) if isinstance(result, asyncio.CancelledError) else result
                     assert got == number
+
+
+async def test_a_subscription_that_another_task_closes_ends_its_reader() -> None:
+    async with messages() as m, asyncio.timeout(10):
+        with calling(m.table):
+            news = await topic.subscribe("news").__aenter__()
+            reading = asyncio.create_task(anext(news, "over"))
+            await settled()
+            await news.aclose()
+            assert await reading == "over"
+
+
+@pytest.mark.parametrize("seed", range(examples(10)))
+async def test_no_value_is_lost_or_comes_twice_whoever_gives_up_or_ends(seed: int) -> None:
+    random = Random(seed)
+    got: list[int] = []
+    async with messages() as m, asyncio.timeout(60):
+
+        async def pull_some(name: str) -> None:
+            with calling(m.table, name=name):
+                for _ in range(random.randrange(1, 30)):
+                    pulling = asyncio.create_task(queue.pull_many("jobs", random.randrange(1, 9)))
+                    for _ in range(random.randrange(25)):
+                        await asyncio.sleep(0)
+                    if random.random() < 0.6:
+                        pulling.cancel()
+                        if random.random() < 0.2 and not pulling.done():
+                            break  # its run ends at once
+                    with contextlib.suppress(asyncio.CancelledError, TimeoutError):
+                        got.extend(await asyncio.wait_for(pulling, 0.05))
+
+        async def push_all() -> None:
+            with calling(m.table, name="pusher"):
+                for number in range(200):
+                    await queue.push("jobs", number)
+                    await asyncio.sleep(0)
+
+        pushing = asyncio.create_task(push_all())
+        await asyncio.gather(*(pull_some(f"run-{number}") for number in range(12)))
+        await pushing
+        await settled()
+        with calling(m.table):
+            while rest := await queue.pull_many("jobs", wait=False):
+                got.extend(rest)
+        assert (len(got), set(range(200)) - {*got}) == (200, set())
+        assert m.room.held("ann") == 0
 
 
 async def test_each_value_of_a_queue_goes_to_one_puller_and_who_waits_longest_is_first() -> None:
