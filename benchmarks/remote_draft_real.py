@@ -3,8 +3,10 @@
 ``python benchmarks/remote_draft_real.py [--model smollm2-135m] [--draft smollm2-135m] [--draft-weights int4] [--tokens 64]``.
 Each of the server's draft models is the same draft engine behind a proxy of its own, which delays what it carries; so weights,
 step loop, controller, connections and frames are the real ones, and only the distance is made. All of it shares this machine's
-processors, which another machine's draft engine would not: what the draft engine computes is missing to the target here. Arms are
-interleaved, and each stands beside no draft in the same round. All arms have to bring the same text.
+processors, which another machine's draft engine would not: what the draft engine computes is missing to the target here. So
+beside tokens per second there are tokens per second of the target engine's own processor time, in which neither the draft engine
+nor other work on the machine shows (nor time in which the target waits). Arms are interleaved, and each stands beside no draft
+in the same round. All arms have to bring the same text.
 """
 
 from __future__ import annotations
@@ -19,9 +21,12 @@ import sys
 import tempfile
 import time
 from collections.abc import Iterator
+from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
-from measure import Figure, figure, ratios
+import psutil
+from measure import figure, ratios
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "tests" / "support"))
 
@@ -40,20 +45,20 @@ def command(*arguments: str) -> list[str]:
 
 
 @contextlib.contextmanager
-def started(arguments: list[str]) -> Iterator[dict[str, str]]:
-    """Start a server that says in a line of JSON when it is ready."""
+def started(arguments: list[str]) -> Iterator[dict[str, Any]]:
+    """Start a server that says in a line of JSON when it is ready, and yield that with its process id."""
     process = subprocess.Popen(command(*arguments, "--json"), stdout=subprocess.PIPE, text=True)
     try:
         assert process.stdout is not None
-        yield json.loads(process.stdout.readline())
+        yield {**json.loads(process.stdout.readline()), "pid": process.pid}
     finally:
         process.terminate()
         process.communicate()
 
 
 @contextlib.contextmanager
-def pair(parsed: argparse.Namespace, folder: Path) -> Iterator[tuple[str, str]]:
-    """Start a draft engine and its target. Yield the target's address and token."""
+def pair(parsed: argparse.Namespace, folder: Path) -> Iterator[Target]:
+    """Start a draft engine and its target."""
     key = folder / "draft.key"
     key.write_text(KEY)
     key.chmod(0o600)
@@ -70,39 +75,60 @@ def pair(parsed: argparse.Namespace, folder: Path) -> Iterator[tuple[str, str]]:
             held.callback(proxy.close)
             proxy.delay = lambda one_way=trip / 2000: one_way
             serving += ["--draft", f"far-{trip},at=127.0.0.1:{proxy.port}"]
-        url = held.enter_context(started(serving))["url"]
-        yield url, (folder / "state" / "token").read_text().strip()
+        server = held.enter_context(started(serving))
+        children = psutil.Process(server["pid"]).children(recursive=True)
+        (engine,) = [child for child in children if any("engine_main" in word for word in child.cmdline())]
+        yield Target(server["url"], (folder / "state" / "token").read_text().strip(), engine)
 
 
-async def speed(draft: str, tokens: int) -> tuple[float, str, str]:
-    """Return tokens per second of one generation, its text, and what came of its drafts."""
+@dataclass(frozen=True)
+class Target:
+    """A server, and the process of its engine."""
+
+    url: str
+    token: str
+    engine: psutil.Process
+
+    def cpu_seconds(self) -> float:
+        """Return the processor time that the engine has used."""
+        times = self.engine.cpu_times()
+        return float(times.user + times.system)
+
+
+@dataclass(frozen=True)
+class Sample:
+    """One generation: tokens per second, and per second of the target engine's processor time; its text; its drafts."""
+
+    rate: float
+    cpu_rate: float
+    text: str
+    counted: str
+
+
+async def sample(target: Target, draft: str, tokens: int) -> Sample:
+    """Return how one generation went."""
     speculation = SpecConfig(sources=["draft_model"], draft_model=draft) if draft else False
     context = Context().user(PROMPT)
     await context.flush()
-    started_at = time.perf_counter()
+    started_at, cpu = time.perf_counter(), target.cpu_seconds()
     generation = context.generate(Sampler.argmax(), max_tokens=tokens, system_speculation=speculation)
     text = await generation.collect_text()
     used = generation.usage
-    seconds = time.perf_counter() - started_at
-    return used.tokens / seconds, text, f"{used.steps} steps, {used.drafted} drafted, {used.accepted} accepted"
+    seconds, cpu = time.perf_counter() - started_at, target.cpu_seconds() - cpu
+    counted = f"{used.steps} steps, {used.drafted} drafted, {used.accepted} accepted"
+    return Sample(used.tokens / seconds, used.tokens / cpu, text, counted)
 
 
-async def measured(url: str, token: str, parsed: argparse.Namespace) -> dict[str, list[float]]:
+async def measured(target: Target, parsed: argparse.Namespace) -> dict[str, list[Sample]]:
     """Run every arm once a round; the first round is warm-up."""
     arms = ["", *(f"far-{trip}" for trip in ROUND_TRIPS)]
-    samples: dict[str, list[float]] = {arm: [] for arm in arms}
-    async with inferd.connect(url, token=token):
-        for round_ in range(parsed.rounds + 1):
-            texts = set()
+    samples: dict[str, list[Sample]] = {arm: [] for arm in arms}
+    async with inferd.connect("ws" + target.url.removeprefix("http"), token=target.token):
+        for _ in range(parsed.rounds + 1):
             for arm in arms:
-                rate, text, counted = await speed(arm, parsed.tokens)
-                texts.add(text)
-                if round_:
-                    samples[arm].append(rate)
-                if round_ == parsed.rounds:
-                    print(f"{arm or 'no draft':>8}: {counted}")
-            assert len(texts) == 1, "another text with drafts"
-    return samples
+                samples[arm].append(await sample(target, arm, parsed.tokens))
+    assert len({one.text for taken in samples.values() for one in taken}) == 1, "another text with drafts"
+    return {arm: taken[1:] for arm, taken in samples.items()}
 
 
 def main() -> None:
@@ -114,16 +140,18 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=5)
     parsed = parser.parse_args()
     load = os.getloadavg()[0]
-    with tempfile.TemporaryDirectory() as folder, pair(parsed, Path(folder)) as (url, token):
-        samples = asyncio.run(measured(url, token, parsed))
-    without = samples.pop("")
-    plain: Figure = figure(without)
-    print(f"no draft        {plain} tokens/s; load {load:.1f} before, {os.getloadavg()[0]:.1f} after")
-    found: dict[str, float] = {"plain_tokens_per_s": plain.median}
-    for arm, rates in samples.items():
-        against = figure(ratios(rates, without))
-        print(f"{arm:>8}        {figure(rates)} tokens/s = {against} of no draft")
-        found[f"speed_{arm}"], found[f"least_{arm}"] = against.median, against.low
+    with tempfile.TemporaryDirectory() as folder, pair(parsed, Path(folder)) as target:
+        samples = asyncio.run(measured(target, parsed))
+    none = samples.pop("")
+    rates, cpu_rates = [one.rate for one in none], [one.cpu_rate for one in none]
+    print(f"load {load:.1f} before, {os.getloadavg()[0]:.1f} after; no draft: {figure(rates)} tokens/s, "
+          f"{figure(cpu_rates)} a second of the engine's processor time")  # fmt: skip
+    found: dict[str, float] = {"plain_tokens_per_s": figure(rates).median}
+    for arm, taken in samples.items():
+        wall = figure(ratios([one.rate for one in taken], rates))
+        cpu = figure(ratios([one.cpu_rate for one in taken], cpu_rates))
+        print(f"{arm:>8} ms: {wall} of no draft; by processor time {cpu}; {taken[-1].counted}")
+        found[f"speed_{arm}"], found[f"cpu_{arm}"], found[f"least_cpu_{arm}"] = wall.median, cpu.median, cpu.low
     print(json.dumps({"benchmark": "remote_draft_real", **vars(parsed), **found}))
 
 

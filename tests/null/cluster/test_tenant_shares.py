@@ -147,6 +147,15 @@ def test_what_has_no_limit_is_not_divided_and_what_is_remembered_is_divided_even
     assert (replica.quotas.quotas("ann").kept_runs, replica.quotas.quotas("ann").kept_bytes) == (3, 0)
 
 
+def test_runs_that_wait_for_a_share_do_not_wait_for_a_worker() -> None:
+    cluster = ACluster(Quotas(runs=10), "x", "y")
+    short = cluster.replicas["x"].quotas.short_of_workers
+    assert short({"ann": 5}, {"ann": 7}) == {"ann": 0}
+    assert short({"ann": 3}, {"ann": 7}) == {"ann": 2}
+    cluster = ACluster(Quotas(runs=0), "x")
+    assert cluster.replicas["x"].quotas.short_of_workers({"ann": 3}, {"ann": 7}) == {"ann": 7}
+
+
 def test_pages_go_where_they_are_held() -> None:
     exchange = TenantExchange(TenantUse(same_for_all(Quotas(runs=0, kv_pages=1000))))
     replicas = {name: ReplicaQuotas(same_for_all(Quotas(runs=0, kv_pages=1000))) for name in "xy"}

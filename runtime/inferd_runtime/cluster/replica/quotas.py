@@ -76,8 +76,11 @@ class ReplicaQuotas:
 
     def short_of_workers(self, running: Mapping[str, int], waiting: Mapping[str, int]) -> dict[str, int]:
         """Return how many runs of each tenant wait though its share has room for them."""
-        rooms = {tenant: self.quotas(tenant).runs for tenant in waiting}
-        return {one: count for one, count in waiting.items() if not rooms[one] or running.get(one, 0) < rooms[one]}
+        found = {}
+        for tenant, count in waiting.items():
+            most = self.quotas(tenant).runs
+            found[tenant] = min(count, max(most - running.get(tenant, 0), 0)) if most else count
+        return found
 
     def page_shares(self) -> dict[str, int]:
         """Return how many KV pages tenants may hold here, of those that have been told a share."""
