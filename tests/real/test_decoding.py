@@ -93,7 +93,7 @@ def test_the_engines_typical_keeps_what_transformers_keeps(session: DirectSessio
         mine = set(candidates(logits.numpy(), sampler)[0].tolist())
         assert len(mine ^ set(torch.nonzero(torch.isfinite(kept))[:, 0].tolist())) <= 1
         sizes.append(len(mine))
-    assert 2 < max(sizes) < 1000
+    assert 2 < max(sizes) < logits.numel() // 2
 
 
 def test_guidance_scores_as_transformers_does(session: DirectSession) -> None:
