@@ -50,6 +50,7 @@ from inferd.schema import AnyJson, Choice, JsonSchema, Regex
 from inferd.spec_config import SpecConfig
 from inferd.speculation import DraftTree, Speculator
 from inferd.speculation_stats import SourceStats, SpeculationCycle, SpeculationStats
+from inferd.tools import tool
 from inferd.vocabulary import TokenVocabulary
 
 if TYPE_CHECKING:
@@ -125,6 +126,7 @@ __all__ = [
     "mcp",
     "queue",
     "session",
+    "tool",
     "topic",
 ]
 DEFAULT_URL = "ws://127.0.0.1:7070"

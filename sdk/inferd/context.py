@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from types import TracebackType
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Unpack
 
 from inferd.adapter import Adapter, adapter_name
 from inferd.attention import AttentionMask
@@ -78,6 +78,8 @@ from inferd.transport import current_transport
 # The standard library's type variables have defaults from Python 3.13 on only, and nothing else is imported here.
 if TYPE_CHECKING:
     from typing_extensions import TypeVar
+
+    from inferd.tools.run import ToolLike, ToolOptions, ToolRun
 
     T = TypeVar("T", default=Any)
 else:
@@ -185,8 +187,6 @@ class Context:
     async def release(self) -> None:
         """Give the context's memory back. A second call does nothing."""
         await self._handle.release()
-
-    # -- Snapshots ------------------------------------------------------------------------------------------------
 
     @property
     def restored(self) -> int:
@@ -471,6 +471,15 @@ class Context:
         )
         check_start_generate(arguments.request(0))
         return Generator(self._handle, arguments)
+
+    def run_tools(self, tools: Sequence[ToolLike], **options: Unpack[ToolOptions]) -> ToolRun:
+        """Let the model call ``tools`` until it has an answer: ``await ctx.run_tools([weather]).collect()``.
+
+        Options: :class:`~inferd.tools.ToolOptions`. What it does, and leaves in the context: :class:`~inferd.tools.ToolRun`.
+        """
+        from inferd.tools.run import ToolRun  # not at the top: it uses contexts
+
+        return ToolRun(self, self._handle, tools, options)
 
     async def __aenter__(self) -> Context:
         return self

@@ -204,6 +204,7 @@ class Generator(Generic[T]):
             steps = await self._stream.steps()
             if steps:
                 self._handle.learn_length(self._stream.length)
+                self._handle.dialogue.hear("".join([step.text for step in steps]))
         return steps
 
     async def _read_json(self) -> T:
@@ -250,6 +251,7 @@ class Generator(Generic[T]):
         step = await self._stream.step()
         if step is not None:
             self._handle.learn_length(self._stream.length)
+            self._handle.dialogue.hear(step.text)
             if self._stream.arguments.on_cycle is not None:
                 self._stream.arguments.on_cycle(SpeculationCycle.of(self._stream.stats.steps, step))
         return step

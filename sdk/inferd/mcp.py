@@ -12,15 +12,18 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import json
+import re
 from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager
 from types import TracebackType
 from typing import Any, Protocol
 
 from inferd.program.json_values import to_json_value
-from inferd.protocol import InferdError, InvalidRequest, cut, to_plain
+from inferd.protocol import InferdError, InvalidRequest, ProgramError, cut, to_plain
 from inferd.protocol.mcp import (
     DEFAULT_CALL_TIMEOUT,
+    MAX_CALL_TIMEOUT,
     AnswerMcpCall,
     CallMcpTool,
     ConnectMcp,
@@ -39,8 +42,11 @@ from inferd.protocol.mcp import (
     WithdrawMcp,
     check_call_timeout,
 )
+from inferd.tools.function import ToolFunction, tool
 from inferd.transport import Transport, current_transport
 
+UNUSABLE, MAX_NAME = re.compile(r"[^A-Za-z0-9_-]"), 64
+"""What the name of a tool cannot have where a model calls it."""
 OFFERED = ("tools", "resources", "prompts")
 LISTED = {
     "list_resources": "resources", "read_resource": "contents", "list_prompts": "prompts", "get_prompt": "messages",
@@ -101,6 +107,24 @@ class McpServer:
     async def list_tools(self) -> list[McpTool]:
         """Return the server's tools: name, description, and ``parameters``, the JSON Schema of the arguments."""
         return list((await self._call(ListMcpTools(self.name))).tools)
+
+    async def tools(self, prefix: str = "") -> list[ToolFunction]:
+        """Return the server's tools for :meth:`inferd.Context.run_tools`, while the connection is open.
+
+        ``prefix`` stands before their names, so that those of several servers differ. Characters that no call of a model can
+        have in a name become ``_``. What a tool says is an error is one to the model, too.
+        """
+        return [self._tool(described, prefix) for described in await self.list_tools()]
+
+    def _tool(self, described: McpTool, prefix: str) -> ToolFunction:
+        async def call(**arguments: Any) -> str:
+            result = await self.call_tool(described.name, arguments, timeout=MAX_CALL_TIMEOUT)
+            if result.is_error:
+                raise ProgramError(text_of(result) or "the tool failed and does not say why")
+            return text_of(result) or _without_text(result)
+
+        name = UNUSABLE.sub("_", prefix + described.name)[:MAX_NAME]
+        return tool(call, name=name, description=described.description, parameters=described.parameters)
 
     async def call_tool(
         self,
@@ -220,3 +244,11 @@ def _tool(one: dict[str, Any]) -> dict[str, Any]:
 def text_of(result: McpToolResult) -> str:
     """Return the texts of a tool's result, joined by line breaks: what a model is shown."""
     return "\n".join(part["text"] for part in result.content if isinstance(part.get("text"), str))
+
+
+def _without_text(result: McpToolResult) -> str:
+    """Return the value of a result that has no text, or which kinds of content it has."""
+    if result.structured is not None:
+        return json.dumps(result.structured, ensure_ascii=False)
+    kinds = ", ".join(str(part.get("type"))[:40] for part in result.content)
+    return f"(no text, but {kinds})" if kinds else "(nothing)"

@@ -49,8 +49,10 @@ class SessionRuntime(DirectTransport):
 class SayingDriver(NullDriver):
     """Writes ``answer(prompt)`` behind every prompt that ends with ``cue``, and then the end of the text."""
 
-    def __init__(self, answer: Callable[[list[int]], Sequence[int]], cue: Sequence[int] = CUE) -> None:
-        super().__init__(vocab_size=VOCAB_SIZE, order=512)
+    def __init__(
+        self, answer: Callable[[list[int]], Sequence[int]], cue: Sequence[int] = CUE, *, room: int = 512
+    ) -> None:
+        super().__init__(vocab_size=VOCAB_SIZE, order=room, max_context=room, pages=max(256, room))
         self._answer = answer
         self._cue = list(cue)
 

@@ -6,10 +6,12 @@ import asyncio
 from dataclasses import replace
 from typing import Any, cast
 
+from inferd.calls.dialogue import Dialogue, shared_length
 from inferd.calls.generation_stream import GenerationStream
 from inferd.protocol import (
     AppendContext,
     ContextState,
+    ContextTokens,
     CreateContext,
     ForkContext,
     ImportContext,
@@ -53,6 +55,7 @@ class ContextHandle:
         self._open_at: list[int] = [self._length] if open_turn else []
         self._parts: list[Part] = []
         self.chat = bool(self._open_at)  # it holds a conversation, and not raw text alone
+        self.dialogue = Dialogue()
         self._generation: GenerationStream | None = None
         self._released = False
         self.restored = 0
@@ -69,6 +72,7 @@ class ContextHandle:
         handle.restored, handle.recomputed = reply.restored, reply.recomputed
         handle._open_at = list(reply.open_turns)
         handle.chat = bool(reply.open_turns)
+        handle.dialogue.known = False
         handle.restore_turn()
         return handle
 
@@ -76,6 +80,11 @@ class ContextHandle:
     def length(self) -> int:
         """Tokens that the context holds, as the last reply said and as steps were delivered since."""
         return self._length
+
+    @property
+    def model(self) -> str:
+        """The name that the context was made with, "" for the default model."""
+        return self._asked.model
 
     @property
     def released(self) -> bool:
@@ -131,7 +140,7 @@ class ContextHandle:
         """Send a request about this context. ``keeps_turn``: it does not change what the context ends with."""
         reply = await self.transport.call(request)
         if not keeps_turn:
-            self._open_turn = False
+            self._open_turn = self.dialogue.known = False
         self._learn(reply)
         return reply
 
@@ -169,12 +178,31 @@ class ContextHandle:
         context = await self.prepare()
         await self.call(TruncateContext(context, length))
         self.restore_turn()
+        if length == 0:
+            self.dialogue = Dialogue()
+
+    async def rewrite(self, tokens: list[int], *, open_turn: bool) -> None:
+        """Make the context hold ``tokens`` and nothing else; what it holds of their beginning stays computed.
+
+        ``open_turn``: the assistant is to speak behind them, and has no turn yet.
+        """
+        async with self._lock:
+            ident = await self._prepare()
+            held: list[int] = (await self.transport.call(ContextTokens(ident))).tokens
+            same = shared_length(held, tokens)
+            if same < len(held):
+                self._learn(await self.transport.call(TruncateContext(ident, same)))
+            if same < len(tokens):
+                self._learn(await self.transport.call(AppendContext(ident, [Part("tokens", tokens=tokens[same:])])))
+            self.chat, self._open_turn = True, open_turn
+            self._open_at = [length for length in self._open_at if length < self._length]
+            self._open_at += [self._length] if open_turn else []
 
     def _adopt(self, state: ContextState) -> ContextHandle:
         """Return the handle of a copy of this context."""
         copy = ContextHandle(self.port, self._asked.model, state, self._open_turn, self._asked.cache_salt)
         copy._open_at = list(self._open_at)
-        copy.chat = self.chat
+        copy.chat, copy.dialogue = self.chat, self.dialogue.copy()
         return copy
 
     def restore_turn(self) -> None:
@@ -240,6 +268,7 @@ class ContextHandle:
         # Parts that the runtime refuses are dropped with the error: the context stays as it was, and can be used on.
         still_open, parts, self._parts = self._turn_is_open(), self._parts, []
         self._learn(await self.transport.call(AppendContext(ident, parts)))
+        self.dialogue.add(parts)
         self.chat = self.chat or any(part.kind in ("message", "cue") for part in parts)
         self._open_turn = still_open
         # Parts without tokens close a turn at the length at which it was opened.

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
+from inferd.calls.generate_arguments import OnLength
 from inferd.chat.answer_parser import AnswerShape
 from inferd.chat.call_forms import HARMONY, HERMES, JSON, UNKNOWN
 from inferd.chat.harmony import harmony_constraint
-from inferd.chat.request import ChatRequest
+from inferd.chat.request import ChatRequest, Tool, ToolChoice
 from inferd.chat.tool_calls import call_or_json, checked_parameters, told_in_text, tool_constraint
 from inferd.context import Context
 from inferd.generation import Generator
@@ -23,8 +25,9 @@ from inferd.protocol import (
     Tokenize,
     Tokens,
 )
+from inferd.sampling import Sampler
 from inferd.schema import JsonSchema, OutputConstraint
-from inferd.transport import current_transport
+from inferd.transport import Transport, current_transport
 
 
 @dataclass(frozen=True)
@@ -40,13 +43,22 @@ class Conversation:
     text: str = ""
     may_think: bool = False
 
-    def generate(self, ctx: Context, *, choice: int = 0, logprobs: int | None = None) -> Generator[Any]:
+    def generate(
+        self,
+        ctx: Context,
+        *,
+        choice: int = 0,
+        logprobs: int | None = None,
+        sampler: Sampler | None = None,
+        on_length: OnLength | None = None,
+    ) -> Generator[Any]:
         """Generate an answer in a context that holds the conversation, as the request asks: sampler, length, ends, constraint,
-        speculation, adapter. ``choice``: which of several, each with a seed of its own; ``logprobs``: for the program itself.
+        speculation, adapter. ``choice``: which of several, each with a seed of its own; ``logprobs``: for the program itself;
+        ``sampler``: instead of the request's; ``on_length``: None for "complete_or_cut" where there is a constraint.
         """
         request = self.request
         return ctx.generate(
-            request.sampler(choice),
+            request.sampler(choice) if sampler is None else sampler,
             max_tokens=request.most_tokens,
             stop=request.stop,
             stop_token_ids=request.stop_token_ids,
@@ -56,7 +68,7 @@ class Conversation:
             system_speculation=request.speculation,
             predict=request.prediction or None,
             logprobs=request.logprobs if logprobs is None else logprobs,
-            on_length="cut" if self.constraint is None else "complete_or_cut",
+            on_length=on_length or ("cut" if self.constraint is None else "complete_or_cut"),
             adapter=request.adapter or None,
             priority=request.priority,
             reasoning=self._reasoning,
@@ -71,14 +83,26 @@ class Conversation:
         return ReasoningSpec(*self.shape.reasoning, self.shape.thinking, self.request.reasoning_budget)
 
 
-async def rendered(request: ChatRequest, *, with_text: bool = False) -> Conversation:
-    """Return the conversation of a request with messages. Raises InvalidRequest for one that the model's template refuses."""
-    form: ChatFormat = await current_transport().call(GetChatFormat(request.model))
+async def rendered(
+    request: ChatRequest,
+    *,
+    with_text: bool = False,
+    shown: Sequence[Tool] | None = None,
+    transport: Transport | None = None,
+) -> Conversation:
+    """Return the conversation of a request with messages. ``shown``: the tools that the template tells of, where these are not
+    those that may be called; ``transport``: instead of the one in force.
+
+    Raises InvalidRequest for a conversation that the model's template refuses.
+    """
+    transport = transport or current_transport()
+    form: ChatFormat = await transport.call(GetChatFormat(request.model))
     tools = request.callable_tools()
     tool_format = _tool_format(request, form)
     reasoning = (form.reasoning_begin, form.reasoning_end) if form.reasoning_begin else None
-    asked = replace(_render_request(request, form), text=with_text or reasoning is not None)
-    reply: RenderedChat = await current_transport().call(asked)
+    told = request if shown is None else replace(request, tools=list(shown), tool_choice=ToolChoice())
+    asked = replace(render_request(told, form), text=with_text or reasoning is not None)
+    reply: RenderedChat = await transport.call(asked)
     written = reply.text.rstrip()
     shape = AnswerShape(
         tool_format,
@@ -97,7 +121,8 @@ async def rendered(request: ChatRequest, *, with_text: bool = False) -> Conversa
     return Conversation(request, tokens, shape, constraint, reply.text if with_text else "", may_think)
 
 
-def _render_request(request: ChatRequest, form: ChatFormat) -> RenderChat:
+def render_request(request: ChatRequest, form: ChatFormat, *, cue: bool = True) -> RenderChat:
+    """Return what asks for a request's conversation as tokens, with the assistant's turn opened behind it."""
     tools = request.template_tools()
     messages = [replace(each, role="system") if each.role == "developer" else each for each in request.messages]
     if not form.tools:
@@ -105,7 +130,7 @@ def _render_request(request: ChatRequest, form: ChatFormat) -> RenderChat:
     asked = replace(request, messages=messages)
     return RenderChat(
         asked.template_messages(), request.model, tools, request.template_arguments,
-        cue=not request.continue_final, continue_final=request.continue_final,
+        cue=cue and not request.continue_final, continue_final=request.continue_final,
     )  # fmt: skip
 
 

@@ -10,6 +10,7 @@ from typing import Any
 from inferd import session
 from inferd.calls.arguments import checked_text
 from inferd.chat.answer_parser import (
+    AnswerParser,
     AnswerPart,
     AnswerShape,
     ArgumentsPart,
@@ -29,7 +30,7 @@ from inferd.chat.events import (
     UsageReport,
     to_message,
 )
-from inferd.chat.harmony import parser_of
+from inferd.chat.harmony import HarmonyParser, parser_of
 from inferd.chat.reasoning_count import ReasoningCount
 from inferd.chat.request import ChatRequest
 from inferd.chat.token_scores import TokenScores
@@ -46,6 +47,17 @@ SCORED_AT_ONCE = 128
 def new_call_id() -> str:
     """Return an id for a tool call."""
     return f"call_{secrets.token_hex(12)}"
+
+
+def was_cut(parser: AnswerParser | HarmonyParser, generator: Generator[Any]) -> bool:
+    """Return True if an answer that was read to its end could have gone on: its tokens were used up.
+
+    A constraint on calls alone calls the end of free text one that it allows.
+    """
+    if parser.over or generator.finish == "length":
+        return not parser.over
+    ended = bool(generator.stopped_by) or generator.stop_token is not None
+    return generator.finish == "stop" and not ended and parser.is_in_free_text
 
 
 class Reply:
@@ -112,7 +124,7 @@ class Reply:
             if answer.over:  # behind the only call that there may be
                 await generator.aclose()
                 break
-        is_cut = not answer.over and (generator.finish == "length" or answer.ran_out(generator))
+        is_cut = answer.was_cut(generator)
         await self._send(answer.last_events(cut=is_cut))
         self._reasoning += answer.thought
         self._count(generator)
@@ -224,10 +236,9 @@ class _AnswerStream:
         """True once nothing more can come."""
         return self._parser.over
 
-    def ran_out(self, generator: Generator[Any]) -> bool:
-        """Return True if the text ended where its tokens were used up: a constraint on calls alone calls that an end."""
-        ended = bool(generator.stopped_by) or generator.stop_token is not None
-        return generator.finish == "stop" and not ended and self._parser.is_in_free_text
+    def was_cut(self, generator: Generator[Any]) -> bool:
+        """Return True if the text could have gone on."""
+        return was_cut(self._parser, generator)
 
     def last_events(self, *, cut: bool) -> list[ChatEvent]:
         """Return what was held back. ``cut``: the text could have gone on."""

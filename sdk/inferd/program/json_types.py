@@ -150,9 +150,10 @@ def _dict_value_type(kind: Any, path: str) -> Any:
 
 def _description(kind: Any, path: str) -> tuple[Any, str]:
     inner, *extras = typing.get_args(kind)
-    if len(extras) != 1 or not isinstance(extras[0], str):
-        _refuse(kind, path, "Annotated takes one description string here")
-    return inner, extras[0]
+    text = extras[0] if isinstance(extras[0], str) else getattr(extras[0], "description", None)
+    if len(extras) != 1 or not isinstance(text, str) or getattr(extras[0], "metadata", None):
+        _refuse(kind, path, "Annotated takes one description string here, or an object that says nothing else")
+    return inner, text
 
 
 class SchemaBuilder:
