@@ -1,6 +1,6 @@
 """What programs that do real work cost: starting one, messages between two, programs that start others.
 
-    python benchmarks/programs.py [--quick] [--only start,messages,launches]
+    python benchmarks/programs.py [--quick] [--only start,messages,launches,network]
 
 Prints what bounds each figure first, then the figures (medians of at least five rounds with their range), and one JSON line last.
 Everything runs through the real processes, with one worker and the embedded model; no figure asks the model.
@@ -11,6 +11,8 @@ queue_messages_per_s         the same through a queue, by `pull_many`
 one_by_one_per_s             values that one task publishes, each when the one before was taken
 child_launch_p50_ms          `await inferd.launch(...)` of a known program, as its parent sees it
 child_result_p50_ms          the same and the child's result
+http_fetch_overhead_ms       a fetch of 1 KiB by a program, over the same by httpx in a plain script
+mcp_call_p50_ms              a call of a tool of an MCP server that is a command
 """
 
 from __future__ import annotations
@@ -18,11 +20,14 @@ from __future__ import annotations
 import argparse
 import asyncio
 import json
+import tempfile
 import time
 from collections.abc import Awaitable, Callable
+from pathlib import Path
 
 import torch
 from measure import figure, percentile
+from programs_network import network, outside
 from sandbox_latency import first_line
 from sandbox_runtime import Place, open_place
 from sandbox_throughput import ENGINE
@@ -116,7 +121,7 @@ def parse() -> argparse.Namespace:
     """The command line."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--quick", action="store_true", help="end within 50 s")
-    parser.add_argument("--only", default="start,messages,launches")
+    parser.add_argument("--only", default="start,messages,launches,network")
     return parser.parse_args()
 
 
@@ -126,10 +131,12 @@ async def measured(names: list[str], quick: bool) -> Figures:
         "start": starts, "messages": messages, "launches": launches,
     }  # fmt: skip
     figures: Figures = {}
-    async with open_place(ENGINE) as place:
-        place.runtime.services.join(Launches(place.runtime, place.library.find))
-        for name in names:
-            figures |= await parts[name](place, quick)
+    with tempfile.TemporaryDirectory() as folder, outside(Path(folder)) as reached:
+        async with open_place(ENGINE, **reached.settings) as place:
+            parts["network"] = lambda place, quick: network(place, reached.port, quick)
+            place.runtime.services.join(Launches(place.runtime, place.library.find))
+            for name in names:
+                figures |= await parts[name](place, quick)
     return figures
 
 

@@ -8,6 +8,7 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from inferd_runtime.server.programs.bundles import Program
 from inferd_runtime.server.programs.library import ProgramLibrary, open_library
@@ -42,12 +43,12 @@ class Place:
 
 
 @asynccontextmanager
-async def open_place(engine: EngineSettings) -> AsyncIterator[Place]:
-    """Open a runtime with one worker, which may have MOST_RUNS runs at a time."""
+async def open_place(engine: EngineSettings, **changes: Any) -> AsyncIterator[Place]:
+    """Open a runtime with one worker, which may have MOST_RUNS runs at a time; ``changes`` are settings."""
     with tempfile.TemporaryDirectory() as folder:
         settings = Settings(
             data_dir=Path(folder), state_dir=Path(folder), engine=engine, workers=1, max_workers=1,
-            runs_per_worker=MOST_RUNS, max_waiting=MOST_RUNS, wall_s=WALL_SECONDS,
+            runs_per_worker=MOST_RUNS, max_waiting=MOST_RUNS, wall_s=WALL_SECONDS, **changes,
         )  # fmt: skip
         async with (
             open_runtime(settings, spare=0) as runtime,

@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import httpx
+import lying_tool_server
 import psutil
 import pytest
 
@@ -122,6 +123,21 @@ def test_upload_and_launch_on_a_running_server(inferd: CommandLine, server: dict
     assert (first["created"], again["created"]) == (True, False)
     assert first["id"] == again["id"]
     assert inferd.json("launch", name)["usage"]["tokens"] > 0
+
+
+def test_an_agent_uses_a_server_of_tools(inferd: CommandLine, tmp_path: Path) -> None:
+    script = str(Path(lying_tool_server.__file__))
+    tools = {"command": sys.executable, "args": ["-S", script], "read": [str(Path(script).parent)]}
+    servers = tmp_path / "mcp.json"
+    servers.write_text(json.dumps({"mcpServers": {"tools": tools}}))
+    servers.chmod(0o600)
+    agent = ("run", "inferlets/mcp-agent/main.py", "--mcp-file", str(servers), "--most-calls", "2")
+    done = inferd.json(*agent)
+    assert done["usage"]["tokens"] > 0
+    for call in done["result"]["calls"]:
+        assert call["tool"] in ("add", "echo")
+        assert set(call["arguments"]) >= ({"a", "b"} if call["tool"] == "add" else {"text"})
+    assert isinstance(done["result"]["answer"], str)
 
 
 def test_the_same_program_gives_the_same_result_in_both_ways(inferd: CommandLine, server: dict[str, Any]) -> None:

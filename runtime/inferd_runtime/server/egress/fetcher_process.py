@@ -48,6 +48,7 @@ class FetchTable:
         """Return what is answered."""
         return {
             "open": (FetchOrder, self.open),
+            "fetch": (FetchOrder, self.fetch),
             "head": (AwaitHead, self.head),
             "write": (WriteBody, self.write),
             "read": (ReadBody, self.read),
@@ -59,6 +60,11 @@ class FetchTable:
         fetch = self._fetches[order.fetch] = Fetch(order, self._resolver, self._trusted)
         self._tasks.start_soon(fetch.run)
         return FetchBegun(order.fetch)
+
+    async def fetch(self, order: FetchOrder) -> ResponseHead:
+        """Begin a fetch, and wait for its response's head."""
+        await self.open(order)
+        return await self._find(order.fetch).head()
 
     async def head(self, asked: AwaitHead) -> ResponseHead:
         """Wait for a response's head. Raises what went wrong."""

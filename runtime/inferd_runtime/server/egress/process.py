@@ -30,6 +30,7 @@ from inferd_runtime.server.supervisor.loop_socket import LoopSocket
 
 START_SECONDS = 20.0
 STOP_SECONDS = 2.0
+STOPPED = "was stopped"
 T = TypeVar("T")
 log = logging.getLogger("inferd.egress")
 _decoder = msgspec.msgpack.Decoder(EgressAnswer)
@@ -157,7 +158,7 @@ class EgressProcess:
     async def _live(self, life: _Life, endpoint: str) -> None:
         """Watch a process from its start to its end, and end the calls that wait for it then."""
         started = self._clock()
-        ending = "was stopped"
+        ending = STOPPED
         try:
             with life.scope:
                 life.child = await ChildProcess.start(self._launch.name, self._launch.launch(endpoint))
@@ -175,7 +176,7 @@ class EgressProcess:
             self._over(life, ending, self._clock() - started)
 
     def _over(self, life: _Life, ending: str, seconds: float) -> None:
-        stopped = life.scope.cancel_called
+        stopped = ending == STOPPED
         said = None if life.child is None or stopped else printed_error(life.child.tail)
         life.ended = said or Unavailable(f"{self._launch.name} {ending}")
         if self._life is life:

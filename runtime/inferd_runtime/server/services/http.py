@@ -169,17 +169,20 @@ class HttpService:
 
     async def fetch(self, caller: Caller, request: StartFetch) -> ResponseHead:
         """Send a request and return its response's head."""
-        fetch = await self._open(caller, request, request.body, streams=False)
-        return await self._await_head(fetch)
+        fetch, order = self._admit(caller, request, request.body, streams=False)
+        return await self._with_head(fetch, await self._asked(fetch, "fetch", order, ResponseHead))
 
     async def begin(self, caller: Caller, request: BeginFetch) -> FetchBegun:
         """Begin a request whose body comes in pieces."""
-        fetch = await self._open(caller, request, b"", streams=True)
-        return FetchBegun(fetch.number)
+        fetch, order = self._admit(caller, request, b"", streams=True)
+        return await self._asked(fetch, "open", order, FetchBegun)
 
     async def head(self, caller: Caller, request: AwaitHead) -> ResponseHead:
         """Return the head of the response to a request that was begun."""
-        return await self._await_head(self._admission.find(caller, request.fetch))
+        fetch = self._admission.find(caller, request.fetch)
+        if fetch.status:
+            raise InvalidRequest("the head of this response was read already")
+        return await self._with_head(fetch, await self._asked(fetch, "head", request, ResponseHead))
 
     async def write(self, caller: Caller, request: WriteBody) -> Done:
         """Send a piece of a request's body."""
@@ -203,7 +206,9 @@ class HttpService:
             self._over(self._admission.find(caller, request.fetch), "closed")
         return Done()
 
-    async def _open(self, caller: Caller, request: StartFetch | BeginFetch, body: bytes, *, streams: bool) -> OpenFetch:
+    def _admit(
+        self, caller: Caller, request: StartFetch | BeginFetch, body: bytes, *, streams: bool
+    ) -> tuple[OpenFetch, FetchOrder]:
         """Let a request through. Raises what refuses it."""
         check_fetch(request)
         address = read_address(request.url)
@@ -219,8 +224,7 @@ class HttpService:
         except InferdError as error:
             self._log.refused(caller, self._entry(fetch, error.code))
             raise
-        await self._asked(fetch, "open", order, FetchBegun)
-        return fetch
+        return fetch, order
 
     def _order(self, fetch: OpenFetch, request: StartFetch | BeginFetch, body: bytes, streams: bool) -> FetchOrder:
         caller, address = fetch.caller, fetch.address
@@ -240,10 +244,7 @@ class HttpService:
         secret.check(address.origin)
         return HeaderLine(one.name, one.value + secret.value, True, one.value)
 
-    async def _await_head(self, fetch: OpenFetch) -> ResponseHead:
-        if fetch.status:
-            raise InvalidRequest("the head of this response was read already")
-        head = await self._asked(fetch, "head", AwaitHead(fetch.number), ResponseHead)
+    async def _with_head(self, fetch: OpenFetch, head: ResponseHead) -> ResponseHead:
         fetch.status, fetch.answered_by = head.status, read_address(head.url).origin.authority
         await self._received(fetch, head.chunk, head.last)
         return head
