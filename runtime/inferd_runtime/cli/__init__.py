@@ -1,5 +1,5 @@
-"""The command line: ``inferd run``, ``serve``, ``serve-draft``, ``upload``, ``launch``, ``ps``, ``logs``, ``stop``, ``batch``,
-``pull``, ``models``, ``token``, ``secret``, ``tenants``, ``doctor``, ``build-runner``.
+"""The command line: ``inferd run``, ``serve``, ``serve-draft``, ``upload``, ``launch``, ``attach``, ``send``, ``ps``, ``logs``,
+``stop``, ``batch``, ``pull``, ``models``, ``token``, ``secret``, ``tenants``, ``doctor``, ``build-runner``.
 
 This file says which verbs there are; each is imported only when it is used, so that the command line starts fast.
 """
@@ -18,6 +18,8 @@ VERBS: dict[str, tuple[str, str]] = {
     "serve-draft": ("serve_draft", "serve a draft model to servers on other machines"),
     "upload": ("remote", "upload a program to a server"),
     "launch": ("launch", "run an uploaded program and stream what it prints"),
+    "attach": ("attach", "follow a run that goes on, and talk to it"),
+    "send": ("attach", "hand a message to a run"),
     "ps": ("remote", "list a server's runs"),
     "batch": ("batch", "answer a file of requests in OpenAI's batch format; a second start goes on"),
     "logs": ("remote", "show what a run printed"),

@@ -1,4 +1,6 @@
-"""The command line's way to a server: blocking HTTP from the standard library, which starts faster than any client."""
+"""Where the command line's server is. What only asks one thing does so with blocking HTTP from the standard library, which starts
+faster than any client; what has to do with a run goes on with :class:`inferd.Client`.
+"""
 
 from __future__ import annotations
 
@@ -6,21 +8,21 @@ import http.client
 import json
 import socket
 import ssl
-from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
-from urllib.parse import quote, urlsplit
+from typing import TYPE_CHECKING, Any
+from urllib.parse import urlsplit
 
 from inferd.protocol import ErrorInfo, InternalError, InvalidRequest, Unavailable
 from inferd_runtime.settings.settings import Settings
+
+if TYPE_CHECKING:
+    from inferd.client import Client
 
 SERVER_FILE = "server.json"
 TOKEN_FILE = "token"
 LOOPBACK = frozenset({"localhost", "127.0.0.1", "::1"})
 TIMEOUT_SECONDS = 30.0
-STREAM_TIMEOUT_SECONDS = 60.0
-"""A stream that says nothing sends an empty line every 15 s."""
 
 
 @dataclass(frozen=True)
@@ -51,34 +53,29 @@ class Server:
         """Send JSON; see :meth:`get`."""
         return self._exchange("POST", path, body)
 
-    def events(self, run: str, start: int = 0, follow: bool = True) -> Iterator[dict[str, Any]]:
-        """Yield a run's events in order."""
-        path = f"/v1/runs/{quote(run, safe='')}/events?from={start}&follow={'true' if follow else 'false'}"
-        connection = self._connect(STREAM_TIMEOUT_SECONDS)
-        try:
-            response = self._request(connection, "GET", path, None)
-            while line := _guard(self.url, response.readline):
-                if line.strip():
-                    yield json.loads(line)
-        finally:
-            connection.close()
+    def client(self) -> Client:
+        """Return a client of runs."""
+        # Not at the top: what only asks one thing starts without it.
+        from inferd.client import Client
+
+        return Client(self.url, self.token, ca=None if self.ca is None else str(self.ca))
 
     def _exchange(self, method: str, path: str, body: Any) -> Any:
-        connection = self._connect(TIMEOUT_SECONDS)
+        connection = self._connect()
         try:
             response = self._request(connection, method, path, body)
             return json.loads(_guard(self.url, response.read))
         finally:
             connection.close()
 
-    def _connect(self, timeout: float) -> http.client.HTTPConnection:
+    def _connect(self) -> http.client.HTTPConnection:
         parts = urlsplit(self.url)
         scheme = {"ws": "http", "wss": "https"}.get(parts.scheme, parts.scheme)
         if scheme not in ("http", "https") or not parts.hostname:
             raise InvalidRequest(f"{self.url!r} is no server's address: expected http://HOST:PORT")
         if scheme == "http":
-            return http.client.HTTPConnection(parts.hostname, parts.port, timeout=timeout)
-        return http.client.HTTPSConnection(parts.hostname, parts.port, timeout=timeout, context=self._trusted())
+            return http.client.HTTPConnection(parts.hostname, parts.port, timeout=TIMEOUT_SECONDS)
+        return http.client.HTTPSConnection(parts.hostname, parts.port, timeout=TIMEOUT_SECONDS, context=self._trusted())
 
     def _trusted(self) -> ssl.SSLContext:
         try:

@@ -7,7 +7,6 @@ from typing import Any
 from urllib.parse import quote
 
 from inferd.protocol import InvalidRequest, NotFound, Unavailable
-from inferd_runtime.cli.boundary import EXIT_INTERRUPTED
 from inferd_runtime.cli.client import Server
 from inferd_runtime.cli.output import print_json, say
 from inferd_runtime.cli.parsing import (
@@ -18,13 +17,13 @@ from inferd_runtime.cli.parsing import (
     add_settings,
     settings_of,
 )
-from inferd_runtime.cli.program_command import CommandSyntax, parse
+from inferd_runtime.cli.program_command import CommandSyntax, TalkOptions, add_talk, parse
 from inferd_runtime.cli.program_options import ProgramInterface
 from inferd_runtime.cli.run_screen import RunScreen
 from inferd_runtime.settings.settings import FIELDS
 
-DESCRIPTION = """Run an uploaded program: NAME, NAME@VERSION or sha256:HASH. Ctrl+C cancels the run; losing the connection
-does not."""
+DESCRIPTION = """Run an uploaded program: NAME, NAME@VERSION or sha256:HASH. What is typed is sent to it once it waits for a
+message. Ctrl+C cancels the run; losing the connection does not."""
 JSON_HELP = "print one JSON object {result, usage} and nothing else; what the program prints goes to stderr"
 
 
@@ -53,7 +52,7 @@ def launch(argv: list[str]) -> int:
         body["retry_safe"] = True
     run = server.post("/v1/runs", body)
     if not command.detach:
-        return follow(server, run["id"], RunScreen(command.as_json))
+        return follow(server, run["id"], RunScreen(command.as_json), command.talk)
     if command.as_json:
         print_json(run)
     else:
@@ -92,21 +91,19 @@ def _add_options_after(parser: Parser, taken: frozenset[str]) -> None:
     if "retry_safe" not in taken:
         text = "start it again if what it runs on crashes: it says the same each time with the same seed"
         parser.add_argument("--retry-safe", dest="retry_safe", action="store_true", help=text)
+    add_talk(parser, taken)
 
 
-def follow(server: Server, run: str, screen: RunScreen) -> int:
-    """Show a run until it is over. The first Ctrl+C cancels it, a second one leaves at once."""
-    start, interrupted = 0, False
-    while True:
-        try:
-            for event in server.events(run, start):
-                start = event["index"] + 1
-                code = screen.show_json(event)
-                if code is not None:
-                    return EXIT_INTERRUPTED if interrupted else code
-            raise Unavailable(f"the stream of {run} ended before the run did; see `inferd logs -f {run}`")
-        except KeyboardInterrupt:
-            if interrupted:
-                raise
-            interrupted = True
-            server.post(f"/v1/runs/{quote(run, safe='')}/cancel")
+def follow(server: Server, run: str, screen: RunScreen, options: TalkOptions) -> int:
+    """Show a run until it is over, and talk to it. The first Ctrl+C cancels it, a second one leaves at once."""
+    # A launch that is not followed starts without these.
+    import anyio
+
+    return anyio.run(_followed, server, run, screen, options)
+
+
+async def _followed(server: Server, name: str, screen: RunScreen, options: TalkOptions) -> int:
+    from inferd_runtime.cli.conversation import Conversation
+
+    async with server.client() as client:
+        return await Conversation(await client.attach(name), screen, options).follow()

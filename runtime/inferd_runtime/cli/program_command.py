@@ -7,9 +7,11 @@ that name.
 from __future__ import annotations
 
 import argparse
+import contextlib
+import json
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NoReturn
 
 from inferd_runtime.cli.parsing import LIMIT_SETTINGS, Parser, settings_of
 from inferd_runtime.cli.program_options import ProgramInterface, add_program_options, arguments_of
@@ -19,6 +21,21 @@ HINT = """
 
 inferd {verb} PROGRAM --help shows the program's own parameters. Where one has the name of an option below, write the
 option before PROGRAM."""
+
+
+NO_INPUT_HELP = "do not read messages for the program from standard input"
+JSON_INPUT_HELP = "a message that is JSON stands for its value; without, all are text"
+
+
+@dataclass(frozen=True)
+class TalkOptions:
+    """``reads``: standard input has messages for the run, a line each. ``json_input``: a line that is JSON stands for its value.
+    ``cancels``: Ctrl+C cancels the run.
+    """
+
+    reads: bool = True
+    json_input: bool = False
+    cancels: bool = True
 
 
 @dataclass(frozen=True)
@@ -31,6 +48,7 @@ class ProgramCommand:
     as_json: bool
     detach: bool
     retry_safe: bool = False
+    talk: TalkOptions = TalkOptions()
 
 
 @dataclass(frozen=True)
@@ -67,7 +85,31 @@ def parse(grammar: CommandSyntax, argv: list[str]) -> ProgramCommand:
         arguments_of(second, interface), settings, limits,
         _given(first, second, "as_json"), _given(first, second, "detach"),
         _given(first, second, "retry_safe"),
+        TalkOptions(
+            not _given(first, second, "no_input") and getattr(second, "whole_input", None) != "-",
+            _given(first, second, "json_input"),
+        ),
     )  # fmt: skip
+
+
+def add_talk(parser: Parser, taken: frozenset[str]) -> None:
+    """Add the options for what is sent to a run, but for names that are ``taken``."""
+    if "no_input" not in taken:
+        parser.add_argument("--no-input", dest="no_input", action="store_true", help=NO_INPUT_HELP)
+    if "json_input" not in taken:
+        parser.add_argument("--json-input", dest="json_input", action="store_true", help=JSON_INPUT_HELP)
+
+
+def message_of(text: str, json_input: bool) -> Any:
+    """Return the message that a text stands for: with ``json_input`` the value of one that is JSON, else the text."""
+    if json_input:
+        with contextlib.suppress(ValueError, RecursionError):
+            return json.loads(text, parse_constant=_no_constant)
+    return text
+
+
+def _no_constant(name: str) -> NoReturn:
+    raise ValueError(name)  # NaN and infinities are Python's, not JSON's
 
 
 def _given(first: argparse.Namespace, second: argparse.Namespace, name: str) -> bool:

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import contextlib
 import time
+from contextlib import aclosing
 from pathlib import Path
 from typing import Any
-from urllib.parse import quote
 
-from inferd.protocol import Unavailable
+import anyio
+
+from inferd.protocol import InferdError, Unavailable
 from inferd_runtime.cli.client import Server
 from inferd_runtime.cli.output import print_json, print_table, say
 from inferd_runtime.cli.parsing import CLIENT_SETTINGS, Parser, add_json, add_settings, settings_of
@@ -87,13 +90,23 @@ def logs(argv: list[str]) -> int:
     parser.add_argument("run", metavar="RUN")
     parser.add_argument("-f", "--follow", action="store_true", help="until the run is over")
     parsed = parser.parse_args(argv)
-    screen = RunScreen(as_json=False)
-    for event in Server.of(settings_of(parsed)).events(parsed.run, follow=parsed.follow):
-        if parsed.as_json:
-            print_json(event)
-        else:
-            screen.show_json(event)
+    anyio.run(_show_logs, Server.of(settings_of(parsed)), parsed.run, parsed.follow, parsed.as_json)
     return 0
+
+
+async def _show_logs(server: Server, name: str, follow: bool, as_json: bool) -> None:
+    from inferd_runtime.cli.conversation import shown_events, with_gap
+
+    show = print_json if as_json else RunScreen(as_json=False).show_json
+    async with server.client() as client:
+        run = await client.attach(name)
+        if not follow:
+            for event in with_gap(await run.logs()):
+                show(event)
+            return
+        async with aclosing(shown_events(run)) as events:
+            async for event in events:
+                show(event)
 
 
 def stop(argv: list[str]) -> int:
@@ -101,17 +114,21 @@ def stop(argv: list[str]) -> int:
     parser = _parser("stop", "Cancel a run and wait until it is over.", "print the run")
     parser.add_argument("run", metavar="RUN")
     parsed = parser.parse_args(argv)
-    server = Server.of(settings_of(parsed))
-    path = f"/v1/runs/{quote(parsed.run, safe='')}"
-    asked = server.post(f"{path}/cancel")
-    for _ in server.events(parsed.run, start=asked["next_event"]):
-        pass
-    answer = server.get(path)
+    answer = anyio.run(_stopped, Server.of(settings_of(parsed)), parsed.run)
     if parsed.as_json:
         print_json(answer)
     else:
         say(f"{answer['id']}  {answer['state']}")
     return 0
+
+
+async def _stopped(server: Server, name: str) -> dict[str, Any]:
+    async with server.client() as client:
+        run = await client.attach(name)
+        await run.cancel()
+        with contextlib.suppress(InferdError):
+            await run.result()
+        return await run.refresh()
 
 
 def _parser(verb: str, description: str, json_help: str) -> Parser:

@@ -16,7 +16,7 @@ from inferd_runtime.cli.client import Server
 from inferd_runtime.cli.interrupts import run_async
 from inferd_runtime.cli.launch import follow
 from inferd_runtime.cli.parsing import LIMIT_SETTINGS, Parser, add_json, add_settings
-from inferd_runtime.cli.program_command import CommandSyntax, ProgramCommand, parse
+from inferd_runtime.cli.program_command import CommandSyntax, ProgramCommand, add_talk, parse
 from inferd_runtime.cli.program_options import ProgramInterface
 from inferd_runtime.cli.progress import notice, prepare_runner
 from inferd_runtime.cli.run_screen import RunScreen
@@ -68,6 +68,7 @@ def _add_options(parser: Parser, taken: frozenset[str]) -> None:
     add_settings(parser, SETTINGS, taken)
     if "json" not in taken:
         add_json(parser, JSON_HELP)
+    add_talk(parser, taken)
 
 
 async def _execute(command: ProgramCommand, program: Program) -> int:
@@ -101,7 +102,7 @@ def _execute_on(server: Server, command: ProgramCommand, program: Program) -> in
     """Run the program on a server that is up, and show what it does. Ctrl+C cancels the run."""
     uploaded = server.post("/v1/programs", upload_body(program.bundle, program.version))
     body = {"program": uploaded["id"], "arguments": command.arguments, "limits": command.limits}
-    return follow(server, server.post("/v1/runs", body)["id"], RunScreen(command.as_json))
+    return follow(server, server.post("/v1/runs", body)["id"], RunScreen(command.as_json), command.talk)
 
 
 def _loading(settings: Settings) -> str:

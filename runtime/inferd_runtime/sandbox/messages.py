@@ -106,7 +106,7 @@ class Cancel(msgspec.Struct, frozen=True, tag=True):
 
 
 class Deliver(msgspec.Struct, frozen=True, tag=True):
-    """A message for the program's ``session.receive``, as JSON text."""
+    """A message for the program's ``session.receive``, as JSON text; an empty one: there are no more."""
 
     run: str
     json: str
@@ -163,6 +163,12 @@ class Sent(msgspec.Struct, frozen=True, tag=True):
     json: str
 
 
+class Waiting(msgspec.Struct, frozen=True, tag=True):
+    """The program waits for a message, and has none. Said once, until the next message comes."""
+
+    run: str
+
+
 class Asked(msgspec.Struct, frozen=True, tag=True):
     """An operation of the program that the gateway answers; ``json`` is its request."""
 
@@ -215,7 +221,7 @@ class RunFinished(msgspec.Struct, frozen=True, tag=True):
 ToWorker = LaunchRun | ReportUse | Cancel | Deliver | Answered | EventsTaken | Shutdown
 ServiceReport = Asked | Withdrawn | Received
 """What a worker passes on of the operations that the gateway answers."""
-FromWorker = WorkerReady | Started | Output | Sent | ServiceReport | Used | ResultPart | RunFinished
+FromWorker = WorkerReady | Started | Output | Sent | Waiting | ServiceReport | Used | ResultPart | RunFinished
 
 
 def in_parts(message: FromWorker) -> Iterator[FromWorker]:

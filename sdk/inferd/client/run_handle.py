@@ -108,6 +108,10 @@ class RunHandle:
         body = {"message": to_json_value(value, "message")}
         await self._link.request("POST", f"{self._path}/messages", body, again=False)
 
+    async def end_messages(self) -> None:
+        """Tell the program that there are no more messages: its ``session.receive`` raises EndOfMessages behind the last one."""
+        await self._link.request("POST", f"{self._path}/messages", {"end": True}, again=False)
+
     async def cancel(self) -> None:
         """Ask the run to end. Nothing happens if it is over."""
         self.record = await self._link.request("POST", f"{self._path}/cancel", again=True)

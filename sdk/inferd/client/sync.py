@@ -87,6 +87,10 @@ class SyncRunHandle:
         """Hand a value to the program's ``session.receive``."""
         self._waiting.call(lambda: self._run.send(value))
 
+    def end_messages(self) -> None:
+        """Tell the program that there are no more messages."""
+        self._waiting.call(self._run.end_messages)
+
     def cancel(self) -> None:
         """Ask the run to end."""
         self._waiting.call(self._run.cancel)

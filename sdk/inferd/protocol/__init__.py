@@ -60,6 +60,7 @@ from inferd.protocol.errors import (
     ClientError as ClientError,
     ConstraintError as ConstraintError,
     ConstraintViolated as ConstraintViolated,
+    EndOfMessages as EndOfMessages,
     ErrorInfo as ErrorInfo,
     Forbidden as Forbidden,
     IdempotencyKeyReused as IdempotencyKeyReused,

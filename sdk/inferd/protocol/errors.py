@@ -59,6 +59,12 @@ class IdempotencyKeyReused(ClientError):
     code = "client.idempotency_key"
 
 
+class EndOfMessages(ClientError):
+    """The launcher of the program sends no more messages, and none is left to receive."""
+
+    code = "client.end_of_messages"
+
+
 class Unauthorized(ClientError):
     """The token is missing or wrong."""
 
@@ -133,9 +139,9 @@ class InternalError(InferdError):
 ERRORS: dict[str, type[InferdError]] = {
     cls.code: cls
     for cls in (
-        ProgramError, ProgramSyntaxError, ClientError, InvalidRequest, NotFound, IdempotencyKeyReused, Unauthorized, Forbidden,
-        ConstraintError, ConstraintViolated, SnapshotDamaged, SnapshotForeign, LimitExceeded, Truncated, Cancelled,
-        Unavailable, InternalError,
+        ProgramError, ProgramSyntaxError, ClientError, InvalidRequest, NotFound, IdempotencyKeyReused, EndOfMessages,
+        Unauthorized, Forbidden, ConstraintError, ConstraintViolated, SnapshotDamaged, SnapshotForeign,
+        LimitExceeded, Truncated, Cancelled, Unavailable, InternalError,
     )
 }  # fmt: skip
 

@@ -1,8 +1,8 @@
 """A sandbox worker without a sandbox: it runs each program's ``main`` as a task of its own event loop.
 
-Programs may import ``worker``, which has ``send(value)``, ``receive()``, ``garble(bytes)``, ``call(op, **arguments)`` on the
-run's engine session, and ``die()``, which kills this process. ``--deaf`` makes a worker that ignores cancels, ``--fail`` one that
-does not start.
+Programs may import ``worker``, which has ``send(value)``, ``receive()``, ``ask()`` (which says before that the program waits),
+``garble(bytes)``, ``call(op, **arguments)`` on the run's engine session, and ``die()``, which kills this process. ``--deaf``
+makes a worker that ignores cancels, ``--fail`` one that does not start.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ import msgspec
 import zmq
 import zmq.asyncio
 
-from inferd.protocol import Cancelled, ErrorInfo, InferdError, ProgramError
+from inferd.protocol import Cancelled, EndOfMessages, ErrorInfo, InferdError, ProgramError
 from inferd_runtime.sandbox.messages import (
     Cancel,
     Deliver,
@@ -37,6 +37,7 @@ from inferd_runtime.sandbox.messages import (
     Sent,
     Started,
     ToWorker,
+    Waiting,
     WorkerReady,
     in_parts,
 )
@@ -132,7 +133,8 @@ class Worker:
             if isinstance(message, LaunchRun):
                 self.runs[message.run] = FakeRun(self, message)
             elif isinstance(message, Deliver):
-                self.runs[message.run].inbox.put_nowait(json.loads(message.json))
+                heard = json.loads(message.json) if message.json else EndOfMessages("no more")
+                self.runs[message.run].inbox.put_nowait(heard)
             elif isinstance(message, Cancel) and not self.deaf:
                 self.runs[message.run].verdict = message.error
                 self.runs[message.run].task.cancel()
@@ -151,7 +153,14 @@ def helper() -> types.ModuleType:
         return await current.get().call(op, **arguments)
 
     async def receive() -> Any:
-        return await current.get().inbox.get()
+        heard = await current.get().inbox.get()
+        if isinstance(heard, EndOfMessages):
+            raise heard
+        return heard
+
+    async def ask() -> Any:
+        current.get().worker.say(Waiting(current.get().launch.run))
+        return await receive()
 
     def send(value: Any) -> None:
         run = current.get()
@@ -164,7 +173,7 @@ def helper() -> types.ModuleType:
     def die() -> None:
         os.kill(os.getpid(), signal.SIGKILL)
 
-    vars(module).update(call=call, receive=receive, send=send, die=die, garble=garble, pid=os.getpid())
+    vars(module).update(call=call, ask=ask, receive=receive, send=send, die=die, garble=garble, pid=os.getpid())
     return module
 
 

@@ -284,3 +284,79 @@ def test_the_rest_of_the_command_line_needs_no_heavy_module(inferd: CommandLine)
     code = f"import sys, inferd_runtime.cli.serve; print({heavy} - {{'starlette', 'uvicorn'}})"
     done = subprocess.run([inferd.command()[0], "-c", code], capture_output=True, text=True, timeout=30)
     assert done.stdout == "set()\n", done.stderr
+
+
+ASKS = """
+import worker
+from inferd import EndOfMessages
+async def main() -> list:
+    heard = []
+    while True:
+        print("next?", flush=True)
+        try:
+            heard.append(await worker.ask())
+        except EndOfMessages:
+            return heard
+"""
+ASKS_ONCE = "import worker\nasync def main():\n    return await worker.ask()\n"
+
+
+def test_lines_become_messages_of_a_program_that_waits_for_them(inferd: CommandLine, tmp_path: Path) -> None:
+    for name, source in (("asks", ASKS), ("once", ASKS_ONCE)):
+        (tmp_path / f"{name}.py").write_text(source)
+    with server(inferd):
+        inferd("upload", str(tmp_path / "asks.py"))
+        inferd("upload", str(tmp_path / "once.py"))
+        done = inferd("launch", "asks", input='one\n{"two": 2}\r\n\nlast')
+        assert done.stdout.splitlines()[-1] == '["one", "{\\"two\\": 2}", "", "last"]', done.stderr
+        parsed = inferd("launch", "--json-input", "asks", input='{"two": 2}\nNaN\n3')
+        assert parsed.stdout.splitlines()[-1] == '[{"two": 2}, "NaN", 3]', parsed.stderr
+        ended = inferd("launch", "once", input="")
+        assert (ended.returncode, "no more" in ended.stderr) == (2, True), "a typed end, not a launch that hangs"
+        with inferd.start("launch", "--no-input", "once") as waits:
+            assert waits.stderr is not None
+            told = waits.stderr.readline()
+            assert "waits for a message: inferd send" in told
+            run = told.split()[-2]
+            assert inferd("send", run, "hello").returncode == 0
+            assert waits.wait(20) == 0
+            assert waits.stdout is not None
+            assert waits.stdout.read() == '"hello"\n'
+        assert inferd("send", run, "too late").returncode == 2
+        assert inferd("send", run).returncode == 2
+
+
+def test_attaching_to_a_run_shows_it_and_talks_to_it(inferd: CommandLine, tmp_path: Path) -> None:
+    (tmp_path / "asks.py").write_text(ASKS)
+    with server(inferd):
+        inferd("upload", str(tmp_path / "asks.py"))
+        run = inferd("launch", "--detach", "asks").stdout.strip()
+        assert inferd("send", run, "--json-input", "[1]").returncode == 0
+        with inferd.start("attach", run, "--no-input", "--replay") as process:
+            assert process.stdout is not None
+            assert process.stdout.readline() == "next?\n"
+            process.send_signal(signal.SIGINT)
+            assert process.wait(20) == 130
+        assert json.loads(inferd("ps", "--json").stdout)["runs"][0]["state"] == "running", "it was left as it is"
+        attached = inferd("attach", run, input="typed\n")
+        assert attached.stdout.splitlines()[-1] == '[[1], "typed"]', attached.stderr
+        again = inferd("attach", run, "--replay")
+        assert again.stdout.splitlines() == ["next?", "next?", "next?", '[[1], "typed"]']
+
+
+def test_a_terminal_is_told_that_the_program_waits(inferd: CommandLine, tmp_path: Path) -> None:
+    (tmp_path / "once.py").write_text(ASKS_ONCE)
+    main, terminal = pty.openpty()
+    with server(inferd):
+        inferd("upload", str(tmp_path / "once.py"))
+        with subprocess.Popen(
+            inferd.command("launch", "once"), env=inferd.environment, stdin=terminal, stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE, text=True,
+        ) as process:  # fmt: skip
+            assert process.stderr is not None
+            assert "Ctrl+D" in process.stderr.readline()
+            os.write(main, b"typed\n")
+            out, _ = process.communicate(timeout=20)
+            assert (out, process.returncode) == ('"typed"\n', 0), "it ends while the terminal is still open"
+    os.close(main)
+    os.close(terminal)

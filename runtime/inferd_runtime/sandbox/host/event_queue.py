@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections import deque
 
-from inferd_runtime.sandbox.messages import Output, Sent
+from inferd_runtime.sandbox.messages import Output, Sent, Waiting
 
 MOST_MERGED = 16 << 10
 """Characters of text in one event, unless the program wrote more at once."""
@@ -53,6 +53,12 @@ class EventQueue:
         """Take a message, as JSON text; returns the events that go out now."""
         out: list[Output | Sent] = [*self.flush(now), Sent(self._run, message)]
         self._count(len(message.encode()))
+        return out
+
+    def waits(self, now: float) -> list[Output | Sent | Waiting]:
+        """Note that the program waits for a message; returns the events that go out now."""
+        out: list[Output | Sent | Waiting] = [*self.flush(now), Waiting(self._run)]
+        self._count(0)
         return out
 
     def flush(self, now: float) -> list[Output]:

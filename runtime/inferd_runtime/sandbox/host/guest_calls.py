@@ -34,7 +34,17 @@ from inferd_runtime.sandbox.host.inbox import MAX_MESSAGES, Inbox, too_many_mess
 from inferd_runtime.sandbox.host.meter import MemoryMeter, Meter
 from inferd_runtime.sandbox.host.pending_calls import MAX_OPEN, PendingCalls, Waits
 from inferd_runtime.sandbox.host.use_reports import UseReports
-from inferd_runtime.sandbox.messages import Asked, FromWorker, LaunchRun, Output, Received, Sent, Used, Withdrawn
+from inferd_runtime.sandbox.messages import (
+    Asked,
+    FromWorker,
+    LaunchRun,
+    Output,
+    Received,
+    Sent,
+    Used,
+    Waiting,
+    Withdrawn,
+)
 from inferd_runtime.sandbox.wasm.engine_settings import MIB
 from inferd_runtime.session.wire import EngineLink, LinkReply
 
@@ -149,7 +159,7 @@ class GuestCalls:
                 f"{MAX_OPEN} operations are in flight already", limit="operations", value=MAX_OPEN, raise_with=FEWER
             )
         if op == ReceiveMessage.op:  # type: ignore[attr-defined]
-            return self._pending.open_receive()
+            return self._receive_message()
         if op == SendMessage.op:  # type: ignore[attr-defined]
             return self._send_message(arguments)
         if op in GATEWAY_OPERATIONS:
@@ -191,6 +201,14 @@ class GuestCalls:
             self._pass_on(self._events.send(bytes(message).decode(), time.monotonic()))
         return self._pending.answered(True, DONE)
 
+    def _receive_message(self) -> int:
+        """Open a ticket for the next message, and tell the launcher if the program has to wait for it."""
+        ticket = self._pending.open_receive()
+        self._receive_messages()
+        if self._pending.tell_waiting():
+            self._pass_on(self._events.waits(time.monotonic()))
+        return ticket
+
     def _ask(self, op: str, arguments: bytes) -> int:
         """Have the gateway answer."""
         self._asked.check(op, len(arguments))
@@ -209,7 +227,7 @@ class GuestCalls:
         if self._events.due() <= now:
             self._pass_on(self._events.flush(time.monotonic()))
 
-    def _pass_on(self, events: Sequence[Output | Sent]) -> None:
+    def _pass_on(self, events: Sequence[Output | Sent | Waiting]) -> None:
         """Report events, then wait as long as the gateway has too many of them to take, or they come too fast."""
         for event in events:
             exceeded = self.meter.count_event()

@@ -5,11 +5,18 @@ from __future__ import annotations
 from collections import deque
 from enum import Enum
 
+import msgspec
+
+from inferd.protocol import EndOfMessages
+
 MAX_OPEN = 1024
+NO_MORE = b""
+"""Instead of a message: there are no more."""
 FIRST_TICKET = 1
 """Ticket 0 on the engine link is the session's own."""
 ENTRY_BYTES = 512
 """What a ticket, an answer or a message takes beside its payload, roughly."""
+END = msgspec.json.encode(EndOfMessages("the launcher sends no more messages").to_wire())
 MOST_TAKEN = 1 << 20
 """Bytes of answers that one :meth:`PendingCalls.take` returns, unless the first one alone has more."""
 
@@ -35,6 +42,7 @@ class PendingCalls:
         self._arguments: dict[int, int] = {}
         self._receipts: set[int] = set()
         self._handed: list[int] = []
+        self._told = self._no_more = False
         self.held_bytes = 0
         """Bytes that the host holds: arguments of open operations, answers and messages that have not been fetched."""
 
@@ -67,11 +75,16 @@ class PendingCalls:
         return self._sent(Waits.GATEWAY, argument_bytes)
 
     def open_receive(self) -> int:
-        """Return a ticket for the next message."""
+        """Return a ticket for the next message. Once there are no more, it is answered with EndOfMessages."""
         ticket = self._new(Waits.MESSAGE)
         self._readers.append(ticket)
         self._hand_out()
         return ticket
+
+    def tell_waiting(self) -> bool:
+        """Return True if somebody waits for a message, once until the next message comes."""
+        told, self._told = self._told, self._told or bool(self._readers)
+        return self._told and not told
 
     def answered(self, ok: bool, payload: bytes) -> int:
         """Return a ticket for an operation that is answered at once."""
@@ -97,9 +110,13 @@ class PendingCalls:
         return received
 
     def deliver(self, message: bytes) -> None:
-        """Queue a message for the program, as JSON."""
-        self._mailbox.append(message)
-        self.held_bytes += ENTRY_BYTES + len(message)
+        """Queue a message for the program, as JSON, or note that there are no more (``NO_MORE``)."""
+        self._told = False
+        if message == NO_MORE:
+            self._no_more = True
+        else:
+            self._mailbox.append(message)
+            self.held_bytes += ENTRY_BYTES + len(message)
         self._hand_out()
 
     def cancel(self, ticket: int) -> Waits | None:
@@ -168,3 +185,5 @@ class PendingCalls:
             self.held_bytes -= ENTRY_BYTES + len(message)
             self._delivered[ticket] = message
             self.settle(ticket, True, b'{"message":%b}' % message)
+        while self._readers and self._no_more:
+            self.settle(self._readers.popleft(), False, END)

@@ -37,9 +37,10 @@ class LaunchBody(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class MessageBody(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """``POST /v1/runs/{id}/messages``."""
+    """``POST /v1/runs/{id}/messages``: a ``message``, or ``end``, which says that there are no more."""
 
-    message: Any
+    message: Any = msgspec.UNSET
+    end: bool = False
 
 
 async def read_body(request: Request, kind: type[T], most: int, places: SharedPlaces) -> T:

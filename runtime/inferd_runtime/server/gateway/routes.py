@@ -6,12 +6,13 @@ from contextlib import ExitStack
 from dataclasses import dataclass, field
 
 import anyio
+import msgspec
 from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import BaseRoute, Route, WebSocketRoute
 from starlette.websockets import WebSocket
 
-from inferd.protocol import PROTOCOL_VERSION
+from inferd.protocol import PROTOCOL_VERSION, InvalidRequest
 from inferd_runtime import __version__
 from inferd_runtime.server.gateway.audit import SUBJECT_KEY
 from inferd_runtime.server.gateway.auth import ROLE_KEY, TENANT_KEY, AccessTokens, require_admin
@@ -202,10 +203,15 @@ class Api:
         return await run_reply(run, 202)
 
     async def deliver(self, request: Request) -> Response:
-        """Hand a message to a run: 202."""
+        """Hand a message to a run, or tell it that there are no more: 202."""
         run = await self._run(request)
         body = await read_body(request, MessageBody, self.runtime.settings.max_body_bytes, self.runtime.use.bodies)
-        run.deliver(body.message)
+        if body.end is (body.message is not msgspec.UNSET):
+            raise InvalidRequest("the body must hold a message, or end: true")
+        if body.end:
+            run.end_messages()
+        else:
+            run.deliver(body.message)
         await self.runtime.keeper.settled(run)
         return reply({"delivered": True}, 202)
 

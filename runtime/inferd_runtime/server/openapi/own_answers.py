@@ -143,11 +143,12 @@ class ShownEvent(Struct):
     """
 
     index: int
-    type: Literal["started", "stdout", "stderr", "message", "call", "dropped", "finished"]
+    type: Literal["started", "stdout", "stderr", "message", "waiting", "call", "file", "dropped", "finished"]
     time: float
     text: str | UnsetType = UNSET
     message: Any | UnsetType = UNSET
     call: dict[str, Any] | UnsetType = UNSET
+    file: dict[str, Any] | UnsetType = UNSET
     count: int | UnsetType = UNSET
     state: RunState | UnsetType = UNSET
     error: ErrorInfo | UnsetType | None = UNSET

@@ -8,7 +8,7 @@ from inferd.program.interface import Interface
 from inferd.program.manifest import Manifest
 from inferd_runtime.server.programs.bundles import Program
 from inferd_runtime.server.run_store.records import UnfinishedRun
-from inferd_runtime.server.supervisor.runs import EVENT_OVERHEAD, EventBuffer, Run
+from inferd_runtime.server.supervisor.runs import EVENT_OVERHEAD, NO_MORE, EventBuffer, Run
 from inferd_runtime.server.supervisor.transcript import RunReplay
 
 
@@ -27,5 +27,5 @@ def resumed_run(unfinished: UnfinishedRun, capacity: int) -> Run:
         started_mono=None if started is None else time.monotonic(),
         retry_safe=True, seed=relaunch.seed, attempts=unfinished.attempts,
         inputs=list(unfinished.inputs), input_bytes=sum(len(text) + EVENT_OVERHEAD for text in unfinished.inputs),
-        replay=RunReplay(unfinished.said), stored_index=buffer.next_index,
+        messages_ended=NO_MORE in unfinished.inputs, replay=RunReplay(unfinished.said), stored_index=buffer.next_index,
     )  # fmt: skip

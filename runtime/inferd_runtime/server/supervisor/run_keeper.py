@@ -61,7 +61,11 @@ class StoredRun:
 
     def deliver(self, message: Any) -> None:
         """Raise InvalidRequest: it is over."""
-        raise InvalidRequest(f"run {self.id} is over: it takes no more messages", run=self.id)
+        raise InvalidRequest(f"run {self.id} takes no more messages: it is over", run=self.id)
+
+    def end_messages(self) -> None:
+        """Raise InvalidRequest: it is over."""
+        self.deliver(None)
 
     async def result_slices(self) -> AsyncGenerator[bytes]:
         """Yield the result's JSON in slices; nothing without a result. Raises Unavailable."""

@@ -19,7 +19,7 @@ import anyio
 import msgspec
 
 from inferd.protocol import Cancelled, ErrorInfo, InvalidRequest, LimitExceeded
-from inferd_runtime.sandbox.messages import Limits, Output, RunFinished, RunUsage, Sent, Used
+from inferd_runtime.sandbox.messages import Limits, Output, RunFinished, RunUsage, Sent, Used, Waiting
 from inferd_runtime.server.programs.bundles import Program
 from inferd_runtime.server.run_store.records import ProgramName, RunRecord, Said, StoredEvent, new_run_id
 from inferd_runtime.server.supervisor.event_texts import json_text, one_line, unknown_run
@@ -31,6 +31,8 @@ EVENT_OVERHEAD = 256
 BATCH_EVENTS = 128
 BATCH_BYTES = 64 << 10
 """What a follower gets at a time: one that reads slowly holds no more than this of what the buffer has dropped since."""
+NO_MORE = ""
+"""Instead of a message's JSON: there are no more."""
 MAX_INPUT_BYTES = 1 << 20
 """Bytes of messages to a retry-safe run that are kept to be sent again; a run with more is not started again."""
 RETRY_SECONDS = 1.0
@@ -52,11 +54,12 @@ class RunState(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class RunEvent:
-    """Something that happened in a run. ``kind``: started | stdout | stderr | message | call | finished | dropped.
+    """Something that happened in a run. ``kind``: started | stdout | stderr | message | waiting | call | finished |
+    dropped.
 
     ``index`` counts from 0 without gaps, except that ``dropped`` stands for all events that left the buffer before it was
     read: its payload is their number. Payloads: text for the streams, JSON text for ``message`` and ``call`` (what it
-    asked of the world outside), ``None`` for ``started``,
+    asked of the world outside), ``None`` for ``started`` and ``waiting`` (for a message),
     :class:`Ending` for ``finished``. ``time`` is in seconds since the epoch.
     """
 
@@ -173,6 +176,8 @@ class Run:
     input_bytes: int = field(default=0, repr=False)
     transcript: Transcript = field(default_factory=Transcript, repr=False)
     replay: RunReplay | None = field(default=None, repr=False)
+    messages_ended: bool = False
+    """True once the launcher has said that there are no more messages."""
     waiting_bytes: int = field(default=0, repr=False)
     """Bytes of messages that wait for the run to start."""
     stored_index: int = field(default=0, repr=False)
@@ -279,6 +284,16 @@ class Run:
             self.transcript.add(text.encode())
         return text
 
+    def said_by(self, message: Output | Sent | Waiting) -> None:
+        """Note what the program's worker reports of it. Raises ReplayDiffers."""
+        match message:
+            case Output():
+                self.wrote(message)
+            case Sent():
+                self.sent(message)
+            case Waiting() if self.ending is None and (self.replay is None or self.replay.over):
+                self._record("waiting", None, 0)
+
     def wrote(self, output: Output) -> None:
         """Note what the program wrote to one of its streams. Raises ReplayDiffers."""
         text = self._new(output.stream, output.text) if self.ending is None else ""
@@ -327,9 +342,21 @@ class Run:
 
         Raises InvalidRequest once the run is over, and for a value that JSON or msgpack cannot carry.
         """
-        if self.ending is not None:
-            raise InvalidRequest(f"run {self.id} is over: it takes no more messages", run=self.id)
-        text = json_text(message)
+        self._check_takes_messages()
+        self._hand_over(json_text(message))
+
+    def end_messages(self) -> None:
+        """Tell the program that there are no more messages. Raises InvalidRequest once the run is over."""
+        self._check_takes_messages()
+        self._hand_over(NO_MORE)
+        self.messages_ended = True
+
+    def _check_takes_messages(self) -> None:
+        if self.ending is not None or self.messages_ended:
+            why = "its messages were ended" if self.ending is None else "it is over"
+            raise InvalidRequest(f"run {self.id} takes no more messages: {why}", run=self.id)
+
+    def _hand_over(self, text: str) -> None:
         self.on_message(self, text)
         if self.retry_safe:
             self.inputs.append(text)

@@ -39,6 +39,7 @@ from inferd_runtime.sandbox.messages import (
     Sent,
     Started,
     Used,
+    Waiting,
     Withdrawn,
 )
 from inferd_runtime.sandbox.worker_start import WorkerLinks
@@ -280,7 +281,7 @@ class Runtime:
         match message:
             case Started():
                 held.run.started()
-            case Output() | Sent():
+            case Output() | Sent() | Waiting():
                 self._event_reported(held, message, size)
             case Asked() | Withdrawn() | Received():
                 self.desks.take(held.run, worker, message)
@@ -292,12 +293,12 @@ class Runtime:
             case RunFinished():
                 self._finished(held, message)
 
-    def _event_reported(self, held: HeldRun, message: Output | Sent, size: int) -> None:
+    def _event_reported(self, held: HeldRun, message: Output | Sent | Waiting, size: int) -> None:
         if not held.count(size):
             self._kill_for_excess(held)
             return
         try:
-            held.run.wrote(message) if isinstance(message, Output) else held.run.sent(message)
+            held.run.said_by(message)
         except ReplayDiffers as error:
             self._end(held.run, error.to_wire())
         taken = held.receipt()

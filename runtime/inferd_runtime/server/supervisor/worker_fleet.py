@@ -27,6 +27,7 @@ from inferd_runtime.sandbox.messages import (
     Started,
     ToWorker,
     Used,
+    Waiting,
     WorkerReady,
 )
 from inferd_runtime.server.processes.backoff import Backoff
@@ -56,7 +57,7 @@ class FleetLaunch:
     start_seconds: float
 
 
-RunReport = Started | Output | Sent | ServiceReport | Used | ResultPart | RunFinished
+RunReport = Started | Output | Sent | Waiting | ServiceReport | Used | ResultPart | RunFinished
 """What a worker reports about one of its runs."""
 _decoder: msgspec.msgpack.Decoder[FromWorker] = msgspec.msgpack.Decoder(FromWorker)
 

@@ -1,0 +1,154 @@
+"""Follows a run on the command line, and sends it what is typed once it waits for a message."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+import sys
+import threading
+from collections.abc import AsyncGenerator
+from contextlib import aclosing
+from typing import Any
+
+import anyio
+import anyio.abc
+
+from inferd.client import EventsDropped, RunHandle, StreamEvent
+from inferd.protocol import InferdError
+from inferd_runtime.cli.boundary import EXIT_INTERRUPTED
+from inferd_runtime.cli.output import say
+from inferd_runtime.cli.program_command import TalkOptions, message_of
+from inferd_runtime.cli.run_screen import RunScreen
+
+READ_BYTES = 64 << 10
+STDIN = 0
+
+
+class TypedLines:
+    """Lines of standard input, which a thread begins to read with the first call of :meth:`next`: it is not ours before.
+
+    The thread waits in a system call that nothing interrupts, and ends with the process.
+    """
+
+    def __init__(self) -> None:
+        self._lines: asyncio.Queue[str | None] = asyncio.Queue(maxsize=16)
+        self._begun = self._ended = False
+        self._loop = asyncio.get_running_loop()
+
+    async def next(self) -> str | None:
+        """Return the next line without its end; None once there are no more."""
+        if not self._begun:
+            self._begun = True
+            threading.Thread(target=self._read, name="standard input", daemon=True).start()
+        line = None if self._ended else await self._lines.get()
+        self._ended = line is None
+        return line
+
+    def _read(self) -> None:
+        parts: list[bytes] = []
+        while data := _read_some():
+            *whole, rest = data.split(b"\n")
+            for line in whole:
+                self._put(b"".join([*parts, line]).decode(errors="replace").removesuffix("\r"))
+                parts.clear()
+            parts.append(rest)
+        if last := b"".join(parts):
+            self._put(last.decode(errors="replace"))
+        self._put(None)
+
+    def _put(self, line: str | None) -> None:
+        asyncio.run_coroutine_threadsafe(self._lines.put(line), self._loop).result()
+
+
+def _read_some() -> bytes:
+    try:
+        return os.read(STDIN, READ_BYTES)
+    except OSError:  # it is closed, or its terminal is gone
+        return b""
+
+
+class Conversation:
+    """One run, followed until it is over."""
+
+    def __init__(self, run: RunHandle, screen: RunScreen, options: TalkOptions) -> None:
+        self._run = run
+        self._screen = screen
+        self._options = options
+        self._lines = TypedLines()
+        self._interrupted = self._hinted = False
+
+    async def follow(self, start: int = 0, live: int = 0) -> int:
+        """Show the run from event ``start`` on, and answer where it waits at ``live`` or later; returns the exit code.
+
+        The first Ctrl+C cancels the run, a second one leaves at once.
+        """
+        code = 0
+        async with anyio.create_task_group() as tasks:
+            if self._options.cancels:
+                self._heed_interrupt(tasks)
+            async with aclosing(shown_events(self._run, start)) as events:
+                async for event in events:
+                    ended = self._screen.show_json(event)
+                    code = code if ended is None else ended
+                    if event["type"] == "waiting" and event["index"] >= live:
+                        tasks.start_soon(self._answer)
+            tasks.cancel_scope.cancel()
+        return EXIT_INTERRUPTED if self._interrupted else code
+
+    def _heed_interrupt(self, tasks: anyio.abc.TaskGroup) -> None:
+        loop = asyncio.get_running_loop()
+
+        def interrupt() -> None:
+            self._interrupted = True
+            loop.remove_signal_handler(signal.SIGINT)  # the next one is Python's own
+            tasks.start_soon(self._run.cancel)
+
+        if signal.getsignal(signal.SIGINT) is not signal.SIG_IGN:  # as in the background of a shell script
+            loop.add_signal_handler(signal.SIGINT, interrupt)
+
+    async def _answer(self) -> None:
+        """Send the next line, or say that there is none. What goes wrong is told, and the run followed all the same."""
+        if not self._options.reads:
+            self._hint(f"{self._run.id} waits for a message: inferd send {self._run.id} MESSAGE")
+            return
+        if os.isatty(STDIN):
+            self._hint("the program waits for a message: a line is one, Ctrl+D says that there are no more")
+        line = await self._lines.next()
+        try:
+            if line is None:
+                await self._run.end_messages()
+            else:
+                await self._run.send(message_of(line, self._options.json_input))
+        except InferdError as error:
+            if self._run.record.get("finished_at") is None:
+                say(f"[the message was not delivered: {error.message}]", sys.stderr)
+
+    def _hint(self, text: str) -> None:
+        if not self._hinted:
+            self._hinted = True
+            say(f"[{text}]", sys.stderr)
+
+
+async def shown_events(run: RunHandle, start: int = 0) -> AsyncGenerator[dict[str, Any]]:
+    """Yield a run's events as the server sends them, with one of type ``dropped`` for those that are no longer kept."""
+    while True:
+        try:
+            async with aclosing(run.events(start)) as events:
+                async for event in events:
+                    yield event.data
+            return
+        except EventsDropped as gap:
+            start = gap.next
+            yield dropped(start, gap.detail["count"])
+
+
+def dropped(following: int, count: int) -> dict[str, Any]:
+    """Return the event that stands for those before ``following`` that are gone."""
+    return {"index": following - 1, "type": "dropped", "count": count}
+
+
+def with_gap(events: list[StreamEvent]) -> list[dict[str, Any]]:
+    """Return events as they are shown, with one for those before the first."""
+    first = events[0].index if events else 0
+    return [*([dropped(first, first)] if first else []), *(event.data for event in events)]
