@@ -23,7 +23,7 @@ import time
 from types import ModuleType
 from typing import Any
 
-PACKAGES = ("inferd", "inferd_grammar", "inferd_runtime")
+PACKAGES = ("inferd", "inferlet", "inferd_grammar", "inferd_runtime")
 LINUX_ONLY: dict[ModuleType, str] = {
     asyncio: r"PidfdChildWatcher",
     fcntl: r"F_(OFD_|NOTIFY|ADD_SEALS|GET_SEALS|SEAL_|[GS]ET(PIPE_SZ|SIG|LEASE))|DN_",

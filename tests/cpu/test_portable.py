@@ -7,7 +7,7 @@ import sys
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[2]
-FOLDERS = ("sdk/inferd", "grammar/inferd_grammar", "runtime/inferd_runtime")
+FOLDERS = ("sdk/inferd", "sdk/inferlet", "grammar/inferd_grammar", "runtime/inferd_runtime")
 
 
 def test_every_module_and_the_command_line_start_without_what_only_linux_has() -> None:

@@ -13,7 +13,9 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).resolve().parents[2]
-PACKAGES = tuple(ROOT / path for path in ("sdk/inferd", "runtime/inferd_runtime", "grammar/inferd_grammar"))
+PACKAGES = tuple(
+    ROOT / path for path in ("sdk/inferd", "sdk/inferlet", "runtime/inferd_runtime", "grammar/inferd_grammar")
+)
 SOURCES = (*PACKAGES, ROOT / "tests", ROOT / "benchmarks", ROOT / "inferlets")
 STRICT = [ROOT / "docs" / "architecture.md", *sorted(ROOT.glob("docs/extending/*.md"), key=str)]
 STRICT += sorted(ROOT.glob("docs/decisions/*.md"))

@@ -66,16 +66,21 @@ def test_its_classifiers_exist(metadata: Message) -> None:
 
 
 def test_every_room_of_the_sources_is_in_it(wheel: zipfile.ZipFile) -> None:
-    packages = {"sdk": "inferd", "runtime": "inferd_runtime", "grammar": "inferd_grammar"}
+    packages = {"inferd": "sdk", "inferlet": "sdk", "inferd_runtime": "runtime", "inferd_grammar": "grammar"}
     sources = {
-        path.relative_to(ROOT / top) for top, name in packages.items() for path in (ROOT / top / name).rglob("*.py")
+        path.relative_to(ROOT / top) for name, top in packages.items() for path in (ROOT / top / name).rglob("*.py")
     }
     assert {path.as_posix() for path in sources} <= set(wheel.namelist())
 
 
 def test_the_wheel_holds_nothing_else_at_the_top(wheel: zipfile.ZipFile) -> None:
     tops = {name.split("/")[0] for name in wheel.namelist()}
-    assert {top for top in tops if not top.endswith(".dist-info")} == {"inferd", "inferd_grammar", "inferd_runtime"}
+    assert {top for top in tops if not top.endswith(".dist-info")} == {
+        "inferd",
+        "inferd_grammar",
+        "inferd_runtime",
+        "inferlet",
+    }
 
 
 def test_the_embedded_models_stay_small() -> None:

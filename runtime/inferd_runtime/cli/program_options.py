@@ -24,17 +24,19 @@ class ProgramInterface:
     parameters: Sequence[Parameter]
     definitions: Mapping[str, Any]
     doc: str = ""
+    takes_any: bool = False
 
     @classmethod
     def of(cls, interface: Interface) -> ProgramInterface:
         """Return the options' interface of one that was read from source."""
-        return cls(interface.parameters, interface.definitions, interface.doc)
+        return cls(interface.parameters, interface.definitions, interface.doc, interface.takes_any)
 
     @classmethod
     def from_json(cls, value: dict[str, Any]) -> ProgramInterface:
         """Return the interface that a server describes."""
         parameters = [Parameter(**parameter) for parameter in value["parameters"]]
-        return cls(parameters, value["arguments"].get("$defs", {}), value["doc"])
+        arguments = value["arguments"]
+        return cls(parameters, arguments.get("$defs", {}), value["doc"], arguments["additionalProperties"])
 
     @property
     def names(self) -> frozenset[str]:
@@ -157,7 +159,7 @@ def arguments_of(parsed: argparse.Namespace, interface: ProgramInterface) -> dic
     """Return the launch's arguments. Raises InvalidRequest that names an unknown or missing parameter."""
     arguments = read_input(getattr(parsed, "whole_input", None))
     for name in arguments:
-        if name not in interface.names:
+        if name not in interface.names and not interface.takes_any:
             raise InvalidRequest(f"--input: the program has no parameter {name!r}")
     for parameter in interface.parameters:
         given = getattr(parsed, PREFIX + parameter.name)

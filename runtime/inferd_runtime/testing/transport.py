@@ -25,6 +25,10 @@ class DirectTransport:
     async def call(self, request: Any) -> Any:
         """Let other tasks run, step the engine until the request is answered, and return the reply."""
         await asyncio.sleep(0)
+        return self.call_blocking(request)
+
+    def call_blocking(self, request: Any) -> Any:
+        """Step the engine until the request is answered, and return the reply."""
         assert OPERATIONS[request.op] is type(request)
         self.requests.append(request)
         reply = self.direct.call(msgspec.json.decode(msgspec.json.encode(request), type=type(request)))

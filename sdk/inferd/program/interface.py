@@ -14,6 +14,7 @@ from inferd.program.annotations import NOT_LITERAL, AnnotationReader
 from inferd.program.json_types import structure, with_definitions
 from inferd.program.json_values import is_carried, to_json_value
 from inferd.program.manifest import Manifest, script_manifest
+from inferd.program.pie import INPUT, PieFile, imports_inferlet, is_dict, read_names, schema_like
 from inferd.protocol import InvalidRequest, ProgramError, ProgramSyntaxError
 
 MAIN = "main"
@@ -40,7 +41,10 @@ class Parameter:
 
 @dataclass(frozen=True)
 class Interface:
-    """Parameters and result of a program. ``doc`` is ``main``'s docstring, else the module's."""
+    """Parameters and result of a program. ``doc`` is ``main``'s docstring, else the module's.
+
+    ``takes_any``: it takes any arguments, as a program that is written for Pie does; ``parameters`` are those that are known.
+    """
 
     manifest: Manifest
     parameters: list[Parameter]
@@ -48,6 +52,7 @@ class Interface:
     returns: str = ""
     returns_schema: dict[str, Any] = field(default_factory=dict)
     definitions: dict[str, Any] = field(default_factory=dict)
+    takes_any: bool = False
 
     @property
     def arguments_schema(self) -> dict[str, Any]:
@@ -57,7 +62,7 @@ class Interface:
             "type": "object",
             "properties": properties,
             "required": [parameter.name for parameter in self.parameters if parameter.required],
-            "additionalProperties": False,
+            "additionalProperties": self.takes_any,
         }
         return {**schema, "$defs": self.definitions} if self.definitions else schema
 
@@ -69,20 +74,28 @@ def describe_source(source: str, filename: str) -> Interface:
     does not parse (``detail``: file, line, column, text), ProgramError when there is no top-level ``async def
     main`` or it has ``*`` or positional-only parameters, and InvalidRequest for a bad PEP 723 block.
     """
-    return describe_module(_parse(source, filename), script_manifest(source, filename), filename)
+    pie = PieFile() if imports_inferlet(source) else None
+    return describe_module(_parse(source, filename), script_manifest(source, filename), filename, pie)
 
 
-def describe_module(module: ast.Module, manifest: Manifest, filename: str) -> Interface:
-    """Read the interface of a program that is parsed already; see :func:`describe_source`."""
+def describe_module(module: ast.Module, manifest: Manifest, filename: str, pie: PieFile | None = None) -> Interface:
+    """Read the interface of a program that is parsed already; see :func:`describe_source`.
+
+    ``pie``: what its Pie.toml says, for a program that is written for Pie.
+    """
     main = _find_main(module, filename)
     reader = AnnotationReader(module)
     parameters = _parameters(main, reader)
+    takes_any = pie is not None and len(parameters) == 1 and _is_input(parameters[0])
+    if pie is not None and takes_any:
+        parameters = _pie_parameters(main, pie)
     definitions = dict(reader.definitions)
     returns = AnnotationReader(module)
     return Interface(
         manifest=manifest,
         parameters=parameters,
-        doc=ast.get_docstring(main) or ast.get_docstring(module) or "",
+        takes_any=takes_any,
+        doc=ast.get_docstring(main) or ast.get_docstring(module) or ("" if pie is None else pie.description),
         returns=_text_of(main.returns),
         returns_schema=with_definitions(returns.schema(main.returns), returns.definitions),
         definitions=definitions,
@@ -171,6 +184,23 @@ def _parameters(main: ast.AsyncFunctionDef, reader: AnnotationReader) -> list[Pa
     return [
         _parameter(arg, default, reader) for arg, default in zip([*spec.args, *spec.kwonlyargs], defaults, strict=True)
     ]
+
+
+def _is_input(parameter: Parameter) -> bool:
+    return parameter.name == INPUT and is_dict(parameter.annotation)
+
+
+def _pie_parameters(main: ast.AsyncFunctionDef, pie: PieFile) -> list[Parameter]:
+    read = read_names(main)
+    parameters: list[Parameter] = []
+    for name in {**pie.parameters, **read}:
+        value = read.get(name)
+        default = value if is_carried(value) else None
+        schema = pie.parameters.get(name) or schema_like(default)
+        parameters.append(
+            Parameter(name, "", schema, False, default, "" if default is None else repr(default)[:MAX_TEXT])
+        )
+    return parameters
 
 
 def _parameter(arg: ast.arg, default: ast.expr | None, reader: AnnotationReader) -> Parameter:

@@ -61,7 +61,7 @@ def script_manifest(source: str, filename: str) -> Manifest:
     closed or not TOML, for a second one, and for an unknown key or a value out of range in ``[tool.inferd]``.
     """
     document = _script_document(source.replace("\r\n", "\n"), filename)
-    tool = _table(_table(document, "tool", filename), "inferd", filename)
+    tool = read_table(read_table(document, "tool", filename), "inferd", filename)
     dependencies, python = document.get("dependencies", []), document.get("requires-python", "")
     return _manifest(tool, _name_of_file(filename), DEFAULT_VERSION, dependencies, python, filename)
 
@@ -73,9 +73,9 @@ def project_manifest(text: str, folder: str) -> Manifest:
     Raises InvalidRequest as :func:`script_manifest` does.
     """
     filename = f"{folder}/pyproject.toml"
-    document = _toml(text, filename)
-    project = _table(document, "project", filename)
-    tool = _table(_table(document, "tool", filename), "inferd", filename)
+    document = read_toml(text, filename)
+    project = read_table(document, "project", filename)
+    tool = read_table(read_table(document, "tool", filename), "inferd", filename)
     dependencies, python = project.get("dependencies", []), project.get("requires-python", "")
     name, version = project.get("name", PurePath(folder).name), project.get("version", DEFAULT_VERSION)
     return _manifest(tool, name, version, dependencies, python, filename)
@@ -96,7 +96,7 @@ def _manifest(
     return Manifest(
         name=_matching(NAME, "name", tool.get("name", name), filename),
         version=_matching(VERSION, "version", tool.get("version", version), filename),
-        limits=_limits(_table(tool, "limits", filename), filename),
+        limits=_limits(read_table(tool, "limits", filename), filename),
         dependencies=list(dependencies),
         requires_python=requires_python,
         retry_safe=_retry_safe(tool, filename),
@@ -175,7 +175,7 @@ def _script_document(source: str, filename: str) -> dict[str, Any]:
         if has_script_block(source):
             raise InvalidRequest(f"{filename}: the `# /// script` block is not closed by a line `# ///`")
         return {}
-    return _toml("\n".join(line[2:] for line in blocks[0]), filename)
+    return read_toml("\n".join(line[2:] for line in blocks[0]), filename)
 
 
 def _blocks(lines: list[str]) -> Iterator[tuple[str, list[str]]]:
@@ -207,7 +207,8 @@ def _is_block_line(line: str) -> bool:
     return line == "#" or line.startswith("# ")
 
 
-def _toml(text: str, filename: str) -> dict[str, Any]:
+def read_toml(text: str, filename: str) -> dict[str, Any]:
+    """Return a TOML document. Raises InvalidRequest, which names the file."""
     if len(text) > MAX_MANIFEST:
         raise InvalidRequest(f"{filename}: {len(text)} characters of TOML; there may be {MAX_MANIFEST}")
     try:
@@ -218,7 +219,8 @@ def _toml(text: str, filename: str) -> dict[str, Any]:
         raise InvalidRequest(f"{filename}: cannot be read as TOML: {str(error) or type(error).__name__}") from None
 
 
-def _table(document: dict[str, Any], key: str, filename: str) -> dict[str, Any]:
+def read_table(document: dict[str, Any], key: str, filename: str) -> dict[str, Any]:
+    """Return a table of a document, an empty one where there is none. Raises InvalidRequest for what is no table."""
     value = document.get(key, {})
     if not isinstance(value, dict):
         raise InvalidRequest(f"{filename}: {key} must be a table")

@@ -48,6 +48,12 @@ class Port:
                 for request in self._abandoned.popleft():
                     await self.transport.call(request)
 
+    def take_abandoned(self) -> list[Any]:
+        """Return what :meth:`abandon` stored, to be sent by the caller."""
+        taken = [request for requests in self._abandoned for request in requests]
+        self._abandoned.clear()
+        return taken
+
 
 _current: ContextVar[Port] = ContextVar("inferd_port")
 

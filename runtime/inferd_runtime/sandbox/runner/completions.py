@@ -78,6 +78,12 @@ class Completions:
             self._host.cancel(ticket)  # an answer that came at the same moment, too: nobody has got it
             raise
 
+    def block(self, ticket: int) -> Answer:
+        """Block until an operation is answered, whatever else could run meanwhile. Returns as :meth:`answer`."""
+        while ticket not in self._early:
+            self.wait(None)
+        return self._early.pop(ticket)
+
     def wait(self, seconds: float | None) -> None:
         """Block until something has finished, or for ``seconds`` (``None``: for ever); sets the futures that it is due to."""
         self._before_wait()

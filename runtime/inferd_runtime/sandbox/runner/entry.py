@@ -12,6 +12,7 @@ from typing import Any
 
 from inferd.files import use_folder
 from inferd.program.interface import coerce_arguments, to_result
+from inferd.program.pie import PIE_FILE, imports_inferlet, input_of, takes_input
 from inferd.protocol import InvalidRequest, ProgramError
 from inferd.transport import restore_transport, use_transport
 from inferd_runtime.sandbox.runner import failure
@@ -64,6 +65,8 @@ class Runner:
             random.seed(program.seed)
         try:
             main = load(program)
+            if _is_for_pie(program) and takes_input(main):
+                arguments = input_of(arguments)
             value = self._call(main, coerce_arguments(main, arguments))
             return _encode(to_result(value))
         finally:
@@ -76,6 +79,10 @@ class Runner:
 
 async def _awaited(value: Any) -> Any:
     return await value
+
+
+def _is_for_pie(program: LoadedProgram) -> bool:
+    return PIE_FILE in program.data or imports_inferlet(program.files.get(program.entry, ""))
 
 
 def _failed(error: BaseException, program: LoadedProgram) -> RunOutcome:

@@ -9,7 +9,7 @@ import random
 from typing import Any
 
 from inferd.protocol import ErrorInfo, InvalidRequest, reply_from_plain
-from inferd_runtime.sandbox.runner.completions import Completions
+from inferd_runtime.sandbox.runner.completions import Answer, Completions
 from inferd_runtime.sandbox.runner.eventloop import running_loop
 
 SEED_BITS = 63
@@ -28,10 +28,12 @@ class GuestTransport:
     async def call(self, request: Any) -> Any:
         """Send a request and wait for its reply; see :class:`inferd.transport.Transport`."""
         ticket = self._completions.submit(type(request).op, _encode(self._seeded(request)))
-        ok, answer = await self._completions.answer(ticket, running_loop().quiet_seconds())
-        if not ok:
-            raise ErrorInfo(**answer).to_exception()
-        return reply_from_plain(type(request).reply, answer)
+        return _reply(request, await self._completions.answer(ticket, running_loop().quiet_seconds()))
+
+    def call_blocking(self, request: Any) -> Any:
+        """Send a request, and block until its reply is there: the program's other tasks stand still."""
+        ticket = self._completions.submit(type(request).op, _encode(self._seeded(request)))
+        return _reply(request, self._completions.block(ticket))
 
     def _seeded(self, request: Any) -> Any:
         sampling = getattr(request, "sampling", None)
@@ -39,6 +41,13 @@ class GuestTransport:
             return request
         seeded = dataclasses.replace(sampling, seed=self._seeds.getrandbits(SEED_BITS))
         return dataclasses.replace(request, sampling=seeded)
+
+
+def _reply(request: Any, answered: Answer) -> Any:
+    ok, answer = answered
+    if not ok:
+        raise ErrorInfo(**answer).to_exception()
+    return reply_from_plain(type(request).reply, answer)
 
 
 def _plain(value: object) -> Any:

@@ -17,6 +17,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import inferd
+import inferlet
 from inferd.protocol import InternalError
 from inferd_runtime.file_cache import (
     POLL_SECONDS,
@@ -92,10 +93,12 @@ def runner_is_built() -> bool:
 
 
 def guest_sources() -> dict[str, bytes]:
-    """Return every file that goes into the component, by its path there: the SDK, the guest's modules, and the WIT world."""
+    """Return every file that goes into the component, by its path there: SDK, Pie's names, guest's modules, WIT world."""
     sdk, runner = Path(inferd.__file__).parent, Path(__file__).parents[1] / "runner"
     files = [path for path in sdk.rglob("*.py") if path.name not in NOT_FOR_GUESTS]
     sources = {f"inferd/{path.relative_to(sdk).as_posix()}": path.read_bytes() for path in files}
+    pie = Path(inferlet.__file__).parent
+    sources |= {f"inferlet/{path.relative_to(pie).as_posix()}": path.read_bytes() for path in pie.rglob("*.py")}
     sources |= {f"{GUEST_PACKAGE}/{path.name}": path.read_bytes() for path in runner.glob("*.py")}
     sources |= {"inferd_runtime/__init__.py": b"", "inferd_runtime/sandbox/__init__.py": b""}
     return sources | {WIT: (runner / WIT).read_bytes()}

@@ -12,7 +12,7 @@ from inferd.protocol import InvalidRequest, LimitExceeded
 
 GUEST_PYTHON = "3.14"
 """The sandbox's Python. A test in the sandbox compares."""
-PROVIDED = frozenset({"inferd"})
+PROVIDED = frozenset({"inferd", "inferlet"})
 """What the sandbox has already."""
 MAX_REQUIREMENTS = 32
 MAX_LENGTH = 200

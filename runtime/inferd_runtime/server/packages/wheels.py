@@ -22,7 +22,7 @@ NATIVE = (".so", ".pyd", ".dll", ".dylib", ".a", ".lib", ".o")
 LEFT_OUT = (".pyc", ".pyi", ".pth")
 KEPT_METADATA = ("METADATA", "entry_points.txt")
 CODE_FOLDERS = ("purelib", "platlib")
-RESERVED = frozenset({"inferd", "inferd_runtime", "wit_world"})
+RESERVED = frozenset({"inferd", "inferlet", "inferd_runtime", "wit_world"})
 
 
 class NativeWheel(InvalidRequest):

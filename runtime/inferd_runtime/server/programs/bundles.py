@@ -17,7 +17,7 @@ import sys
 import traceback
 import warnings
 from collections.abc import Iterable, Set
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path, PurePosixPath
 from typing import Any
 
@@ -34,6 +34,7 @@ from inferd.program.manifest import (
     project_manifest,
     script_manifest,
 )
+from inferd.program.pie import PIE_FILE, PieFile, imports_inferlet, read_pie_file
 from inferd.program.sources import (
     ENTRY,
     MAX_DATA_BYTES,
@@ -127,9 +128,10 @@ def describe_bundle(bundle: Bundle) -> Interface:
     and a caret.
     """
     modules = {path: check_syntax(text, path) for path, text in bundle.files.items() if path.endswith(".py")}
-    manifest = read_manifest(bundle)
+    pie = read_pie(bundle)
+    manifest = read_manifest(bundle, pie)
     try:
-        interface = describe_module(modules[bundle.entry], manifest, bundle.entry)
+        interface = describe_module(modules[bundle.entry], manifest, bundle.entry, pie)
     except RecursionError:
         raise ProgramSyntaxError(
             f"{bundle.entry}: main's annotations are nested too deeply", file=bundle.entry
@@ -268,8 +270,21 @@ def _syntax_error(error: SyntaxError, filename: str) -> ProgramSyntaxError:
     return ProgramSyntaxError(where, file=filename, line=line, column=column, text=text[:SHOWN], python=python)
 
 
-def read_manifest(bundle: Bundle) -> Manifest:
-    """Return what a program says about itself. Raises InvalidRequest for a bad table, and what checking dependencies raises."""
+def read_pie(bundle: Bundle) -> PieFile | None:
+    """Return what the Pie.toml of a program for Pie says, an empty one if it has none; None for any other program.
+
+    Raises InvalidRequest for a bad file.
+    """
+    if PIE_FILE in bundle.data:
+        return read_pie_file(bundle.data[PIE_FILE].decode(errors="replace"), f"{bundle.name}/{PIE_FILE}")
+    return PieFile() if imports_inferlet(bundle.files[bundle.entry]) else None
+
+
+def read_manifest(bundle: Bundle, pie: PieFile | None = None) -> Manifest:
+    """Return what a program says about itself; the name and version of its Pie.toml win.
+
+    Raises InvalidRequest for a bad table, and what checking dependencies raises.
+    """
     source = bundle.files[bundle.entry]
     if PROJECT in bundle.files:
         if has_script_block(source):
@@ -279,4 +294,6 @@ def read_manifest(bundle: Bundle) -> Manifest:
         manifest = script_manifest(source, f"{bundle.name}/{ENTRY}" if bundle.entry == ENTRY else bundle.entry)
     checked_requirements(manifest.dependencies)
     check_python(manifest.requires_python)
-    return manifest
+    if pie is None:
+        return manifest
+    return replace(manifest, name=pie.name or manifest.name, version=pie.version or manifest.version)

@@ -19,7 +19,7 @@ def check_arguments(program: Program, arguments: dict[str, Any]) -> str:
     """
     parameters = {parameter.name: parameter for parameter in program.interface.parameters}
     for name in arguments:
-        if name not in parameters:
+        if name not in parameters and not program.interface.takes_any:
             known = ", ".join(parameters) or "nothing"
             raise InvalidRequest(f"{program.name} has no parameter {shown(name)}; it takes {known}", parameter=name)
     for name, parameter in parameters.items():
