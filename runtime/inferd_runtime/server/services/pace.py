@@ -8,8 +8,15 @@ LOOP_SHARE = 0.5
 """The part of the gateway's thread that all these operations may take together."""
 OPERATION_SECONDS = 0.00005
 """What an operation costs beside its handler: reading its frame, and answering."""
+BYTE_SECONDS = 20e-9
+"""What a byte of a request costs: reading and checking a MiB of JSON takes about 20 ms."""
 PRESENT_SECONDS = 1.0
 """For so long after its last operation a tenant counts as one that shares."""
+
+
+def expected_seconds(size: int) -> float:
+    """Return what an operation with a request of so many bytes is expected to take."""
+    return OPERATION_SECONDS + size * BYTE_SECONDS
 
 
 class ServicePace:

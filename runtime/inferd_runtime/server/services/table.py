@@ -32,7 +32,7 @@ from inferd.protocol import (
 )
 from inferd_runtime.sandbox.messages import MAX_ASKED, MAX_REQUEST_BYTES
 from inferd_runtime.server.services.caller import Caller
-from inferd_runtime.server.services.pace import ServicePace
+from inferd_runtime.server.services.pace import ServicePace, expected_seconds
 from inferd_runtime.server.services.timed import Timed
 from inferd_runtime.server.services.wires import ServiceWire
 
@@ -131,7 +131,7 @@ class ServiceTable:
             self._backlog[tenant].append(call)
             self._tasks.start_soon(self._catch_up, tenant)
         else:
-            self._tasks.start_soon(self._serve, call)
+            self._start(call)
 
     def open_bytes(self, tenant: str) -> int:
         """Return the bytes of a tenant's open requests."""
@@ -163,9 +163,14 @@ class ServiceTable:
         while backlog:
             await anyio.sleep(self.pace.wait(tenant, self._clock()))
             if backlog and self.pace.wait(tenant, self._clock()) <= 0:
-                self._tasks.start_soon(self._serve, backlog.popleft())
+                self._start(backlog.popleft())
         del self._backlog[tenant]
         self.pace.forget_old(self._clock())
+
+    def _start(self, call: _OpenCall) -> None:
+        """Start an operation, which is charged now for what it is expected to take: others are held against that."""
+        self._charge(call.desk.caller.tenant, expected_seconds(call.size))
+        self._tasks.start_soon(self._serve, call)
 
     async def _serve(self, call: _OpenCall) -> None:
         """Answer one operation, whatever happens in its handler."""
@@ -174,7 +179,9 @@ class ServiceTable:
             try:
                 if call.scope.cancel_called:
                     raise Cancelled(f"{call.op} was withdrawn")
-                outcome = await Timed(self._handled(call), partial(self._charge, call.desk.caller.tenant))
+                outcome = await Timed(
+                    self._handled(call), partial(self._charge, call.desk.caller.tenant), expected_seconds(call.size)
+                )
             except InferdError as error:
                 outcome = error
             except Exception as error:  # the boundary of one operation: a bug costs this one and no other

@@ -6,16 +6,16 @@ import time
 from collections.abc import Awaitable, Callable, Generator
 from typing import Any
 
-from inferd_runtime.server.services.pace import OPERATION_SECONDS
-
 
 class Timed(Generator[Any, Any, Any]):
-    """Awaits ``handled``; ``charge`` hears of the seconds that each stretch of it took between two waits."""
+    """Awaits ``handled``; ``charge`` hears of the seconds that each stretch of it took between two waits, beyond the ``paid``
+    ones that were charged before.
+    """
 
-    def __init__(self, handled: Awaitable[Any], charge: Callable[[float], None]) -> None:
+    def __init__(self, handled: Awaitable[Any], charge: Callable[[float], None], paid: float) -> None:
         self._steps: Any = handled.__await__()
         self._charge = charge
-        self._before = OPERATION_SECONDS
+        self._paid = paid
 
     def __await__(self) -> Timed:
         return self
@@ -37,5 +37,7 @@ class Timed(Generator[Any, Any, Any]):
         try:
             return step(*values)
         finally:
-            self._charge(self._before + time.perf_counter() - started)
-            self._before = 0.0
+            took = time.perf_counter() - started
+            if took > self._paid:
+                self._charge(took - self._paid)
+            self._paid = max(self._paid - took, 0.0)

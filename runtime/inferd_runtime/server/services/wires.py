@@ -13,6 +13,15 @@ from inferd.protocol import GATEWAY_OPERATIONS, InferdError, InvalidRequest
 from inferd_runtime.carriable import read_json, read_msgpack
 
 
+class JsonText:
+    """A value of a reply that is JSON already: the sandbox gets it as it is."""
+
+    __slots__ = ("text",)
+
+    def __init__(self, text: bytes) -> None:
+        self.text = text
+
+
 @dataclass(frozen=True)
 class ServiceWire:
     """``read(payload, what, kind)`` raises InvalidRequest that begins with ``what``; ``write`` packs what is carriable."""
@@ -36,5 +45,21 @@ def _read_msgpack(payload: bytes, what: str, kind: Any) -> Any:
     return request
 
 
-JSON_WIRE = ServiceWire(lambda payload, what, kind: read_json(payload, what, kind), msgspec.json.encode)
-MSGPACK_WIRE = ServiceWire(_read_msgpack, msgspec.msgpack.encode)
+def _raw(value: Any) -> msgspec.Raw:
+    return msgspec.Raw(_text_of(value))
+
+
+def _plain(value: Any) -> Any:
+    return msgspec.json.decode(_text_of(value))
+
+
+def _text_of(value: Any) -> bytes:
+    if not isinstance(value, JsonText):
+        raise TypeError(f"{type(value).__name__} is no value of a reply")
+    return value.text
+
+
+JSON_WIRE = ServiceWire(
+    lambda payload, what, kind: read_json(payload, what, kind), msgspec.json.Encoder(enc_hook=_raw).encode
+)
+MSGPACK_WIRE = ServiceWire(_read_msgpack, msgspec.msgpack.Encoder(enc_hook=_plain).encode)

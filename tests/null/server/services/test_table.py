@@ -23,7 +23,7 @@ from inferd_runtime.server.services.table import (
     ServiceDesk,
     ServiceTable,
 )
-from inferd_runtime.server.services.wires import JSON_WIRE, MSGPACK_WIRE
+from inferd_runtime.server.services.wires import JSON_WIRE, MSGPACK_WIRE, JsonText, ServiceWire
 from inferd_runtime.testing.services import service_table
 
 pytestmark = pytest.mark.anyio
@@ -250,3 +250,24 @@ def test_scripts_cannot_bring_in_what_json_does_not_have(value: float) -> None:
     payload = msgspec.msgpack.encode({"topic": "x", "values": [{"a": [value]}]})
     with pytest.raises(InvalidRequest, match="JSON"):
         MSGPACK_WIRE.request("topic.publish", payload)
+
+
+async def test_of_a_burst_of_large_requests_not_all_begin_at_once() -> None:
+    family = Family()
+    async with service_table(family) as table:
+        ann = Desk(table)
+        payload = msgspec.json.encode({"topic": "x", "values": ["x" * (MAX_REQUEST_BYTES - 40)]})
+        for ticket in range(20):
+            ann.desk.ask(ticket, "topic.publish", payload)
+        bob = Desk(table, "bob")
+        bob.ask(1)
+        await until(lambda: bob.answers)
+        assert len(ann.answers) <= 3
+        await until(lambda: len(ann.answers) == 20)
+
+
+@pytest.mark.parametrize(("wire", "read"), [(JSON_WIRE, msgspec.json.decode), (MSGPACK_WIRE, msgspec.msgpack.decode)])
+def test_values_that_are_json_already_reach_every_wire(wire: ServiceWire, read: Callable[[bytes], Any]) -> None:
+    assert read(wire.write(Pulled(JsonText(b'[1,{"a":"\xc3\xa9"}]')))) == {"values": [1, {"a": "é"}]}  # type: ignore[arg-type]
+    with pytest.raises(TypeError):
+        wire.write(Pulled([object()]))

@@ -182,6 +182,18 @@ async def test_a_cancelled_read_of_a_topic_loses_no_value() -> None:
                     assert got == number
 
 
+async def test_of_many_reads_of_one_subscription_only_the_last_goes_on() -> None:
+    async with messages() as m, asyncio.timeout(10):
+        with calling(m.table) as run:
+            news = await topic.subscribe("news").__aenter__()
+            reads = [asyncio.create_task(run.call(NextValues(news._number or 0, 0))) for _ in range(5)]
+            await settled()
+            await topic.publish("news", 1)
+            outcomes = await asyncio.gather(*reads, return_exceptions=True)
+            assert [type(one) for one in outcomes[:4]] == [InvalidRequest] * 4
+            assert outcomes[4].values == [1]  # type: ignore[union-attr]
+
+
 async def test_a_subscription_that_another_task_closes_ends_its_reader() -> None:
     async with messages() as m, asyncio.timeout(10):
         with calling(m.table):

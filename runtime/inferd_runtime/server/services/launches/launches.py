@@ -16,7 +16,6 @@ from functools import partial
 from typing import Any, Protocol
 
 import anyio
-import msgspec
 
 from inferd.protocol import Done, LimitExceeded, NotFound, shown
 from inferd.protocol.launches import (
@@ -35,6 +34,7 @@ from inferd_runtime.server.programs.launch_checks import check_arguments, check_
 from inferd_runtime.server.services.caller import Caller
 from inferd_runtime.server.services.launches.trees import LEAST_MEMORY_MB, TreeNode
 from inferd_runtime.server.services.table import Handed, Handler
+from inferd_runtime.server.services.wires import JsonText
 from inferd_runtime.server.supervisor.held_runs import RunRequest
 from inferd_runtime.server.supervisor.runs import Run
 from inferd_runtime.server.tenancy.tenant_use import TenantUse
@@ -162,7 +162,7 @@ class Launches:
             raise LimitExceeded(
                 text, limit="child_result_bytes", value=MAX_RESULT_BYTES, raise_with="messages of the child"
             )
-        return ChildResult(msgspec.json.decode(ending.result or "null"))
+        return ChildResult(JsonText((ending.result or "null").encode()))
 
     async def _send(self, caller: Caller, request: SendToChild) -> Done:
         self._child(caller, request.child).deliver(request.message)
@@ -179,7 +179,7 @@ class Launches:
                     text, limit="run_event_bytes", value=most, raise_with="the server's --run-event-bytes"
                 )
             index = events[-1].index + 1 if events else index
-            found = [msgspec.json.decode(event.payload) for event in events if event.kind == "message"]
+            found = [JsonText(event.payload.encode()) for event in events if event.kind == "message"]
             if found:
                 return ChildMessages(found, index)
         return ChildMessages([], index, over=True)

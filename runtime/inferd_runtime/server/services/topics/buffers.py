@@ -10,6 +10,7 @@ import msgspec
 
 from inferd.protocol import LimitExceeded
 from inferd.protocol.topics import MAX_VALUE_BYTES, MAX_VALUES
+from inferd_runtime.server.services.wires import JsonText
 
 MAX_HELD_VALUES = 1024
 MAX_HELD_BYTES = 1 << 20
@@ -44,10 +45,9 @@ def held_values(values: Sequence[Any]) -> list[HeldValue]:
     return held
 
 
-def plain_values(held: Iterable[HeldValue]) -> list[Any]:
-    """Return what was held."""
-    plain: list[Any] = msgspec.json.decode(b"[" + b",".join(value.text for value in held) + b"]")
-    return plain
+def written_values(held: Iterable[HeldValue]) -> Any:
+    """Return what was held as a list for a reply, which is not decoded before somebody needs it."""
+    return JsonText(b"[" + b",".join(value.text for value in held) + b"]")
 
 
 def size_of(held: Iterable[HeldValue]) -> int:

@@ -21,8 +21,8 @@ from inferd_runtime.server.services.topics.buffers import (
     MessageRoom,
     ValueBuffer,
     held_values,
-    plain_values,
     size_of,
+    written_values,
 )
 from inferd_runtime.server.services.topics.kept_values import KeptValues
 from inferd_runtime.server.services.topics.signals import Signal
@@ -142,7 +142,7 @@ class Queues:
                 self._kept.drop([value.row for value in values])
             self._leave(queue)
 
-        return Handed(Pulled(plain_values(values)), undo, done)
+        return Handed(Pulled(written_values(values)), undo, done)
 
     def _at(self, key: QueueKey) -> Queue:
         """Return a queue, which is there until it is left and empty. Raises LimitExceeded, Unavailable."""

@@ -34,8 +34,8 @@ from inferd_runtime.server.services.topics.buffers import (
     MessageRoom,
     ValueBuffer,
     held_values,
-    plain_values,
     size_of,
+    written_values,
 )
 from inferd_runtime.server.services.topics.signals import Signal
 
@@ -59,6 +59,8 @@ class Subscription:
     full_since: float = math.inf
     """When a publisher first had to wait for it, since it was last read."""
     error: InferdError | None = None
+    reads: int = 0
+    """How often it was read: of several reads at a time only the last one goes on."""
 
     def read(self, after: int) -> int:
         """Forget the values before index ``after``; returns their bytes. Raises InvalidRequest for what was never read."""
@@ -171,6 +173,8 @@ class Topics:
     async def _next(self, caller: Caller, request: NextValues) -> TopicValues:
         one = self._find(caller, request.subscription)
         size = one.read(request.after)
+        one.reads = this = one.reads + 1
+        one.signal.wake()
         if size:
             self._room.give(caller.tenant, size)
             one.topic.signal.wake()
@@ -179,7 +183,9 @@ class Topics:
                 raise one.error
             await one.signal.wait()
             self._find(caller, one.number)
-        return TopicValues(plain_values(one.buffer.some()))
+            if one.reads != this:
+                raise InvalidRequest("the subscription is read by another call meanwhile")
+        return TopicValues(written_values(one.buffer.some()))
 
     async def _unsubscribe(self, caller: Caller, request: Unsubscribe) -> Done:
         one = self._of_caller[caller].pop(request.subscription, None)
