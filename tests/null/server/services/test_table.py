@@ -12,10 +12,10 @@ import pytest
 from inferd.protocol import ErrorInfo, InvalidRequest, LimitExceeded
 from inferd.protocol.topics import Published, PublishValues, Pulled, PullValues
 from inferd_runtime.sandbox.messages import MAX_ASKED, MAX_REQUEST_BYTES
+from inferd_runtime.server.services import table as services
 from inferd_runtime.server.services.caller import Caller
 from inferd_runtime.server.services.pace import ServicePace
 from inferd_runtime.server.services.table import (
-    MAX_TENANT_BYTES,
     MAX_UNCONFIRMED,
     Answer,
     Handed,
@@ -199,11 +199,15 @@ async def test_receipts_that_never_come_are_not_waited_for_without_end() -> None
         assert family.done == MAX_UNCONFIRMED
 
 
-async def test_the_bytes_of_a_tenants_requests_are_bounded_over_all_of_its_runs() -> None:
+async def test_the_bytes_of_a_tenants_requests_are_bounded_over_all_of_its_runs(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    most = 6 * MAX_REQUEST_BYTES
+    monkeypatch.setattr(services, "MAX_TENANT_BYTES", most)
     async with service_table(Family()) as table:
         payload = msgspec.json.encode({"topic": "x", "values": ["x" * (MAX_REQUEST_BYTES - 40), 0]})
         runs = [Desk(table, name=f"run-{number}") for number in range(3)]
-        for ticket in range(MAX_TENANT_BYTES // len(payload)):
+        for ticket in range(most // len(payload)):
             runs[ticket % 3].desk.ask(ticket, "topic.publish", payload)
         runs[0].desk.ask(1000, "topic.publish", payload)
         error = runs[0].error(1000).to_exception()
