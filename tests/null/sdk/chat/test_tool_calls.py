@@ -8,7 +8,7 @@ from dataclasses import replace
 import pytest
 
 from inferd import Grammar, InvalidRequest, JsonSchema
-from inferd.chat import ChatMessage, ChatRequest, OutputFormat, Tool, ToolCall, ToolChoice, rendered
+from inferd.chat import ChatMessage, ChatRequest, OutputFormat, Tool, ToolCall, ToolChoice, open_context, rendered
 from inferd.chat.tool_calls import call_or_json, checked_parameters, told_in_text, tool_constraint
 from inferd_runtime.testing.served import null_model
 from inferd_runtime.testing.transport import run_program
@@ -339,3 +339,17 @@ def test_the_last_tokens_of_a_prompt_are_kept(most: int, kept: int | None) -> No
 
     whole, cut = run_program(main)
     assert cut == (whole if kept is None else whole[-kept:])
+
+
+def test_a_prompt_may_be_cut_to_what_the_context_has_room_for() -> None:
+    asked = ChatRequest(prompt="x" * 5000, max_tokens=4, truncate=-1)
+    model = null_model()
+    room = 100
+    small = replace(model, info=replace(model.info, max_context=room))
+
+    async def main() -> int:
+        ctx, _ = await open_context(asked)
+        async with ctx:
+            return len(await ctx.tokens())
+
+    assert run_program(main, small) == room - asked.most_tokens
