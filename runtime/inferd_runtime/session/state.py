@@ -11,7 +11,7 @@ from typing import Any
 from inferd import protocol as p
 from inferd_runtime.engine.adapters import AdapterLease
 from inferd_runtime.engine.jobs.boundary import typed_error
-from inferd_runtime.engine.jobs.generation import Generation
+from inferd_runtime.engine.jobs.generation import Generation, GenerationSpec
 from inferd_runtime.engine.sampling.host_sampling import RowSampler
 from inferd_runtime.engine.sampling.probes import check_vocabulary
 from inferd_runtime.engine.sequences.cached_sequence import CachedSequence
@@ -27,6 +27,8 @@ from inferd_runtime.session.served_model import ServedModel
 
 Respond = Callable[[Any], None]
 MAX_HANDLES = 4096
+MAX_HELD_NUMBERS = 1 << 24
+"""What probes of steps found, and rows that programs choose from, over all generations of a session: 64 MiB as float32."""
 Publish = Callable[[int, int, Sequence[p.Step]], None]
 """Called with delivered steps: a generation's handle, the number of the first step, the steps."""
 
@@ -217,6 +219,17 @@ class SessionState:
             raise p.LimitExceeded(
                 f"a session may hold {MAX_HANDLES} contexts and as many generations; release or close some",
                 limit="handles", value=MAX_HANDLES,
+            )  # fmt: skip
+
+    def check_numbers(self, spec: GenerationSpec, vocab_size: int) -> None:
+        """Raise LimitExceeded if what this generation may hold for its reader, with the open ones', is too much."""
+        if spec.probes is None and spec.choice is None:
+            return
+        held = sum(opened.held_numbers for opened in self.generations.values())
+        if held + spec.held_numbers(vocab_size) > MAX_HELD_NUMBERS:
+            raise p.LimitExceeded(
+                f"the generations of a session may hold {MAX_HELD_NUMBERS} numbers of probes and candidates for their readers",
+                limit="held_numbers", value=MAX_HELD_NUMBERS, raise_with="fewer such generations at a time",
             )  # fmt: skip
 
     # -- Usage ----------------------------------------------------------------------------------------------------

@@ -10,7 +10,9 @@ import pytest
 from sampling_driver import SamplingNullDriver
 
 from inferd import protocol as p
+from inferd_runtime.engine.jobs import step_probes
 from inferd_runtime.engine.sampling import probes
+from inferd_runtime.session import state
 from inferd_runtime.testing.byte_tokenizer import VOCAB_SIZE
 from inferd_runtime.testing.direct import DirectSession
 from inferd_runtime.testing.null_driver import NullDriver
@@ -90,6 +92,7 @@ def test_a_slow_reader_gets_all_of_them_in_bounded_replies(
     caller: DirectSession, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(probes, "MAX_NUMBERS", 3 * VOCAB_SIZE)
+    monkeypatch.setattr(step_probes, "UNDELIVERED_NUMBERS", 3 * VOCAB_SIZE)
     generation = caller.call(p.StartGenerate(caller.text("abc"), max_tokens=10, probes=[p.Probe("logits")])).generation
     found, finish = 0, ""
     while not finish:
@@ -117,3 +120,22 @@ def test_a_slow_reader_gets_all_of_them_in_bounded_replies(
 def test_bad_probes_are_refused_by_name(caller: DirectSession, asked: list[p.Probe], says: str) -> None:
     with pytest.raises((p.InvalidRequest, p.LimitExceeded), match=says):
         caller.call(p.StartGenerate(caller.text("abc"), probes=asked))
+
+
+@pytest.mark.parametrize("fields", [{"probes": [p.Probe("logits")]}, {"candidates": 1}, {"candidates": 0}])
+def test_what_waits_for_readers_is_bounded_over_a_session(
+    caller: DirectSession, monkeypatch: pytest.MonkeyPatch, fields: dict[str, Any]
+) -> None:
+    monkeypatch.setattr(step_probes, "UNDELIVERED_NUMBERS", 3 * VOCAB_SIZE)
+    monkeypatch.setattr(state, "MAX_HELD_NUMBERS", 9 * VOCAB_SIZE)
+    opened, refused = list[int](), 0
+    for _ in range(12):
+        try:
+            opened.append(caller.call(p.StartGenerate(caller.text("abc"), **fields)).generation)
+        except p.LimitExceeded as error:
+            refused += error.detail["limit"] == "held_numbers"
+    assert len(opened) == {"probes": 3, "candidates": 3 if fields.get("candidates") == 0 else 8}[next(iter(fields))]
+    assert refused == 12 - len(opened)
+    assert caller.generate(caller.text("abc"), max_tokens=3).tokens
+    caller.call(p.CloseGenerate(opened[0]))
+    caller.call(p.StartGenerate(caller.text("abc"), **fields))

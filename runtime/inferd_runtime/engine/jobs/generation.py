@@ -6,7 +6,7 @@ from collections import Counter, deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
-from inferd.protocol import InferdError, InvalidRequest, Step, TokenLogprob, Usage
+from inferd.protocol import MOST_STEPS, InferdError, InvalidRequest, Step, TokenLogprob, Usage
 from inferd_runtime.engine.job import NextWork
 from inferd_runtime.engine.jobs.boundary import JobBoundary
 from inferd_runtime.engine.jobs.grammar_masks import OutputMasks
@@ -65,6 +65,11 @@ class GenerationSpec:
         """Return how many steps may wait for a reader that asks for ``asked`` of them at a time."""
         most = max(MAX_UNDELIVERED_STEPS, 2 * asked)
         return most if self.probes is None else min(most, self.probes.most_steps)
+
+    def held_numbers(self, vocab_size: int) -> int:
+        """Return how many numbers wait for the reader at most: what probes found, and the row that the program chooses from."""
+        found = 0 if self.probes is None else self.probes.numbers * self.most_undelivered(MOST_STEPS)
+        return found if self.choice is None else found + self.choice.held_numbers(vocab_size)
 
     @property
     def ends(self) -> frozenset[int]:

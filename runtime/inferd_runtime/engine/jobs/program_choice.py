@@ -30,6 +30,10 @@ class ProgramChoice:
         self._work = Work(())
         self._logits: LogitRows = np.empty((0, 0), np.float32)
 
+    def held_numbers(self, vocab_size: int) -> int:
+        """Return how many numbers it holds while a row waits."""
+        return vocab_size + 2 * min(self._count, vocab_size)
+
     def put(self, done: Verified, position: int) -> None:
         """Offer the row that a step brought, for the token at absolute ``position``.
 

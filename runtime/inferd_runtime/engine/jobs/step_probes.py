@@ -8,21 +8,24 @@ import numpy as np
 
 from inferd.protocol import Probe, TokenProbes
 from inferd_runtime.engine.jobs.program_choice import behind_penalties
-from inferd_runtime.engine.sampling import probes
 from inferd_runtime.engine.sampling.host_sampling import LogitRows, log_softmax
 from inferd_runtime.engine.sampling.probes import Reading, resolve_all
 from inferd_runtime.engine.stages import Verified, Work
+
+UNDELIVERED_NUMBERS = 1 << 18
+"""Of one generation: behind so many its steps wait for their reader, but for the last one."""
 
 
 class StepProbes:
     """Reads the row that each emitted token was drawn from, behind penalties, bias and mask, as ``forward`` does.
 
-    ``most_steps``: so many steps may wait for their reader; more could bring more numbers than one reply carries.
+    ``numbers``: the most that one step brings. ``most_steps``: so many steps may wait for their reader.
     """
 
     def __init__(self, readings: Sequence[Reading], numbers: int) -> None:
         self._readings = readings
-        self.most_steps = max(1, probes.MAX_NUMBERS // max(1, numbers))
+        self.numbers = numbers
+        self.most_steps = max(1, UNDELIVERED_NUMBERS // max(1, numbers))
 
     @classmethod
     def resolve(cls, asked: Sequence[Probe], tokens: int, vocab_size: int) -> StepProbes | None:

@@ -142,6 +142,11 @@ class OpenGeneration:
             return left
         return (length, ()) if self._healing is None else self._healing.keep(length)
 
+    @property
+    def held_numbers(self) -> int:
+        """The most numbers that wait for its reader."""
+        return self.generation.spec.held_numbers(self.generation.context.vocab_size)
+
     def usage(self) -> p.Usage:
         """Return what this generation has used."""
         return self.generation.usage

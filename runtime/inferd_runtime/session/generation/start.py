@@ -92,6 +92,7 @@ def _submit(
             if sources is not None:
                 undo.callback(sources.drop)
             spec = _spec(request, model, sampler, masks, sources)
+            state.check_numbers(spec, model.info.vocab_size)
             if request.min_tokens:
                 late = LateEnds(masks, spec.ends, model.info.vocab_size, request.min_tokens)
                 spec = replace(spec, grammar=late)
