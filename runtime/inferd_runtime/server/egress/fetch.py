@@ -193,6 +193,8 @@ class Fetch:
         encoding = ", ".join(value for name, value in headers if name == "content-encoding")
         decoder = body_decoder(encoding)
         if decoder is None:
+            if self._redactor.active:  # a secret could come back in it unseen
+                raise Unavailable("the server answers in an encoding that it was not asked for")
             decoder = PlainBody()
         elif encoding:
             headers = [one for one in headers if one[0] not in ("content-encoding", "content-length")]

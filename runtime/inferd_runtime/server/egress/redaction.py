@@ -1,7 +1,7 @@
 """Blacks out secrets in what a server sends back, so that one that repeats a request's headers tells the program nothing. Pure.
 
 A server that is sent a secret can always write it in another way; hence a secret is bound to hosts that the operator trusts with
-it. What is covered are the ways in which servers repeat headers: as they are, in JSON, in URLs, and in Base64.
+it. What is covered are the ways in which servers repeat headers: as they are, in UTF-16, in JSON, in URLs, and in Base64.
 """
 
 from __future__ import annotations
@@ -16,12 +16,16 @@ SHORTEST = 8
 
 
 class Redactor:
-    """Replaces secrets in a stream by as many asterisks. What may be the beginning of one is held back until more has come."""
+    """Replaces secrets in a stream by as many asterisks.
+
+    The end of what has come is held back, up to the length of a secret, but for what stands before a line's end: no secret
+    goes over one. How much is held back must not depend on what it is: else a program that has a server repeat its guesses would
+    see by the pieces when one is the beginning of a secret.
+    """
 
     def __init__(self, secrets: Iterable[str]) -> None:
         self._needles = sorted({form for secret in secrets for form in _forms(secret)}, key=len, reverse=True)
         self._longest = max(map(len, self._needles), default=0)
-        self._firsts = {needle[:1] for needle in self._needles}
         self._held = b""
 
     @property
@@ -34,7 +38,7 @@ class Redactor:
         if not self._needles:
             return data
         data = self.clean(self._held + data)
-        keep = self._unfinished(data)
+        keep = max(data.rfind(b"\n") + 1, len(data) - self._longest + 1, 0)
         self._held = data[keep:]
         return data[:keep]
 
@@ -58,16 +62,6 @@ class Redactor:
         data = text.encode()
         return any(needle in data for needle in self._needles)
 
-    def _unfinished(self, data: bytes) -> int:
-        """Return where the end begins that may be the beginning of a secret."""
-        start = max(0, len(data) - self._longest + 1)
-        for at in range(start, len(data)):
-            if data[at : at + 1] in self._firsts:
-                end = data[at:]
-                if any(len(needle) > len(end) and needle.startswith(end) for needle in self._needles):
-                    return at
-        return len(data)
-
 
 def _forms(secret: str) -> Iterable[bytes]:
     for part in {secret, *secret.split()}:
@@ -77,3 +71,5 @@ def _forms(secret: str) -> Iterable[bytes]:
             yield quote(part, safe="").encode()
             yield quote_plus(part).encode()
             yield base64.b64encode(part.encode()).rstrip(b"=")
+            yield part.encode("utf-16-le")
+            yield part.encode("utf-16-be")

@@ -44,6 +44,7 @@ MAX_OF_CALLER = 16
 """Requests that one run, or one script, has open."""
 BYTES_PER_MINUTE = 2 << 30
 """Of one tenant, both ways: a faster one is not refused, it waits."""
+PARTIAL = frozenset({"range", "if-range"})
 GRACE_SECONDS = 5.0
 """After a request's time is up, its place is free, whether its program has noticed or not."""
 T = TypeVar("T")
@@ -232,6 +233,10 @@ class HttpService:
         declared = None if caller.manifest is None else caller.manifest.http
         rules.check(address.origin, None if declared is None else [read_pattern(text) for text in declared])
         headers = [self._header(caller, one, address) for one in request.headers]
+        if any(line.secret for line in headers) and any(line.name.lower() in PARTIAL for line in headers):
+            raise InvalidRequest(
+                "a request with a secret asks for the whole answer: part of a repeated secret would pass"
+            )
         return FetchOrder(
             fetch.number, caller.tenant, request.method, request.url, headers, body, streams, request.timeout_s,
             request.redirects, list(map(str, rules.patterns)), declared, list(map(str, rules.private)), self._most_bytes,

@@ -54,6 +54,8 @@ IDLE_SECONDS = 300.0
 LIFE_SECONDS = 3600.0
 """A server is replaced by a fresh one after so long, between calls."""
 SWEEP_SECONDS = 5.0
+MAX_SHOWN = 128
+"""Characters of a tool's name in logs: a program may write what it likes there."""
 StartProcess = Callable[[str, str, ServerEntry], EgressProcess]
 """Makes the process of a tenant for a server of a name; it starts with its first call."""
 REPLIES: Mapping[type[Any], type[Any]] = {
@@ -147,7 +149,7 @@ class McpService:
             outcome = error.code
             raise
         finally:
-            entry_of = {"call": request.op, "server": request.server, "tool": getattr(request, "tool", None)}
+            entry_of = {"call": request.op, "server": request.server, "tool": getattr(request, "tool", "")[:MAX_SHOWN]}
             figures = {"ms": round((self._clock() - started) * 1e3, 1), "error": outcome}
             self._log.note(caller, {key: value for key, value in {**entry_of, **figures}.items() if value})
 

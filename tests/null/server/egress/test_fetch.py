@@ -13,12 +13,14 @@ from typing import Any
 import anyio
 import pytest
 import trustme
+from hypothesis import given, strategies as st
 from web_servers import Answer, Connection, web_server
 
 from inferd import Forbidden, InferdError, InvalidRequest, LimitExceeded, NotFound, Unavailable
 from inferd.protocol.http import AwaitHead, CloseFetch, ReadBody, ResponseHead, WriteBody
 from inferd_runtime.server.egress.fetcher_process import FetchTable, trusted_context
 from inferd_runtime.server.egress.messages import FetchOrder, HeaderLine
+from inferd_runtime.server.egress.redaction import Redactor
 from inferd_runtime.server.egress.resolver import Resolver
 
 pytestmark = pytest.mark.anyio
@@ -233,6 +235,38 @@ async def test_a_secret_in_pieces_does_not_come_back(size: int) -> None:
         body = await fetch.body(head)
         assert len(body) == len(text)
         assert SECRET.encode() not in body
+
+
+async def test_a_secret_in_an_encoding_that_nobody_asked_for_is_refused() -> None:
+    async with fetching() as fetch, web_server(always(b"brotli", Content_Encoding="br")) as web:
+        with pytest.raises(Unavailable, match="encoding"):
+            await fetch.get(web.url(), **with_secret())
+
+
+@given(st.lists(st.text("s3cr\n-0*", max_size=30), min_size=1, max_size=6))
+def test_where_pieces_end_tells_nothing_of_a_secret(texts: list[str]) -> None:
+    redactor, other = Redactor([SECRET]), Redactor(["z" * len(SECRET)])
+    for text in texts:
+        assert len(redactor.feed(text.encode())) == len(other.feed(text.encode()))
+    assert len(redactor.end()) == len(other.end())
+
+
+@given(st.text("ab\n", max_size=60), st.lists(st.integers(1, 9), min_size=1))
+def test_no_piece_of_a_secret_passes(around: str, cuts: list[int]) -> None:
+    secret = "abababab"
+    data, redactor, out = f"{around}{secret}{around}".encode(), Redactor([secret]), b""
+    for number in range(len(data)):
+        size = cuts[number % len(cuts)]
+        out += redactor.feed(data[:size])
+        data = data[size:]
+    out += redactor.end()
+    assert len(out) == 2 * len(around.encode()) + len(secret)
+    assert secret.encode() not in out
+
+
+def test_a_line_comes_at_once() -> None:
+    redactor = Redactor([SECRET])
+    assert redactor.feed(b"data: x\n\ndata: y") == b"data: x\n\n"
 
 
 async def test_a_secret_stays_at_its_origin() -> None:

@@ -120,6 +120,14 @@ async def test_a_secret_is_put_in_for_its_origin_alone() -> None:
     assert TEXT not in str(caught.value.to_wire()) + str(at.told)
 
 
+async def test_a_request_with_a_secret_asks_for_no_part_of_an_answer() -> None:
+    at = gateway()
+    headers = [HeaderField("Authorization", "", "github"), HeaderField("Range", "bytes=0-3")]
+    with pytest.raises(InvalidRequest):
+        await at.http.fetch(SCRIPT, StartFetch("GET", URL, headers))
+    assert (await at.http.fetch(SCRIPT, StartFetch("GET", URL, headers[1:]))).status == 200
+
+
 async def test_every_call_is_told_of_without_its_query() -> None:
     at = gateway()
     head = await at.http.fetch(SCRIPT, StartFetch("POST", URL, [], b"12345"))
