@@ -37,7 +37,7 @@ async def stream():
 async def main():
     await asyncio.gather(*(stream() for _ in range(4)))
 """
-SETTLE_SECONDS, MEASURED_SECONDS = 1.5, 7.0
+SETTLE_SECONDS, MEASURED_SECONDS = 1.5, 6.0
 
 
 @pytest.fixture(scope="module")
