@@ -6,7 +6,8 @@ import codecs
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 
-from inferd.chat.answer_parser import AnswerParser, AnswerPart, AnswerShape
+from inferd.chat.answer_parser import AnswerPart, AnswerShape
+from inferd.chat.harmony import parser_of
 from inferd.protocol import ChatFormat, GetChatFormat
 from inferlet import turns
 from inferlet.blocking import call
@@ -59,7 +60,7 @@ class TokenText:
 
     def reset(self) -> None:
         """Begin anew."""
-        self.parser = AnswerParser(self._shape)
+        self.parser = parser_of(self._shape)
         self._decoder = codecs.getincrementaldecoder("utf-8")("replace")
 
     def feed(self, tokens: Iterable[int]) -> Heard:

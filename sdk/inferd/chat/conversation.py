@@ -8,10 +8,9 @@ from typing import Any
 
 from inferd.calls.generate_arguments import OnLength
 from inferd.chat.answer_parser import AnswerShape
-from inferd.chat.call_forms import HARMONY, HERMES, JSON, UNKNOWN
-from inferd.chat.harmony import harmony_constraint
+from inferd.chat.call_forms import HARMONY, HERMES, JSON
 from inferd.chat.request import ChatRequest, Tool, ToolChoice
-from inferd.chat.tool_calls import call_or_json, checked_parameters, told_in_text, tool_constraint
+from inferd.chat.tool_calls import call_or_json, harmony, told_in_text, tool_constraint
 from inferd.context import Context
 from inferd.generation import Generator
 from inferd.model import Model
@@ -135,15 +134,9 @@ def render_request(request: ChatRequest, form: ChatFormat, *, cue: bool = True) 
 
 
 def _tool_format(request: ChatRequest, form: ChatFormat) -> str:
-    """Return how calls are written: where the answer may also be JSON, they are JSON without marks.
-
-    Raises InvalidRequest for tools where the model writes calls in a way that is not known.
-    """
+    """Return how calls are written: where the answer may also be JSON, they are JSON without marks."""
     if form.tool_format == HARMONY:
         return HARMONY
-    if form.tools and form.tool_format == UNKNOWN and request.callable_tools():
-        message = "tools: this model's chat template writes calls in a format that is not known; --tool-format sets one"
-        raise InvalidRequest(message, param="tools")
     if request.output is not None and request.callable_tools() and request.tool_choice.mode != "required":
         return JSON
     return form.tool_format if form.tools else HERMES
@@ -156,8 +149,7 @@ def _constraint(request: ChatRequest, tool_format: str) -> OutputConstraint | No
     """
     tools, output = request.callable_tools(), request.output
     if tool_format == HARMONY:
-        schemas = [(tool, JsonSchema(checked_parameters(tool))) for tool in tools]
-        return harmony_constraint(schemas, request.tool_choice, None if output is None else output.constraint())
+        return harmony(tools, request.tool_choice, None if output is None else output.constraint())
     if output is None or (tools and request.tool_choice.mode == "required"):
         return tool_constraint(tool_format, tools, request.tool_choice)
     if not tools:

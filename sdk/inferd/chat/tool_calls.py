@@ -9,16 +9,19 @@ from typing import Any
 from inferd.chat.call_forms import (
     CALL_BEGIN,
     CALL_END,
+    HARMONY,
     HEADED,
     LISTED,
     LLAMA3,
     MARKED,
     PHI4,
+    UNKNOWN,
     XML,
     CallForm,
     HeadedCall,
 )
 from inferd.chat.composed import AnyOf, InSequence, Prefixed, Repeated, Text
+from inferd.chat.harmony import harmony_constraint
 from inferd.chat.request import ChatMessage, Tool, ToolChoice
 from inferd.chat.xml_constraint import xml_call
 from inferd.constraints import Tag, Tagged
@@ -39,10 +42,16 @@ def tool_constraint(tool_format: str, tools: Sequence[Tool], choice: ToolChoice)
     """Return what keeps the calls of an answer to ``tools``, those that the choice leaves; None where none may be called.
 
     With the choice ``required`` the answer is calls and nothing else; with ``auto`` a call is held to its tool from its
-    opening on. Raises InvalidRequest for parameters that are no schema, or that the format cannot be held to.
+    opening on. Raises InvalidRequest for parameters that are no schema, or that the format cannot be held to, and for a format
+    that is not known.
     """
     if not tools:
         return None
+    if tool_format == UNKNOWN:
+        message = "tools: this model's chat template writes calls in a format that is not known; --tool-format sets one"
+        raise InvalidRequest(message, param="tools")
+    if tool_format == HARMONY:
+        return harmony(tools, choice, None)
     form = MARKED.get(tool_format)
     if form is not None:
         return _marked(form, _written_call(tool_format, tools, strict=choice.mode != "auto"), choice)
@@ -53,6 +62,11 @@ def tool_constraint(tool_format: str, tools: Sequence[Tool], choice: ToolChoice)
         return calls
     most = {} if choice.parallel else {"maxItems": 1}
     return JsonSchema(_array_of(calls, most))
+
+
+def harmony(tools: Sequence[Tool], choice: ToolChoice, output: OutputConstraint | None) -> OutputConstraint | None:
+    """Return what an answer of gpt-oss is held to behind its reasoning; ``output``: the format of a text."""
+    return harmony_constraint([(tool, JsonSchema(checked_parameters(tool))) for tool in tools], choice, output)
 
 
 def call_or_json(tools: Sequence[Tool], answer: JsonSchema[Any]) -> OutputConstraint:
