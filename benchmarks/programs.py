@@ -1,9 +1,9 @@
 """What programs that do real work cost: starting one, messages between two, programs that start others.
 
-    python benchmarks/programs.py [--quick] [--only start,messages,launches,network]
+    python benchmarks/programs.py [--quick] [--only start,messages,launches,tools,network]
 
 Prints what bounds each figure first, then the figures (medians of at least five rounds with their range), and one JSON line last.
-Everything runs through the real processes, with one worker and the embedded model; no figure asks the model.
+Everything runs through the real processes, with one worker and the embedded model, which tool_round_trip_ms alone asks.
 
 start_p50_ms, start_p99_ms   launch of a known program to its first line
 messages_per_s               values through a topic from one sandboxed program to another: 256 tasks publish at a time
@@ -11,6 +11,7 @@ queue_messages_per_s         the same through a queue, by `pull_many`
 one_by_one_per_s             values that one task publishes, each when the one before was taken
 child_launch_p50_ms          `await inferd.launch(...)` of a known program, as its parent sees it
 child_result_p50_ms          the same and the child's result
+tool_round_trip_ms           from a whole call of a tool to the model's next text: the tool, its result in the template, the step
 http_fetch_overhead_ms       a fetch of 1 KiB by a program, over the same by httpx in a plain script
 mcp_call_p50_ms              a call of a tool of an MCP server that is a command
 """
@@ -102,6 +103,31 @@ async def main(count: int) -> list:
         done.append((time.perf_counter() - start) * 1e3)
     return [launched, done]
 """
+AGENT = """
+import time
+import inferd
+from inferd.chat import ToolCall
+
+@inferd.tool
+async def look(place: int) -> str:
+    \"\"\"Look at a place.\"\"\"
+    return "a boat"
+
+async def main(count: int) -> list[float]:
+    samples = []
+    for number in range(count):
+        async with inferd.Context() as ctx:
+            ctx.system("Look at places. " * 20).user(f"What is at {number}?")
+            called = 0.0
+            async with ctx.run_tools([look], tool_choice="required", parallel=False, max_tokens=24) as run:
+                async for event in run:
+                    if isinstance(event, ToolCall):
+                        called = time.perf_counter()
+                    elif called and getattr(event, "text", "") and not hasattr(event, "is_error"):
+                        samples.append((time.perf_counter() - called) * 1e3)
+                        break
+    return samples
+"""
 TOGETHER = 256
 ROUNDS = 5
 PARENT_LIMITS = Limits(wall_s=3600.0, cpu_s=3600.0, memory_mb=1024)
@@ -121,14 +147,14 @@ def parse() -> argparse.Namespace:
     """The command line."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--quick", action="store_true", help="end within 50 s")
-    parser.add_argument("--only", default="start,messages,launches,network")
+    parser.add_argument("--only", default="start,messages,launches,tools,network")
     return parser.parse_args()
 
 
 async def measured(names: list[str], quick: bool) -> Figures:
     """Run the parts in one runtime."""
     parts: dict[str, Callable[[Place, bool], Awaitable[Figures]]] = {
-        "start": starts, "messages": messages, "launches": launches,
+        "start": starts, "messages": messages, "launches": launches, "tools": tool_calls,
     }  # fmt: skip
     figures: Figures = {}
     with tempfile.TemporaryDirectory() as folder, outside(Path(folder)) as reached:
@@ -191,6 +217,15 @@ async def launches(place: Place, quick: bool) -> Figures:
     print(f"launch of a child, ms:           {figure(launched)}, p99 {percentile(launched, 0.99):.1f}")
     print(f"launch of a child to result, ms: {figure(done)}, p99 {percentile(done, 0.99):.1f}")
     return {"child_launch_p50_ms": figure(launched).median, "child_result_p50_ms": figure(done).median}
+
+
+async def tool_calls(place: Place, quick: bool) -> Figures:
+    """Calls of a tool, each in a conversation of its own, whose first tokens are found computed."""
+    program = await place.upload("agent", AGENT)
+    await result(place.launch(program, count=2))
+    samples = await result(place.launch(program, count=20 if quick else 100))
+    print(f"a tool's round trip, ms:         {figure(samples)}, p99 {percentile(samples, 0.99):.1f}")
+    return {"tool_round_trip_ms": figure(samples).median}
 
 
 async def result(run: Run) -> list[float]:
