@@ -138,6 +138,31 @@ def test_another_front_goes_on_with_the_shares_that_there_are() -> None:
     assert cluster.replicas["y"].running["ann"] >= 4, "who waits elsewhere is not behind all that wait here"
 
 
+def test_a_replica_that_falls_silent_keeps_nothing_from_others_and_comes_back() -> None:
+    cluster = ACluster(Quotas(runs=10), "x", "y")
+    x, y = cluster.replicas["x"], cluster.replicas["y"]
+    x.waiting["ann"] = 30
+    for _ in range(8):
+        cluster.poll()
+    assert x.running["ann"] == 10
+    cluster.exchange.leave("x")
+    y.waiting["ann"] = 30
+    for _ in range(8):
+        cluster.poll("x")
+    assert y.running["ann"] == 10
+    x.quotas.ordered(cluster.exchange.order("x", "f"))
+    assert x.quotas.quotas("ann").runs == NOTHING, "should it hear, it starts nothing more"
+    x.running["ann"] = 0
+    cluster.exchange.join("x")
+    for _ in range(8):
+        cluster.poll()
+        assert cluster.running("ann") <= 10
+    y.running["ann"] = y.waiting["ann"] = 0
+    for _ in range(8):
+        cluster.poll()
+    assert x.running["ann"] == 10
+
+
 def test_what_has_no_limit_is_not_divided_and_what_is_remembered_is_divided_evenly() -> None:
     cluster = ACluster(Quotas(runs=0, kept_runs=5, kept_bytes=0), "x", "y")
     replica = cluster.replicas["x"]

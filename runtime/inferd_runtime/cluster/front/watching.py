@@ -87,6 +87,8 @@ class Watcher:
         except InferdError as error:
             log.error("replica %s: %s", member.name, error.message)
         else:
+            if member.name in self.members.live:
+                self.exchange.join(member.name)  # it may have been silent
             self.exchange.heard(heard, asked_at)
             self.members.reported(member, heard, asked_at)
         finally:
@@ -105,6 +107,9 @@ class Watcher:
             self.members.lost(member)
         elif member.silent >= MOST_SILENT:
             self.members.router.drain(member.name)
+            self.exchange.leave(
+                member.name
+            )  # what it had of quotas is others' now: it hears that, should it hear at all
 
     # Heirs ----------------------------------------------------------------------------------------------------------
 
