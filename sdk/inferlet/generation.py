@@ -6,7 +6,7 @@ import json
 from collections.abc import Callable, Iterable, Sequence
 from typing import TYPE_CHECKING, Any, NoReturn, TypeAlias
 
-from inferd.protocol import InvalidRequest
+from inferd.protocol import ConstraintError, InvalidRequest, StartGenerate
 from inferlet import chat
 from inferlet.adapter import Adapter, adapter_name
 from inferlet.grammar import AnyJson, Constraint, JsonSchema, Schema
@@ -16,6 +16,7 @@ from inferlet.refused import refuse
 from inferlet.run_lengths import intersection
 from inferlet.sample import RowProbe, Sampler, probe_kind
 from inferlet.spec import Speculator
+from inferlet.whole import UNBOUNDED, joined, rest_of
 
 if TYPE_CHECKING:
     from inferlet.context import Context
@@ -181,24 +182,68 @@ class Generator:
 
     async def collect_tokens(self) -> list[int]:
         """Return all tokens, to the end."""
-        return [token async for step in self for token in (await step.execute()).tokens]
+        return await self._collect("cut")
 
     async def collect_text(self) -> str:
         """Return all text, to the end, as the chat decoder shows it."""
-        decoder = chat.Decoder(self.ctx.model)
-        text = ""
-        async for step in self:
-            event = decoder.feed((await step.execute()).tokens)
-            if isinstance(event, chat.Event.Done):
-                return event.text
-            text += event.text if isinstance(event, chat.Event.Delta) else ""
-        return text + decoder.finish()
+        return self._shown(await self._collect("cut"))
 
     async def collect_json(self, *, schema: str | None = None, parse: Callable[[str], Any] | None = None) -> Any:
         """Return all text, held to a JSON Schema (any JSON without one), as what ``parse`` makes of it, or as plain values."""
         self.constrain(AnyJson() if schema is None else JsonSchema(schema))
-        text = await self.collect_text()
+        text = self._shown(await self._collect("try_complete"))
         return json.loads(text) if parse is None else parse(text)
+
+    def _shown(self, tokens: list[int]) -> str:
+        decoder = chat.Decoder(self.ctx.model)
+        event = decoder.feed(tokens)
+        if isinstance(event, chat.Event.Done):
+            return event.text
+        return (event.text if isinstance(event, chat.Event.Delta) else "") + decoder.finish()
+
+    async def _collect(self, on_length: str) -> list[int]:
+        """Return all tokens: by the runtime alone, where nothing of the program takes part in the steps."""
+        generation = await self._started(on_length) if self._is_plain and not self.is_done else None
+        if generation is not None:
+            return await self._whole(generation)
+        return [token async for step in self for token in (await step.execute()).tokens]
+
+    @property
+    def _is_plain(self) -> bool:
+        own = self.speculator is not None or self.step_probes or self.static_mask or self._open_step is not None
+        return not own and set(self._stop) == set(self.ctx.model.info.eos_tokens)
+
+    async def _started(self, on_length: str) -> int | None:
+        """Have the runtime generate; None where it cannot hold the text to the constraints, which then are asked step by step."""
+        try:
+            constraint = joined(self._constraints)
+        except ValueError:
+            return None
+        held, waiting = self.ctx.held, self.ctx.take_buffer()
+        await held.append(waiting)
+        request = StartGenerate(
+            held.number,
+            self.sampler.sampling,
+            UNBOUNDED if self._most is None else self._most,
+            constraint=constraint,
+            system_speculation=self._system_speculation,
+            adapter=self.adapter_name,
+            on_length="cut" if constraint is None else on_length,
+        )
+        try:
+            number: int = (await held.ask(request)).generation
+        except (ConstraintError, InvalidRequest):
+            return None
+        return number
+
+    async def _whole(self, generation: int) -> list[int]:
+        held = self.ctx.held
+        tokens, stopped = await rest_of(held, generation)
+        self._count, self._done = len(tokens), True
+        if tokens and not stopped:
+            await held.shorten(held.length - 1)
+            self.ctx.append(tokens[-1:])
+        return tokens
 
 
 class GenStep:

@@ -65,10 +65,12 @@ class Matcher:
         self._grammar: int = open_handle(self.port, request).grammar
         self._matcher: int = 0
         self._ended = False
+        self.at_start = True
         self._open()
 
     def accept_tokens(self, token_ids: list[int]) -> None:
         """Take tokens. Raises ConstraintError for one that is not legal here; those before it are taken."""
+        self.at_start = self.at_start and not token_ids
         for first in range(0, len(token_ids), MAX_ACCEPT):
             part = list(token_ids[first : first + MAX_ACCEPT])
             state = call(self.port, AcceptTokens(self._matcher, part))
@@ -96,7 +98,7 @@ class Matcher:
 
     def _open(self) -> None:
         state = open_handle(self.port, OpenMatcher(self._grammar))
-        self._matcher, self._ended = state.matcher, state.ended
+        self._matcher, self._ended, self.at_start = state.matcher, state.ended, True
 
     def __del__(self) -> None:
         if getattr(self, "_matcher", 0):
@@ -142,6 +144,16 @@ class GrammarConstraint:
     def from_ebnf(cls, ebnf: str, model: Model) -> GrammarConstraint:
         """Return the constraint of a context-free grammar."""
         return cls.from_grammar(Grammar.from_ebnf(ebnf), model)
+
+    @property
+    def constraint(self) -> OutputConstraint:
+        """What it holds a text to. (Not in Pie.)"""
+        return self._matcher.constraint
+
+    @property
+    def at_start(self) -> bool:
+        """True before the first token. (Not in Pie.)"""
+        return self._matcher.at_start
 
     def step(self, accepted: list[int]) -> list[int]:
         """Take note of tokens, and return what may come next."""

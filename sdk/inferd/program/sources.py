@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from inferd.program.manifest import project_manifest, script_manifest
+from inferd.program.pie import PIE_FILE, read_pie_file
 from inferd.protocol import InvalidRequest, LimitExceeded
 
 MAX_SOURCE_BYTES = 1 << 20
@@ -27,6 +28,11 @@ class ProgramSources:
 
     def named(self) -> str:
         """Return the name that the program gives itself, else that of its file or folder."""
+        if (
+            PIE_FILE in self.data
+            and (pie := read_pie_file(self.data[PIE_FILE].decode(errors="replace"), PIE_FILE)).name
+        ):
+            return pie.name
         if PROJECT in self.files:
             return project_manifest(self.files[PROJECT], self.name).name
         source = self.files.get(self.entry, "")

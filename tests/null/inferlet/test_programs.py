@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 
 from inferd.protocol import ConstraintError, InvalidRequest, NotFound, Unavailable
+from inferd.protocol.mcp import McpConnected, McpItems, McpServers, McpTool, McpToolResult, McpTools
 from inferd.testing import FakeRuntime
 from inferd.transport import restore_transport, use_transport
 from inferd_runtime.kv.snapshot_folder import SnapshotFolder
@@ -32,6 +33,7 @@ from inferlet import (
     Regex,
     Sampler,
     chat,
+    mcp,
     reasoning,
     runtime,
     tools,
@@ -158,6 +160,32 @@ def test_constraints_hold_together() -> None:
         return await generator.collect_json(schema=other)
 
     assert run(main) == {"c": "blue"}
+
+
+def test_json_is_complete_within_the_tokens_that_there_are() -> None:
+    async def main() -> Any:
+        schema = json.dumps({"type": "object", "properties": {"text": {"type": "string"}}, "required": ["text"]})
+        ctx = Context(Model.load()).user("q")
+        generator = ctx.generate(Sampler.argmax(), constrain=JsonSchema(schema), max_tokens=20)
+        found = await generator.collect_json(schema=schema)
+        assert (generator.is_done, generator.tokens_generated <= 20) == (True, True)
+        return found
+
+    assert set(run(main)) == {"text"}
+
+
+def test_drafts_of_the_runtime_change_no_token() -> None:
+    async def main() -> None:
+        ctx = Context(Model.load()).user("q")
+        twin, stepped = ctx.fork(), ctx.fork()
+        tokens = await ctx.generate(Sampler.argmax(), max_tokens=9).collect_tokens()
+        drafted = twin.generate(Sampler.argmax(), max_tokens=9, system_speculation=True)
+        assert await drafted.collect_tokens() == tokens
+        by_hand = stepped.generate(Sampler.argmax(), max_tokens=9, system_speculation=True).disable_system_speculation()
+        assert [token async for step in by_hand for token in (await step.execute()).tokens] == tokens
+        assert (twin.seq_len, twin.buffer()) == (ctx.seq_len, ctx.buffer()) == (stepped.seq_len, stepped.buffer())
+
+    run(main)
 
 
 def test_a_constraint_of_the_programs_own_and_a_fixed_mask() -> None:
@@ -400,3 +428,41 @@ def test_contexts_that_are_dropped_are_released() -> None:
 def test_a_connection_that_cannot_block_says_so() -> None:
     with FakeRuntime(), pytest.raises(Unavailable, match="inferlet blocks"):
         runtime.models()
+
+
+class Played:
+    """Answers each request with what is said for its type."""
+
+    def __init__(self, **answers: Any) -> None:
+        self.answers = answers
+
+    async def call(self, request: Any) -> Any:
+        return self.call_blocking(request)
+
+    def call_blocking(self, request: Any) -> Any:
+        return self.answers[type(request).__name__]
+
+
+def test_mcp_answers_are_json_as_the_protocol_writes_it() -> None:
+    token = use_transport(
+        Played(
+            ListMcpServers=McpServers(["demo"]),
+            ConnectMcp=McpConnected("demo"),
+            ListMcpTools=McpTools([McpTool("echo", "Says it.", {"type": "object"})]),
+            CallMcpTool=McpToolResult([{"type": "text", "text": "hi"}]),
+            ListMcpPrompts=McpItems([{"name": "p"}]),
+            GetMcpPrompt=McpItems([{"role": "user"}], "d"),
+        )
+    )
+    try:
+        server = mcp.connect(mcp.available_servers()[0])
+        (tool,) = json.loads(server.list_tools())["tools"]
+        assert tool == {"name": "echo", "description": "Says it.", "inputSchema": {"type": "object"}}
+        answer = json.loads(server.call_tool("echo", '{"text": "hi"}'))
+        assert answer == {"content": [{"type": "text", "text": "hi"}], "isError": False}
+        assert json.loads(server.list_prompts()) == {"prompts": [{"name": "p"}]}
+        assert json.loads(server.get_prompt("p")) == {"description": "d", "messages": [{"role": "user"}]}
+        with pytest.raises(InvalidRequest, match="JSON object"):
+            server.call_tool("echo", "[]")
+    finally:
+        restore_transport(token)

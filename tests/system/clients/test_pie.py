@@ -1,0 +1,81 @@
+"""Programs that are written for Pie, in the sandbox of a real server, as they would be uploaded there."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from .conftest import ROOT, LiveServer
+
+PROGRAMS = ROOT / "tests" / "support" / "pie"
+SHOWN = {
+    "text_completion": lambda found: isinstance(found, str) and found,
+    "constrained": lambda found: set(found) == {"name", "age"} and 0 <= found["age"] <= 150,
+    "hierarchical_attention": lambda found: isinstance(found, str),
+    "windowed_attention": lambda found: found["tokens"] == 6 and found["held"] > 8,
+    "mcts": lambda found: found == {"visits": 3, "children": 2},
+    "concurrency": lambda found: found["ended"] == ["a", "b"] and "ab" in "".join(found["log"]),
+    "template_generation": lambda found: found.split()[1] in ("red", "blue"),
+    "watermarking": lambda found: found["tokens"] == 8 and found["green"] >= 6,
+    "jacobi": lambda found: found["same"] and found["passes"] <= 10,
+    "cacheback": lambda found: found["same"] and found["steps"] < found["tokens"],
+    "swarm": lambda found: found == ["start", "a:True", "b:True", "c:True"],
+    "probes": lambda found: found["ids"] == found["vocabulary"],
+}
+
+
+def launched(server: LiveServer, name: str, arguments: dict[str, Any]) -> dict[str, Any]:
+    server.upload((PROGRAMS / f"{name}.py").read_text(), name.replace("_", "-"))
+    with server.http() as client:
+        asked = client.post("/v1/runs", json={"program": name.replace("_", "-"), "arguments": arguments})
+        assert asked.status_code == 201, asked.text
+        run = asked.json()["id"]
+        client.get(f"/v1/runs/{run}/events")
+        ended: dict[str, Any] = client.get(f"/v1/runs/{run}").json()
+        return ended
+
+
+@pytest.mark.parametrize("name", SHOWN)
+def test_a_program_of_pies_shape_runs(server: LiveServer, name: str) -> None:
+    ended = launched(server, name, {})
+    assert ended["error"] is None, ended["error"]
+    assert SHOWN[name](ended["result"]), ended["result"]
+
+
+def test_modules_that_were_saved_are_found_again(server: LiveServer) -> None:
+    first, second = launched(server, "modular_cache", {}), launched(server, "modular_cache", {})
+    assert (first["error"], second["error"]) == (None, None)
+    assert (first["result"]["found"], second["result"]["found"]) == (0, 3)
+    assert first["result"]["text"] == second["result"]["text"]
+
+
+def test_arguments_are_the_input_whatever_they_are_called(server: LiveServer) -> None:
+    ended = launched(server, "mcp_example", {"server": "nobody", "unknown": [1]})
+    assert "MCP server 'nobody' is not registered (have: [])" in ended["error"]["message"]
+    assert launched(server, "mcts", {"input": {"rounds": 1}})["result"]["visits"] == 1
+
+
+def test_a_pie_toml_names_and_describes_a_program(server: LiveServer) -> None:
+    import base64
+
+    toml = """
+        [package]
+        name = "pie-named"
+        version = "1.2.0"
+        description = "Says a word."
+        [parameters]
+        word = { type = "string", optional = true, description = "What to say." }
+    """
+    source = "import inferlet\nasync def main(input: dict):\n    return input.get('word', 'nothing')\n"
+    data = {"Pie.toml": base64.b64encode(toml.encode()).decode()}
+    with server.http() as client:
+        uploaded = client.post("/v1/programs", json={"files": {"main.py": source}, "data": data})
+        assert uploaded.status_code == 201, uploaded.text
+        shown = uploaded.json()
+        assert (shown["name"], shown["version"]) == ("pie-named", "1.2.0")
+        run = client.post(
+            "/v1/runs", json={"program": "pie-named@1.2.0", "arguments": {"word": "hi", "more": 1}}
+        ).json()
+        client.get(f"/v1/runs/{run['id']}/events")
+        assert client.get(f"/v1/runs/{run['id']}").json()["result"] == "hi"
