@@ -27,8 +27,12 @@ SHOWN = {
 
 def launched(server: LiveServer, name: str, arguments: dict[str, Any]) -> dict[str, Any]:
     server.upload((PROGRAMS / f"{name}.py").read_text(), name.replace("_", "-"))
+    return ended_run(server, name.replace("_", "-"), arguments)
+
+
+def ended_run(server: LiveServer, program: str, arguments: dict[str, Any]) -> dict[str, Any]:
     with server.http() as client:
-        asked = client.post("/v1/runs", json={"program": name.replace("_", "-"), "arguments": arguments})
+        asked = client.post("/v1/runs", json={"program": program, "arguments": arguments})
         assert asked.status_code == 201, asked.text
         run = asked.json()["id"]
         client.get(f"/v1/runs/{run}/events")
@@ -79,3 +83,18 @@ def test_a_pie_toml_names_and_describes_a_program(server: LiveServer) -> None:
         ).json()
         client.get(f"/v1/runs/{run['id']}/events")
         assert client.get(f"/v1/runs/{run['id']}").json()["result"] == "hi"
+
+
+def test_cacheback_and_jacobi_write_what_the_model_writes(server: LiveServer) -> None:
+    plain = (
+        "from inferd import Context, Sampler\nasync def main(prompt: str, max_tokens: int) -> str:\n"
+        "    return await Context().user(prompt).generate(Sampler.argmax(), max_tokens=max_tokens).collect_text()\n"
+    )
+    asked = {"prompt": "Repeat three times: the pump of the boat is dry.", "max_tokens": 32}
+    texts = {}
+    for name in ("plain", "cacheback", "jacobi"):
+        server.upload(plain if name == "plain" else (ROOT / "inferlets" / name / "main.py").read_text(), name)
+        ended = ended_run(server, name, asked)
+        assert ended["error"] is None, ended["error"]
+        texts[name] = ended["result"] if name == "plain" else ended["result"]["text"]
+    assert texts["plain"] == texts["cacheback"] == texts["jacobi"]
