@@ -180,8 +180,8 @@ async def messages(place: Place, quick: bool) -> Figures:
     """Values between two programs."""
     publish, subscribe = await place.upload("publish", PUBLISH), await place.upload("subscribe", SUBSCRIBE)
     push, pull = await place.upload("push", PUSH), await place.upload("pull", PULL)
-    count = 4_000 if quick else 20_000
-    alone = 200 if quick else 2_000
+    count = 2_000 if quick else 20_000
+    alone = 60 if quick else 2_000
     topics = [await rate(place, subscribe, {}, publish, count, TOGETHER) for _ in range(ROUNDS)]
     queues = [await rate(place, pull, {"count": count}, push, count, TOGETHER) for _ in range(ROUNDS)]
     singles = [await rate(place, subscribe, {}, publish, alone, 1) for _ in range(ROUNDS)]
@@ -211,7 +211,7 @@ async def launches(place: Place, quick: bool) -> Figures:
     launched: list[float] = []
     done: list[float] = []
     for _ in range(ROUNDS):
-        arguments = json.dumps({"count": 12 if quick else 60})
+        arguments = json.dumps({"count": 8 if quick else 60})
         some, ends = await result(place.runtime.launch(parent, arguments, limits=PARENT_LIMITS))
         launched, done = launched + some, done + ends
     print(f"launch of a child, ms:           {figure(launched)}, p99 {percentile(launched, 0.99):.1f}")
