@@ -19,6 +19,7 @@ from inferd import InvalidRequest, ProgramError, ProgramSyntaxError
 from inferd.program.interface import Parameter, coerce_arguments, describe_source, to_result
 from inferd.program.json_types import SchemaBuilder
 from inferd.program.manifest import LIMITS, Manifest, project_manifest, script_manifest
+from inferd.program.pie import input_of, read_pie_file
 from inferd_runtime.sandbox.messages import Limits
 
 ROOT = Path(__file__).parents[3]
@@ -400,3 +401,50 @@ JSON_VALUES = st.recursive(
 @given(JSON_VALUES)
 def test_json_values_pass_unchanged(value: Any) -> None:
     assert to_result(value) == value
+
+
+# -- Programs for Pie -------------------------------------------------------------------------------------------------
+
+
+def test_a_program_for_pie_takes_any_arguments_as_its_input() -> None:
+    source = """
+import inferlet
+async def main(input: dict) -> str:
+    text = input.get("prompt", "hi") + input["tail"]
+    return text * int(input.get("count", 2))
+"""
+    interface = describe_source(source, "p.py")
+    known = {one.name: (one.schema, one.default, one.required) for one in interface.parameters}
+    assert known == {
+        "prompt": ({"type": "string"}, "hi", False), "tail": ({}, None, False), "count": ({"type": "integer"}, 2, False)
+    }  # fmt: skip
+    assert interface.arguments_schema["additionalProperties"] is True
+    for other in (source.replace("import inferlet", "import inferd"), source.replace("input: dict", "input: str")):
+        assert not describe_source(other, "p.py").takes_any
+
+
+@pytest.mark.parametrize(
+    ("given", "taken"),
+    [({}, {}), ({"a": 1}, {"a": 1}), ({"input": {"a": 1}}, {"a": 1}), ({"input": 1}, {"input": 1})],
+)
+def test_the_input_is_all_that_was_given(given: dict[str, Any], taken: dict[str, Any]) -> None:
+    assert input_of(given) == {"input": taken}
+
+
+def test_a_pie_toml_is_read() -> None:
+    text = """
+[package]
+name = "p"
+version = "1.0.0"
+[parameters]
+prompt = { type = "string", optional = true, description = "What is asked." }
+count = "int"
+"""
+    found = read_pie_file(text, "Pie.toml")
+    assert (found.name, found.version) == ("p", "1.0.0")
+    assert found.parameters == {
+        "prompt": {"type": "string", "description": "What is asked."}, "count": {"type": "integer"}
+    }  # fmt: skip
+    for bad in ('[package]\nname = "a b"', "[package]\nname = 1", "package = 1", "x ="):
+        with pytest.raises(InvalidRequest, match=r"Pie\.toml"):
+            read_pie_file(bad, "Pie.toml")

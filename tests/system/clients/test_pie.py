@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
+import asyncio
+import base64
 from typing import Any
 
 import pytest
 
-from .conftest import ROOT, LiveServer
+import inferd
+import inferlet
+
+from .conftest import ROOT, TOKEN, LiveServer
 
 PROGRAMS = ROOT / "tests" / "support" / "pie"
 SHOWN = {
@@ -61,8 +66,6 @@ def test_arguments_are_the_input_whatever_they_are_called(server: LiveServer) ->
 
 
 def test_a_pie_toml_names_and_describes_a_program(server: LiveServer) -> None:
-    import base64
-
     toml = """
         [package]
         name = "pie-named"
@@ -98,3 +101,22 @@ def test_cacheback_and_jacobi_write_what_the_model_writes(server: LiveServer) ->
         assert ended["error"] is None, ended["error"]
         texts[name] = ended["result"] if name == "plain" else ended["result"]["text"]
     assert texts["plain"] == texts["cacheback"] == texts["jacobi"]
+
+
+def test_a_script_uses_the_same_names_over_a_connection(server: LiveServer) -> None:
+    async def main(input: dict[str, Any]) -> list[Any]:
+        model = inferlet.Model.load(inferlet.runtime.models()[0])
+        ctx = inferlet.Context(model).user(input["prompt"])
+        both = [ctx, ctx.fork()]
+        tokens = await asyncio.gather(
+            *(one.generate(inferlet.Sampler.argmax(), max_tokens=4).collect_tokens() for one in both)
+        )
+        return [*tokens, [ctx.seq_len for ctx in both]]
+
+    with inferlet.connect(server.url.replace("http", "ws", 1), TOKEN):
+        first, second, lengths = asyncio.run(main({"prompt": "hi"}))
+    assert len(first) == 4
+    assert first == second
+    assert lengths[0] == lengths[1]
+    with pytest.raises(inferd.Unauthorized), inferlet.connect(server.url.replace("http", "ws", 1), "wrong"):
+        pass

@@ -107,6 +107,29 @@ def test_a_lone_call_blocks_right_there_and_a_second_task_goes_first() -> None:
     assert host.waits[0] == FOR_EVER
 
 
+def test_a_call_that_blocks_keeps_what_others_wait_for() -> None:
+    host = PlayedHost(length_of, delay=1)
+
+    async def main(transport: GuestTransport) -> list[Any]:
+        other = asyncio.ensure_future(transport.call(Tokenize("a")))
+        await asyncio.sleep(0)
+        blocked = [transport.call_blocking(Tokenize(text)) for text in ("bb", "ccc")]
+        assert not other.done()  # its turn comes when this task waits
+        return [*blocked, await other]
+
+    assert play(host, main) == [Tokens([2]), Tokens([3]), Tokens([1])]
+
+
+def test_an_error_of_a_call_that_blocks_is_raised_there() -> None:
+    host = PlayedHost(lambda op, arguments: (0, {"code": "client.constraint", "message": "no", "detail": {}}))
+
+    async def main(transport: GuestTransport) -> None:
+        with pytest.raises(ConstraintError, match="no"):
+            transport.call_blocking(Tokenize("a"))
+
+    play(host, main)
+
+
 def test_a_timer_goes_off_while_a_call_blocks() -> None:
     host = PlayedHost(length_of, delay=1)
     fired: list[float] = []
