@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from urllib.parse import quote
 
 import anyio
@@ -24,7 +25,7 @@ def attach(argv: list[str]) -> int:
     add_settings(parser, CLIENT_SETTINGS)
     add_json(parser, "print one JSON object {result, usage} and nothing else; what the program prints goes to stderr")
     parsed = parser.parse_args(argv)
-    options = TalkOptions(not parsed.no_input, parsed.json_input, cancels=False)
+    options = TalkOptions(not parsed.no_input, parsed.json_input, cancels=False, files=parsed.files_folder)
     return anyio.run(_attached, Server.of(settings_of(parsed)), parsed.run, parsed.replay, parsed.as_json, options)
 
 
@@ -40,19 +41,27 @@ def send(argv: list[str]) -> int:
     parser = Parser("send", "Hand a message to a run: its session.receive() returns it.")
     parser.add_argument("run", metavar="RUN")
     parser.add_argument("message", metavar="MESSAGE", nargs="?")
+    parser.add_argument("--file", dest="file", type=Path, metavar="PATH", help="a file for its session.receive_file()")
     parser.add_argument("--end", action="store_true", help="there are no more messages")
     parser.add_argument("--json-input", dest="json_input", action="store_true", help=JSON_INPUT_HELP)
     add_settings(parser, CLIENT_SETTINGS)
     add_json(parser, "print what the server answers")
     parsed = parser.parse_intermixed_args(argv)  # MESSAGE may stand behind options
-    if parsed.message is None and not parsed.end:
-        raise InvalidRequest("send wants a MESSAGE, or --end", usage=parser.format_usage().strip())
+    if parsed.message is None and parsed.file is None and not parsed.end:
+        raise InvalidRequest("send wants a MESSAGE, --file PATH, or --end", usage=parser.format_usage().strip())
     server, path = Server.of(settings_of(parsed)), f"/v1/runs/{quote(parsed.run, safe='')}/messages"
     answer = {"delivered": True}
     if parsed.message is not None:
         answer = server.post(path, {"message": message_of(parsed.message, parsed.json_input)})
+    if parsed.file is not None:
+        anyio.run(_send_file, server, parsed.run, parsed.file)
     if parsed.end:
         answer = server.post(path, {"end": True})
     if parsed.as_json:
         print_json(answer)
     return 0
+
+
+async def _send_file(server: Server, run: str, path: Path) -> None:
+    async with server.client() as client:
+        await (await client.attach(run)).send_file(path)

@@ -15,7 +15,8 @@ import anyio
 import anyio.abc
 
 from inferd.client import EventsDropped, RunHandle, StreamEvent
-from inferd.protocol import InferdError
+from inferd.protocol import InferdError, reply_from_plain, shown
+from inferd.protocol.files import FileHead
 from inferd_runtime.cli.boundary import EXIT_INTERRUPTED
 from inferd_runtime.cli.output import say
 from inferd_runtime.cli.program_command import TalkOptions, message_of
@@ -91,6 +92,8 @@ class Conversation:
                 async for event in events:
                     ended = self._screen.show_json(event)
                     code = code if ended is None else ended
+                    if event["type"] == "file":
+                        await self._file(event["file"])
                     if event["type"] == "waiting" and event["index"] >= live:
                         tasks.start_soon(self._answer)
             tasks.cancel_scope.cancel()
@@ -106,6 +109,18 @@ class Conversation:
 
         if signal.getsignal(signal.SIGINT) is not signal.SIG_IGN:  # as in the background of a shell script
             loop.add_signal_handler(signal.SIGINT, interrupt)
+
+    async def _file(self, told: dict[str, Any]) -> None:
+        """Keep a file of the program's, or list it."""
+        file = reply_from_plain(FileHead, told)
+        what = f"{shown(file.name)}, {file.size} bytes"
+        if self._options.files is None:
+            say(f"[the program sent a file: {what}; --files DIR keeps it]", sys.stderr)
+            return
+        try:
+            say(f"[{what}: {await self._run.save_file(file, self._options.files)}]", sys.stderr)
+        except InferdError as error:
+            say(f"[{what}: {error.message}]", sys.stderr)
 
     async def _answer(self) -> None:
         """Send the next line, or say that there is none. What goes wrong is told, and the run followed all the same."""

@@ -11,6 +11,7 @@ import contextlib
 import json
 from collections.abc import Callable
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any, NoReturn
 
 from inferd_runtime.cli.parsing import LIMIT_SETTINGS, Parser, settings_of
@@ -24,18 +25,20 @@ option before PROGRAM."""
 
 
 NO_INPUT_HELP = "do not read messages for the program from standard input"
+FILES_HELP = "write the files that the program sends into this folder; nothing there is overwritten"
 JSON_INPUT_HELP = "a message that is JSON stands for its value; without, all are text"
 
 
 @dataclass(frozen=True)
 class TalkOptions:
     """``reads``: standard input has messages for the run, a line each. ``json_input``: a line that is JSON stands for its value.
-    ``cancels``: Ctrl+C cancels the run.
+    ``cancels``: Ctrl+C cancels the run. ``files``: the folder for files that it sends; None: they are only listed.
     """
 
     reads: bool = True
     json_input: bool = False
     cancels: bool = True
+    files: Path | None = None
 
 
 @dataclass(frozen=True)
@@ -88,6 +91,7 @@ def parse(grammar: CommandSyntax, argv: list[str]) -> ProgramCommand:
         TalkOptions(
             not _given(first, second, "no_input") and getattr(second, "whole_input", None) != "-",
             _given(first, second, "json_input"),
+            files=getattr(first, "files_folder", None) or getattr(second, "files_folder", None),
         ),
     )  # fmt: skip
 
@@ -98,6 +102,9 @@ def add_talk(parser: Parser, taken: frozenset[str]) -> None:
         parser.add_argument("--no-input", dest="no_input", action="store_true", help=NO_INPUT_HELP)
     if "json_input" not in taken:
         parser.add_argument("--json-input", dest="json_input", action="store_true", help=JSON_INPUT_HELP)
+
+    if "files" not in taken:
+        parser.add_argument("--files", dest="files_folder", type=Path, metavar="DIR", help=FILES_HELP)
 
 
 def message_of(text: str, json_input: bool) -> Any:

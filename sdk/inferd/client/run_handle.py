@@ -2,17 +2,22 @@
 
 from __future__ import annotations
 
+import base64
+import hashlib
 from collections.abc import AsyncGenerator
 from contextlib import aclosing
+from pathlib import Path
 from typing import Any
 from urllib.parse import quote
 
 import anyio
 
 from inferd.client.event_cursor import Backoff, EventCursor, EventsDropped, StreamEvent
+from inferd.client.file_names import new_file, open_to_send
 from inferd.client.http_link import ConnectionLost, HttpLink
 from inferd.program.json_values import to_json_value
-from inferd.protocol import ErrorInfo, Unavailable
+from inferd.protocol import ErrorInfo, Unavailable, reply_from_plain
+from inferd.protocol.files import ANY_TYPE, MAX_PIECE, FileHead, FilePiece, check_file
 
 
 class RunHandle:
@@ -111,6 +116,56 @@ class RunHandle:
     async def end_messages(self) -> None:
         """Tell the program that there are no more messages: its ``session.receive`` raises EndOfMessages behind the last one."""
         await self._link.request("POST", f"{self._path}/messages", {"end": True}, again=False)
+
+    async def files(self) -> list[FileHead]:
+        """Return the files that the program has sent with ``session.send_file`` and that the server still keeps."""
+        answer = await self._link.request("GET", f"{self._path}/files", again=True)
+        return [reply_from_plain(FileHead, file) for file in answer["files"]]
+
+    async def read_file(self, file: int) -> AsyncGenerator[bytes]:
+        """Yield the bytes of one of :meth:`files`, by its number, in pieces. A lost connection is made again."""
+        offset = 0
+        while True:
+            answer = await self._link.request("GET", f"{self._path}/files/{file}?offset={offset}", again=True)
+            piece = reply_from_plain(FilePiece, answer)
+            offset += len(piece.data)
+            yield piece.data
+            if piece.last or not piece.data:
+                return
+
+    async def save_file(self, file: FileHead, folder: str | Path) -> Path:
+        """Write one of :meth:`files` into a folder; returns where it is. Nothing is overwritten: see ``new_file``.
+
+        Raises Unavailable for a file that is not what the program sent.
+        """
+        opened = await anyio.to_thread.run_sync(new_file, Path(folder), file.name)
+        digest = hashlib.sha256()
+        with opened:
+            async with aclosing(self.read_file(file.file)) as pieces:
+                async for piece in pieces:
+                    digest.update(piece)
+                    await anyio.to_thread.run_sync(opened.write, piece)
+        if digest.hexdigest() != file.sha256:
+            await anyio.Path(opened.name).unlink()
+            raise Unavailable(f"{file.name}: what came is not the file that the program sent")
+        return Path(opened.name)
+
+    async def send_file(self, path: str | Path, *, name: str = "", media_type: str = ANY_TYPE) -> None:
+        """Hand a file to the program's ``session.receive_file``, in pieces; a lost connection is made again for each.
+
+        Raises InvalidRequest for what cannot be sent and once the run is over, LimitExceeded for a file that is too large.
+        """
+        path = Path(path)
+        file, size = await anyio.to_thread.run_sync(open_to_send, path)
+        with file:
+            name = name or path.name
+            check_file(name, media_type, size)
+            body: dict[str, Any] = {"name": name, "media_type": media_type, "size": size}
+            number = (await self._link.request("POST", f"{self._path}/files", body, again=False))["file"]
+            for offset in range(0, max(size, 1), MAX_PIECE):
+                data = await anyio.to_thread.run_sync(file.read, min(MAX_PIECE, size - offset))
+                body = {"offset": offset, "data": base64.b64encode(data).decode()}
+                await self._link.request("POST", f"{self._path}/files/{number}", body, again=True)
 
     async def cancel(self) -> None:
         """Ask the run to end. Nothing happens if it is over."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import AsyncGenerator, Awaitable, Callable, Iterator, Mapping
 from contextlib import ExitStack
+from pathlib import Path
 from types import TracebackType
 from typing import Any, TypeVar
 
@@ -13,6 +14,7 @@ from inferd.client.client import DEFAULT_SERVER, PATIENCE_S, Client, ServerProgr
 from inferd.client.event_cursor import StreamEvent
 from inferd.client.run_handle import RunHandle
 from inferd.protocol import InvalidRequest
+from inferd.protocol.files import ANY_TYPE, FileHead
 
 T = TypeVar("T")
 
@@ -90,6 +92,22 @@ class SyncRunHandle:
     def end_messages(self) -> None:
         """Tell the program that there are no more messages."""
         self._waiting.call(self._run.end_messages)
+
+    def files(self) -> list[FileHead]:
+        """Return the files that the program has sent."""
+        return self._waiting.call(self._run.files)
+
+    def read_file(self, file: int) -> Iterator[bytes]:
+        """Yield the bytes of one of :meth:`files`."""
+        return self._waiting.each(self._run.read_file(file))
+
+    def save_file(self, file: FileHead, folder: str | Path) -> Path:
+        """Write one of :meth:`files` into a folder; nothing is overwritten."""
+        return self._waiting.call(lambda: self._run.save_file(file, folder))
+
+    def send_file(self, path: str | Path, *, name: str = "", media_type: str = ANY_TYPE) -> None:
+        """Hand a file to the program's ``session.receive_file``."""
+        self._waiting.call(lambda: self._run.send_file(path, name=name, media_type=media_type))
 
     def cancel(self) -> None:
         """Ask the run to end."""

@@ -68,6 +68,8 @@ class ClusterApi:
             Route("/v1/runs/{run}/events", self.events, methods=["GET"]),
             Route("/v1/runs/{run}/cancel", self.of_run, methods=["POST"]),
             Route("/v1/runs/{run}/messages", self.of_run, methods=["POST"]),
+            Route("/v1/runs/{run}/files", self.of_run, methods=["GET", "POST"]),
+            Route("/v1/runs/{run}/files/{number:int}", self.of_run, methods=["GET", "POST"]),
             Route(RESPONSES, self.respond, methods=["POST"]),
             Route(one, self.of_response, methods=["GET", "DELETE"]),
             Route(one + "/{what}", self.of_response, methods=["GET", "POST"]),

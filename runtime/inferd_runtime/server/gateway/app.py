@@ -37,6 +37,7 @@ from inferd_runtime.server.dialects.routes import vendor_shape
 from inferd_runtime.server.gateway.audit import Audited, AuditLog
 from inferd_runtime.server.gateway.auth import AccessTokens, BearerAuth, TenantQuotas, load_quotas, load_tokens
 from inferd_runtime.server.gateway.chat_routes import ChatApi
+from inferd_runtime.server.gateway.file_routes import FileApi
 from inferd_runtime.server.gateway.http_protocol import MAX_HEAD_BYTES, TypedHttp
 from inferd_runtime.server.gateway.listening import check_exposure, listen, tls_context, url_of
 from inferd_runtime.server.gateway.model_routes import ModelApi
@@ -139,6 +140,7 @@ def all_routes(own: Api, models: ModelApi, chat: ChatApi, responses: ResponseSto
     """Return the routing table."""
     return [
         *own.routes(),
+        *FileApi(own.runtime).routes(),
         *models.routes(),
         *chat.routes(),
         *ResponsesApi(chat, responses).routes(),

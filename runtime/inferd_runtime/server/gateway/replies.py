@@ -167,8 +167,8 @@ def event_json(event: RunEvent) -> dict[str, Any]:
         value["text"] = event.payload
     elif event.kind == "message":
         value["message"] = msgspec.Raw(event.payload.encode())
-    elif event.kind == "call":
-        value["call"] = msgspec.Raw(event.payload.encode())
+    elif event.kind in ("call", "file"):
+        value[event.kind] = msgspec.Raw(event.payload.encode())
     elif event.kind == "dropped":
         value["count"] = event.payload
     elif isinstance(event.payload, Ending):

@@ -9,6 +9,7 @@ import msgspec
 from starlette.requests import ClientDisconnect, Request
 
 from inferd.protocol import InvalidRequest, LimitExceeded, shown
+from inferd.protocol.files import ANY_TYPE
 from inferd_runtime.carriable import read_json
 from inferd_runtime.server.gateway.auth import TENANT_KEY
 from inferd_runtime.server.tenancy.shares import SharedPlaces
@@ -41,6 +42,21 @@ class MessageBody(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
     message: Any = msgspec.UNSET
     end: bool = False
+
+
+class FileBody(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """``POST /v1/runs/{id}/files``: a file for the program, whose bytes follow."""
+
+    name: str
+    size: int
+    media_type: str = ANY_TYPE
+
+
+class FilePieceBody(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """``POST /v1/runs/{id}/files/{number}``: its next bytes, in Base64."""
+
+    offset: int
+    data: bytes
 
 
 async def read_body(request: Request, kind: type[T], most: int, places: SharedPlaces) -> T:

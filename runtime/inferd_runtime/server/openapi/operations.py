@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+from inferd.protocol.files import FileBegun, FilePiece
 from inferd_runtime.server.dialects.anthropic.fields import (
     COUNT_TOKENS_FIELDS,
     MESSAGES_FIELDS,
@@ -28,7 +29,7 @@ from inferd_runtime.server.dialects.openai.tokens import (
 from inferd_runtime.server.dialects.responses.fields import INCLUDED, RESPONSES_FIELDS, ResponsesBody
 from inferd_runtime.server.dialects.responses.stored import LISTED, MAX_LISTED
 from inferd_runtime.server.dialects.routes import ANTHROPIC_HEADER
-from inferd_runtime.server.gateway.requests import MAX_KEY, LaunchBody, MessageBody
+from inferd_runtime.server.gateway.requests import MAX_KEY, FileBody, FilePieceBody, LaunchBody, MessageBody
 from inferd_runtime.server.openapi import (
     anthropic_answers as anthropic,
     openai_answers as openai,
@@ -168,6 +169,23 @@ RUNTIME_OPERATIONS = (
     Operation(
         method="POST", path="/v1/runs/{run}/messages", tag=OWN, summary="Hand a message to a run", body=(MessageBody,),
         answers={202: OperationAnswer("The run has it", own.DeliveredMessage)},
+    ),
+    Operation(
+        method="GET", path="/v1/runs/{run}/files", tag=OWN, summary="The files that a program has sent",
+        answers=_says("The files that are still there", own.SentFiles),
+    ),
+    Operation(
+        method="POST", path="/v1/runs/{run}/files", tag=OWN, summary="Announce a file for a program", body=(FileBody,),
+        answers={201: OperationAnswer("Its number: its bytes may come", FileBegun)},
+    ),
+    Operation(
+        method="GET", path="/v1/runs/{run}/files/{number}", tag=OWN, summary="Bytes of a file that a program has sent",
+        parameters=(OperationParameter("offset", "the first byte, 0 by default", {"type": "integer", "minimum": 0}),),
+        answers=_says("The bytes, and whether they are the last", FilePiece),
+    ),
+    Operation(
+        method="POST", path="/v1/runs/{run}/files/{number}", tag=OWN, summary="A file's next bytes", body=(FilePieceBody,),
+        answers={202: OperationAnswer("They are kept", own.TakenPiece)},
     ),
     Operation(
         method="GET", path="/v1/session", tag=OWN, summary="A script's session: a handshake of a WebSocket",

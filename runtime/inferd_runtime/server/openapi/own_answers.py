@@ -8,6 +8,7 @@ from msgspec import UNSET, Struct, UnsetType
 
 from inferd.program.interface import Parameter as MainParameter
 from inferd.protocol import ErrorInfo
+from inferd.protocol.files import FileHead
 from inferd_runtime.sandbox.messages import RunUsage
 from inferd_runtime.server.programs.registry import Entry
 from inferd_runtime.server.run_store.records import RunRecord
@@ -136,6 +137,18 @@ class DeliveredMessage(Struct):
     delivered: bool
 
 
+class SentFiles(Struct):
+    """The files that a program has sent, oldest first."""
+
+    files: list[FileHead]
+
+
+class TakenPiece(Struct):
+    """Whether the file is whole now."""
+
+    whole: bool
+
+
 class ShownEvent(Struct):
     """One event of a run: ``text`` is of ``stdout`` and ``stderr``, ``count`` of ``dropped``, the last four of ``finished``.
 
@@ -148,7 +161,7 @@ class ShownEvent(Struct):
     text: str | UnsetType = UNSET
     message: Any | UnsetType = UNSET
     call: dict[str, Any] | UnsetType = UNSET
-    file: dict[str, Any] | UnsetType = UNSET
+    file: FileHead | UnsetType = UNSET
     count: int | UnsetType = UNSET
     state: RunState | UnsetType = UNSET
     error: ErrorInfo | UnsetType | None = UNSET

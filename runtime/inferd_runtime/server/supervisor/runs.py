@@ -54,11 +54,11 @@ class RunState(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class RunEvent:
-    """Something that happened in a run. ``kind``: started | stdout | stderr | message | waiting | call | finished |
+    """Something that happened in a run. ``kind``: started | stdout | stderr | message | waiting | call | file | finished |
     dropped.
 
     ``index`` counts from 0 without gaps, except that ``dropped`` stands for all events that left the buffer before it was
-    read: its payload is their number. Payloads: text for the streams, JSON text for ``message`` and ``call`` (what it
+    read: its payload is their number. Payloads: text for the streams, JSON text for ``message``, ``file`` and ``call`` (what it
     asked of the world outside), ``None`` for ``started`` and ``waiting`` (for a message),
     :class:`Ending` for ``finished``. ``time`` is in seconds since the epoch.
     """
@@ -311,6 +311,11 @@ class Run:
         if self.ending is None:
             self._record("call", entry, len(entry))
 
+    def filed(self, entry: str) -> None:
+        """Note a file that the program has sent, as a JSON object."""
+        if self.ending is None:
+            self._record("file", entry, len(entry.encode()))
+
     def finish(self, ending: Ending) -> bool:
         """End the run; False (and nothing changes) if it has ended before."""
         if self.ending is not None:
@@ -342,16 +347,18 @@ class Run:
 
         Raises InvalidRequest once the run is over, and for a value that JSON or msgpack cannot carry.
         """
-        self._check_takes_messages()
+        self.check_takes_messages()
         self._hand_over(json_text(message))
 
     def end_messages(self) -> None:
         """Tell the program that there are no more messages. Raises InvalidRequest once the run is over."""
-        self._check_takes_messages()
+        self.check_takes_messages()
         self._hand_over(NO_MORE)
         self.messages_ended = True
+        self.wake()
 
-    def _check_takes_messages(self) -> None:
+    def check_takes_messages(self) -> None:
+        """Raise InvalidRequest if nothing more can be sent to the program."""
         if self.ending is not None or self.messages_ended:
             why = "its messages were ended" if self.ending is None else "it is over"
             raise InvalidRequest(f"run {self.id} takes no more messages: {why}", run=self.id)
@@ -370,7 +377,7 @@ class Run:
         """Wait for events from ``index`` on. Empty when the time is up, and after the run's last event."""
         with anyio.move_on_after(seconds):
             while index >= self.shown_end and not self.complete:
-                await self._change()
+                await self.change()
         return self._batch(index)
 
     def _batch(self, index: int) -> list[RunEvent]:
@@ -406,10 +413,11 @@ class Run:
     async def wait(self) -> Ending:
         """Wait until the run is over."""
         while self.ending is None:
-            await self._change()
+            await self.change()
         return self.ending
 
-    async def _change(self) -> None:
+    async def change(self) -> None:
+        """Wait until something has changed: look before and after, without waiting for anything in between."""
         if self._changed is None:
             self._changed = anyio.Event()
         await self._changed.wait()

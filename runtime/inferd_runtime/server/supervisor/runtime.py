@@ -50,6 +50,7 @@ from inferd_runtime.server.run_store.archive import RunArchive
 from inferd_runtime.server.run_store.records import KeptKey, UnfinishedRun, new_run_id
 from inferd_runtime.server.services.call_log import CallLog
 from inferd_runtime.server.services.outside import OutsideServices, OutsideWiring, join_outside
+from inferd_runtime.server.services.run_files import FileService, RunFileStore
 from inferd_runtime.server.services.table import ServiceTable
 from inferd_runtime.server.services.topics.families import join_messages
 from inferd_runtime.server.services.topics.kept_values import KeptValues
@@ -117,6 +118,7 @@ class Runtime:
         """Hears of runs that begin and end."""
         self.new_run_id: Callable[[], str] = new_run_id
         self.services = ServiceTable(wiring.tasks)
+        self.files = RunFileStore(settings.data_dir)
         self.call_log = CallLog()
         """Tells of what programs ask of the world outside."""
         self.outside: OutsideServices | None = None
@@ -483,6 +485,7 @@ async def open_runtime(
             wiring = Wiring(context, directory, tasks, archive)
             runtime = Runtime(settings, commands or default_commands(settings), wiring, spare, use)
             join_messages(runtime.services, queues)
+            runtime.services.join(FileService(runtime.files, tasks.start_soon))
             outside = OutsideWiring(context, tasks, wiring.endpoint, directory)
             runtime.outside = join_outside(runtime.services, settings, outside, runtime.use.quotas, runtime.call_log)
             try:
@@ -494,3 +497,4 @@ async def open_runtime(
                 with anyio.CancelScope(shield=True):
                     await runtime.shutdown()
                 runtime.outside.close()
+                runtime.files.close()

@@ -1,0 +1,341 @@
+"""``file.*``, and what launchers ask for over HTTP: files between programs and their launchers, kept on disk for a while.
+
+A file's room is taken when it is announced, and its bytes come in order, in pieces: nobody holds more than one of them in memory.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import shutil
+import tempfile
+import weakref
+from collections import deque
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from functools import partial
+from pathlib import Path
+from typing import Any, TypeVar
+
+import anyio
+import msgspec
+
+from inferd.protocol import Done, EndOfMessages, InvalidRequest, LimitExceeded, NotFound, ProgramError, Unavailable
+from inferd.protocol.files import (
+    MAX_PIECE,
+    BeginFile,
+    FileBegun,
+    FileHead,
+    FilePiece,
+    ReadFile,
+    ReceiveFile,
+    WriteFile,
+    check_file,
+)
+from inferd_runtime.server.services.caller import Caller
+from inferd_runtime.server.services.table import Handed, Handler
+from inferd_runtime.server.supervisor.runs import Run
+
+MAX_RUN_BYTES = 256 << 20
+"""Of the files of one run, both ways."""
+MAX_RUN_FILES = 256
+MAX_TENANT_FILE_BYTES = 1 << 30
+"""Of all of a tenant's runs. What runs that are over have sent makes room, oldest first."""
+MAX_TENANT_RUNS = 256
+"""Runs with files, of one tenant; of those that are over the oldest go first."""
+LAUNCHER = 0
+FOLDER = "run-files-"
+T = TypeVar("T")
+
+
+@dataclass(eq=False)
+class KeptFile:
+    """A file on its way, or whole once ``sha256`` is set."""
+
+    number: int
+    name: str
+    media_type: str
+    size: int
+    path: Path
+    sender: int
+    """The attempt of the run that sends it; ``LAUNCHER``."""
+    sha256: str = ""
+    written: int = 0
+    digest: Any = field(default_factory=hashlib.sha256, repr=False)
+    turn: anyio.Lock = field(default_factory=anyio.Lock, repr=False)
+
+    def head(self) -> FileHead:
+        """Return what is told of it."""
+        return FileHead(self.number, self.name, self.media_type, self.size, self.sha256)
+
+
+class FilesOfRun:
+    """The files of one run, which it outlives. Pure state."""
+
+    def __init__(self, run: Run) -> None:
+        self.tenant = run.tenant
+        self._run = weakref.ref(run)
+        self.bytes = 0
+        self.files: dict[int, KeptFile] = {}
+        self.sent: list[KeptFile] = []
+        """By the program."""
+        self.unread: deque[KeptFile] = deque()
+        self._inputs: list[KeptFile] = []
+        self._attempt = LAUNCHER
+        self._said = 0
+
+    @property
+    def over(self) -> bool:
+        """True if the run is over."""
+        run = self._run()
+        return run is None or run.ending is not None
+
+    def begin(self, path: Path, begun: BeginFile, sender: int) -> KeptFile:
+        """Note a file that is announced. Raises LimitExceeded if it is too much for the run."""
+        if len(self.files) >= MAX_RUN_FILES:
+            text = f"{MAX_RUN_FILES} files of the run are there already"
+            raise LimitExceeded(text, limit="run_files", value=MAX_RUN_FILES, raise_with="fewer files")
+        if self.bytes + begun.size > MAX_RUN_BYTES:
+            text = f"the files of a run may have {MAX_RUN_BYTES} bytes together"
+            raise LimitExceeded(text, limit="run_file_bytes", value=MAX_RUN_BYTES, raise_with="several runs")
+        number = max(self.files, default=-1) + 1
+        self.files[number] = file = KeptFile(number, begun.name, begun.media_type, begun.size, path, sender)
+        self.bytes += begun.size
+        return file
+
+    def enter(self, attempt: int) -> None:
+        """Note who runs it now: a new attempt gets the launcher's files again, and says again what it has said."""
+        if self._attempt != attempt:
+            self._attempt, self._said = attempt, 0
+            self.unread = deque(self._inputs)
+
+    def completed(self, file: KeptFile) -> bool:
+        """Note that all of a file is there. Returns False for one that an earlier attempt has sent. Raises ProgramError if that
+        was another one.
+        """
+        file.sha256 = file.digest.hexdigest()
+        if file.sender == LAUNCHER:
+            self._inputs.append(file)
+            self.unread.append(file)
+            return True
+        self._said += 1
+        if self._said > len(self.sent):
+            self.sent.append(file)
+            return True
+        before = self.sent[self._said - 1]
+        if (before.name, before.sha256) != (file.name, file.sha256):
+            raise ProgramError(
+                "the run was started again after a crash, and sent another file: it is not safe to retry"
+            )
+        return False
+
+    def forget(self, file: KeptFile) -> None:
+        """Drop a file."""
+        if self.files.pop(file.number, None) is not None:
+            self.bytes -= file.size
+
+    def find(self, number: int, sender: int, *, whole: bool) -> KeptFile:
+        """Return a file that this side sends, or with ``whole`` one that it may read. Raises NotFound."""
+        file = self.files.get(number)
+        own = file is not None and file.sender == sender
+        if file is None or own is whole or (whole and not file.sha256):
+            raise NotFound(f"the run has no file {number} for that")
+        return file
+
+
+class RunFileStore:
+    """The files of all runs, in a folder of their own that goes with the server. Belongs to one event loop."""
+
+    def __init__(self, parent: Path) -> None:
+        self._parent = parent
+        self._folder: Path | None = None
+        self._runs: dict[str, FilesOfRun] = {}
+        self._next = 0
+        self._making = anyio.Lock()
+
+    def close(self) -> None:
+        """Remove all files."""
+        if self._folder is not None:
+            shutil.rmtree(self._folder, ignore_errors=True)
+
+    def of(self, run_id: str, tenant: str) -> FilesOfRun | None:
+        """Return a run's files; None if there are none, or no more."""
+        found = self._runs.get(run_id)
+        return found if found is not None and found.tenant == tenant else None
+
+    async def begin(self, run: Run, begun: BeginFile, sender: int) -> KeptFile:
+        """Take room for a file. Raises InvalidRequest, LimitExceeded, Unavailable."""
+        check_file(begun.name, begun.media_type, begun.size)
+        if sender == LAUNCHER:
+            run.check_takes_messages()
+        async with self._making:
+            if self._folder is None:
+                self._folder = await _on_disk(partial(_make_folder, self._parent))
+        gone = self._make_room(run, begun.size)
+        self._next += 1
+        files = self._runs.setdefault(run.id, FilesOfRun(run))
+        if sender != LAUNCHER:
+            files.enter(sender)
+        file = files.begin(self._folder / str(self._next), begun, sender)
+        for path in gone:
+            await _on_disk(partial(path.unlink, missing_ok=True))
+        return file
+
+    async def write(self, run: Run, sender: int, piece: WriteFile) -> bool:
+        """Take the next bytes of a file; returns whether it is whole. Bytes that came before may come again."""
+        files = self._of(run)
+        file = files.find(piece.file, sender, whole=False)
+        async with file.turn:
+            end = piece.offset + len(piece.data)
+            if file.sha256 or 0 <= piece.offset < end <= file.written:
+                return bool(file.sha256)
+            if piece.offset != file.written or end > file.size or len(piece.data) > MAX_PIECE:
+                raise InvalidRequest(f"byte {file.written} of {file.size} of the file is next, {MAX_PIECE} at most")
+            await _on_disk(partial(_append, file.path, piece.data))
+            file.digest.update(piece.data)
+            file.written = end
+            if file.written == file.size:
+                await self._complete(run, files, file)
+        return bool(file.sha256)
+
+    async def _complete(self, run: Run, files: FilesOfRun, file: KeptFile) -> None:
+        if files.completed(file):
+            if file.sender != LAUNCHER:
+                run.filed(msgspec.json.encode(file.head()).decode())
+        else:
+            await self._remove(files, file)
+        run.wake()
+
+    async def read(self, files: FilesOfRun, reader: int, number: int, offset: int) -> FilePiece:
+        """Return bytes of a file that the other side has sent. Raises NotFound, InvalidRequest and Unavailable."""
+        file = files.find(number, reader, whole=True)
+        if not 0 <= offset <= file.size:
+            raise InvalidRequest(f"offset must be in 0..{file.size}, not {offset}")
+        data = await _on_disk(partial(_slice, file.path, offset)) if offset < file.size else b""
+        return FilePiece(data, offset + len(data) >= file.size)
+
+    def _of(self, run: Run) -> FilesOfRun:
+        found = self._runs.get(run.id)
+        if found is None:
+            raise NotFound(f"no file of {run.id} was begun")
+        return found
+
+    async def drop_unfinished(self, run_id: str, attempt: int) -> None:
+        """Remove what an attempt that is over has begun and not finished."""
+        files = self._runs.get(run_id)
+        for file in [] if files is None else list(files.files.values()):
+            if files is not None and file.sender == attempt and not file.sha256:
+                await self._remove(files, file)
+
+    def _make_room(self, run: Run, size: int) -> list[Path]:
+        """Forget files of runs that are over until there is room; returns their paths. Raises LimitExceeded."""
+        own = {name: files for name, files in self._runs.items() if files.tenant == run.tenant}
+        held, count, gone = sum(files.bytes for files in own.values()), len(own | {run.id: None}), list[Path]()
+        for name, files in own.items():
+            if held + size <= MAX_TENANT_FILE_BYTES and count <= MAX_TENANT_RUNS:
+                break
+            if files.over:
+                held, count = held - files.bytes, count - 1
+                del self._runs[name]
+                gone += [file.path for file in files.files.values()]
+        if count > MAX_TENANT_RUNS:
+            text = f"{MAX_TENANT_RUNS} runs of the tenant that are not over have files already"
+            raise LimitExceeded(
+                text, limit="tenant_file_runs", value=MAX_TENANT_RUNS, raise_with="fewer runs at a time"
+            )
+        if held + size > MAX_TENANT_FILE_BYTES:
+            text = f"files of the tenant's runs that are not over have {held} bytes"
+            raise LimitExceeded(
+                text, limit="tenant_file_bytes", value=MAX_TENANT_FILE_BYTES, raise_with="fewer runs at a time"
+            )
+        return gone
+
+    async def _remove(self, files: FilesOfRun, file: KeptFile) -> None:
+        files.forget(file)
+        await _on_disk(partial(file.path.unlink, missing_ok=True))
+
+
+class FileService:
+    """The family ``file``."""
+
+    def __init__(self, store: RunFileStore, start: Callable[..., object]) -> None:
+        self._store = store
+        self._start = start
+
+    def operations(self) -> Mapping[str, Handler]:
+        """Return the handlers by their operations' wire names."""
+        return {
+            "file.begin": self._begin,
+            "file.write": self._write,
+            "file.receive": self._receive,
+            "file.read": self._read,
+        }
+
+    def closed(self, caller: Caller) -> None:
+        """Forget what an attempt has begun and not finished."""
+        if caller.run is not None:
+            self._start(self._store.drop_unfinished, caller.run.id, caller.run.attempts)
+
+    async def _begin(self, caller: Caller, request: BeginFile) -> FileBegun:
+        run = _run(caller)
+        return FileBegun((await self._store.begin(run, request, run.attempts)).number)
+
+    async def _write(self, caller: Caller, request: WriteFile) -> Done:
+        run = _run(caller)
+        await self._store.write(run, run.attempts, request)
+        return Done()
+
+    async def _receive(self, caller: Caller, request: ReceiveFile) -> Handed:
+        run = _run(caller)
+        while True:
+            files = self._store.of(run.id, run.tenant)
+            if files is not None:
+                files.enter(run.attempts)
+                if files.unread:
+                    file = files.unread.popleft()
+                    return Handed(file.head(), undo=partial(files.unread.appendleft, file))
+            if run.messages_ended:
+                raise EndOfMessages("the launcher sends no more files")
+            await run.change()
+
+    async def _read(self, caller: Caller, request: ReadFile) -> FilePiece:
+        run = _run(caller)
+        files = self._store.of(run.id, run.tenant)
+        if files is None:
+            raise NotFound("the run has no files")
+        return await self._store.read(files, run.attempts, request.file, request.offset)
+
+
+def _run(caller: Caller) -> Run:
+    if caller.run is None:
+        raise InvalidRequest("files are for launched programs: a script has nobody at its other side")
+    return caller.run
+
+
+async def _on_disk(work: Callable[[], T]) -> T:
+    """Do some work in a thread. Raises Unavailable where the disk does not take part."""
+    try:
+        return await anyio.to_thread.run_sync(work)
+    except OSError as error:
+        raise Unavailable(f"the file cannot be kept: {error.strerror or type(error).__name__}") from None
+
+
+def _make_folder(parent: Path) -> Path:
+    """Return a new folder. Those of servers that ended without removing theirs go first."""
+    parent.mkdir(parents=True, exist_ok=True)
+    for old in parent.glob(f"{FOLDER}*"):
+        pid = old.name.split("-")[2]
+        if pid.isdigit() and not Path("/proc", pid).exists() and os.path.isdir("/proc/self"):
+            shutil.rmtree(old, ignore_errors=True)
+    return Path(tempfile.mkdtemp(prefix=f"{FOLDER}{os.getpid()}-", dir=parent))
+
+
+def _append(path: Path, data: bytes) -> None:
+    with path.open("ab") as file:
+        file.write(data)
+
+
+def _slice(path: Path, offset: int) -> bytes:
+    with path.open("rb") as file:
+        file.seek(offset)
+        return file.read(MAX_PIECE)
