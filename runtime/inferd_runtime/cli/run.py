@@ -29,7 +29,7 @@ from inferd_runtime.settings.settings import Settings
 
 SETTINGS = (
     "model", "server", "keep_warm", "timings", "state_dir", "adapter", "draft", "draft_key_file", "ca", "device",
-    "dtype", "weights", "threads", "pages", "data_dir", "http_allow", "http_body_bytes", "http_ca", "mcp_file",
+    "dtype", "weights", "threads", "pages", "data_dir", "http_allow", "http_body_bytes", "http_ca", "secrets_file", "mcp_file",
     *LIMIT_SETTINGS,
 )  # fmt: skip
 log = logging.getLogger("inferd.run")

@@ -10,7 +10,7 @@ from datetime import UTC, datetime
 
 from inferd_runtime.cli.output import print_json, print_table
 from inferd_runtime.cli.parsing import Parser, add_json, add_settings, settings_of
-from inferd_runtime.server.tenancy.secret_store import ALL_TENANTS, SECRETS_FILE, SecretEntry, SecretStore
+from inferd_runtime.server.tenancy.secret_store import ALL_TENANTS, SecretEntry, SecretStore
 from inferd_runtime.server.tokens_file import check_tenant
 
 DESCRIPTION = """Secrets of the server whose data folder this is: programs put them into requests by name and never see them.
@@ -30,11 +30,11 @@ def secret(argv: list[str]) -> int:
     verbs = parser.add_subparsers(dest="verb", metavar="VERB", required=True, parser_class=_verb_parser)  # type: ignore[call-overload]
     for verb, text in VERBS.items():
         one = verbs.add_parser(verb, help=text, description=text)
-        add_settings(one, ["data_dir"])
+        add_settings(one, ["data_dir", "secrets_file"])
         add_json(one, "print JSON")
         _add_arguments(verb, one)
     parsed = parser.parse_args(argv)
-    with closing(SecretStore(settings_of(parsed).data_dir / SECRETS_FILE)) as store:
+    with closing(SecretStore(settings_of(parsed).secrets)) as store:
         _run(parsed, store)
     return 0
 

@@ -24,6 +24,8 @@ NOTE = "settings.json"
 LOG = "server.log"
 POLL_SECONDS = 0.02
 LOG_TAIL = 2000
+REACH = ("http_allow", "http_body_bytes", "http_ca", "mcp_file")
+"""Settings that say what a run may reach: another run's server is not used for it."""
 CHILD = [sys.executable, "-P", "-m", "inferd_runtime.cli.warm_server"]
 
 
@@ -101,16 +103,18 @@ def _wait_ready(pid: int, settings: Settings) -> Server:
 
 
 def _folder(settings: Settings) -> Path:
-    """Return the folder of the warm server with these settings of the engine."""
-    key = hashlib.sha256(encode_settings(settings.engine)).hexdigest()[:16]
+    """Return the folder of the warm server with these settings of the engine, and of what programs may reach."""
+    reach = [str(getattr(settings, name)) for name in REACH]
+    asked = encode_settings(settings.engine) + encode_settings([*reach, str(settings.secrets)])
+    key = hashlib.sha256(asked).hexdigest()[:16]
     return settings.state_dir / FOLDER / key
 
 
 def _warm_settings(settings: Settings) -> Settings:
     folder = _folder(settings)
     return replace(
-        settings, state_dir=folder, data_dir=folder / "data", url=None, token=None, tokens_file=None, host="127.0.0.1",
-        port=0, idle_minutes=settings.keep_warm, workers=1, log_format="console",
+        settings, secrets_file=settings.secrets, state_dir=folder, data_dir=folder / "data", url=None, token=None,
+        tokens_file=None, host="127.0.0.1", port=0, idle_minutes=settings.keep_warm, workers=1, log_format="console",
     )  # fmt: skip
 
 

@@ -20,6 +20,7 @@ from inferd_runtime.sandbox.messages import Limits
 from inferd_runtime.settings.setting import NOT_NEGATIVE, Check, SettingField, read_texts, setting, setting_fields
 
 PORT = Check("be in 0..65535", lambda value: 0 <= value <= 65535)
+SECRETS_FILE = "secrets.sqlite3"
 FIXED_ROWS = Check(f"be 0 or in 2..{MAX_DRAFT}", lambda value: value == 0 or 2 <= value <= MAX_DRAFT)
 
 
@@ -181,6 +182,9 @@ class Settings:
     http_ca: Path | None = setting(
         None, "certificates in PEM format that fetches of programs trust beside the system's"
     )
+    secrets_file: Path | None = setting(
+        None, "the file of `inferd secret`; servers may share it; default: secrets.sqlite3 in the data folder"
+    )
     mcp_file: Path | None = setting(
         None, 'a JSON file of MCP servers, {"mcpServers": {NAME: ...}}; nobody else may be able to read it'
     )
@@ -275,6 +279,11 @@ class Settings:
     )
     max_body_bytes: int = setting(4 << 20, "bytes of a request's body")
     run_event_bytes: int = setting(1 << 20, "bytes of events that are kept of one run")
+
+    @property
+    def secrets(self) -> Path:
+        """Return the file of secrets that programs use by name."""
+        return (self.secrets_file or self.data_dir / SECRETS_FILE).expanduser()
 
     @property
     def limits(self) -> Limits:

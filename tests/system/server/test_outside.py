@@ -21,7 +21,8 @@ from inferd import Forbidden, LimitExceeded, NotFound, http, mcp
 from inferd_runtime.sandbox.runner_build.component import ensure_runner
 from inferd_runtime.server.gateway.app import open_gateway
 from inferd_runtime.server.supervisor.commands import Commands, default_commands
-from inferd_runtime.server.tenancy.secret_store import SECRETS_FILE, SecretStore
+from inferd_runtime.server.tenancy.secret_store import SecretStore
+from inferd_runtime.settings.settings import SECRETS_FILE
 
 from .conftest import ANN, BOB, Served, fake_commands, settings_in, until
 

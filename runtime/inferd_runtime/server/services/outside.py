@@ -25,7 +25,7 @@ from inferd_runtime.server.services.mcp import McpService
 from inferd_runtime.server.services.mcp_servers import ServerEntry, read_servers
 from inferd_runtime.server.services.table import ServiceTable
 from inferd_runtime.server.tenancy.quotas import QuotasOf
-from inferd_runtime.server.tenancy.secret_store import SECRETS_FILE, Secret, SecretStore
+from inferd_runtime.server.tenancy.secret_store import Secret, SecretStore
 from inferd_runtime.settings.settings import Settings
 
 TOOL_MODULE = "inferd_runtime.server.egress.mcp_process"
@@ -79,7 +79,7 @@ def join_outside(
     table: ServiceTable, settings: Settings, wiring: OutsideWiring, quotas: QuotasOf, call_log: CallLog
 ) -> OutsideServices:
     """Answer ``http.*`` and ``mcp.*`` from now on. Raises InvalidRequest for settings that cannot be read."""
-    secrets_file = LazySecrets(settings.data_dir.expanduser() / SECRETS_FILE)
+    secrets_file = LazySecrets(settings.secrets)
     trusted = _read_certificates(settings.http_ca)
 
     def fetcher(endpoint: str) -> Launch:

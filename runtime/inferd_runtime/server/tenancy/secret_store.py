@@ -21,7 +21,6 @@ from inferd.protocol.http import SECRET_NAME
 from inferd_runtime.server.egress.origins import Origin, OriginPattern, read_pattern
 from inferd_runtime.server.egress.redaction import SHORTEST
 
-SECRETS_FILE = "secrets.sqlite3"
 SCHEMA = """
 CREATE TABLE IF NOT EXISTS secrets (
     tenant TEXT NOT NULL, name TEXT NOT NULL, value TEXT NOT NULL, origins TEXT NOT NULL, changed_at REAL NOT NULL,

@@ -3,14 +3,17 @@ from __future__ import annotations
 import io
 import json
 import stat
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from inferd import Forbidden, InvalidRequest, NotFound, Unavailable
 from inferd_runtime.cli.secret import secret as secret_command
+from inferd_runtime.cli.warm import _warm_settings
 from inferd_runtime.server.egress.origins import read_address
-from inferd_runtime.server.tenancy.secret_store import SECRETS_FILE, SecretStore
+from inferd_runtime.server.tenancy.secret_store import SecretStore
+from inferd_runtime.settings.settings import SECRETS_FILE, Settings
 
 TEXT = "Bearer ghp_0123456789abcdef"
 
@@ -90,3 +93,14 @@ def test_the_command_reads_a_secret_and_never_shows_it(
     assert SecretStore(tmp_path / SECRETS_FILE).find("github", "ann").value == TEXT
     assert secret_command(["rm", "github", "--tenant", "ann", *data]) == 0
     assert SecretStore(tmp_path / SECRETS_FILE).entries() == []
+
+
+def test_runs_that_may_reach_something_else_have_another_warm_server(tmp_path: Path) -> None:
+    plain = Settings(data_dir=tmp_path, state_dir=tmp_path / "state")
+    allowed = replace(plain, http_allow=("all,*",))
+    other_secrets = replace(plain, secrets_file=tmp_path / "others.sqlite3")
+    tools = replace(plain, mcp_file=tmp_path / "mcp.json")
+    warm = [_warm_settings(each) for each in (plain, allowed, other_secrets, tools)]
+    assert len({each.state_dir for each in warm}) == 4
+    assert warm[0].secrets == tmp_path / SECRETS_FILE
+    assert warm[2].secrets == tmp_path / "others.sqlite3"
