@@ -30,7 +30,26 @@ TRANSIENT_LIMITS = frozenset(
         *("max_sockets", "max_connections", "max_waiting", "held_body_bytes", "requests", "request_bytes"),
         *("outstanding_calls", "outstanding_bytes", "operations", "messages", "followers", "speculation_streams"),
         *("waiting_constraints", "waiting_messages", "waiting_message_bytes", "waiting_snapshot_bytes"),
-        *("waiting_uploads", "adapters"),
+        *("waiting_uploads", "adapters", "packages_s", "held_numbers", "gateway_operations", "gateway_bytes"),
+        *(
+            "tenant_gateway_bytes",
+            "tenant_file_bytes",
+            "tenant_file_runs",
+            "fetches",
+            "fetches_per_minute",
+            "open_fetches",
+        ),
+        *(
+            "lookups",
+            "mcp_open_calls",
+            "mcp_offers",
+            "servers of tools",
+            "snapshots",
+            "topics",
+            "topic_bytes",
+            "durable_bytes",
+        ),
+        *("queue_room", "subscriber_room", "subscribers", "subscriptions"),
     }
 )
 """Limits of what is there for all, or in a minute: the same request may work later. Beyond any other limit it never does."""
