@@ -53,7 +53,7 @@ class Conversation:
     ) -> Generator[Any]:
         """Generate an answer in a context that holds the conversation, as the request asks: sampler, length, ends, constraint,
         speculation, adapter. ``choice``: which of several, each with a seed of its own; ``logprobs``: for the program itself;
-        ``sampler``: instead of the request's; ``on_length``: None for "complete_or_cut" where there is a constraint.
+        ``sampler``: instead of the request's; ``on_length``: None for what fits the constraint.
         """
         request = self.request
         return ctx.generate(
@@ -67,13 +67,21 @@ class Conversation:
             system_speculation=request.speculation,
             predict=request.prediction or None,
             logprobs=request.logprobs if logprobs is None else logprobs,
-            on_length=on_length or ("cut" if self.constraint is None else "complete_or_cut"),
+            on_length=on_length or self._on_length,
             adapter=request.adapter or None,
             priority=request.priority,
             reasoning=self._reasoning,
             shown=self.shape.shown,
             include_stop=request.include_stop,
         )
+
+    @property
+    def _on_length(self) -> OnLength:
+        """Have an answer that has to be something end in time. A call that the model may write into its text is cut: what no end
+        is found for would be forbidden, and that may be the call.
+        """
+        held = self.request.output is not None or self.request.tool_choice.mode == "required"
+        return "complete_or_cut" if held and self.constraint is not None else "cut"
 
     @property
     def _reasoning(self) -> ReasoningSpec | None:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import itertools
-import json
 import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -27,8 +26,9 @@ from inferd.protocol import (
     Unavailable,
 )
 from inferd_runtime.kv import snapshot_objects
+from inferd_runtime.kv.context_store import ContextStore
 from inferd_runtime.kv.snapshot_format import Facts, Snapshot, TurnMark
-from inferd_runtime.kv.snapshot_objects import CLAIM_SECONDS, UNFINISHED_SECONDS, ContextStore, SnapshotObjects
+from inferd_runtime.kv.snapshot_objects import CLAIM_SECONDS, UNFINISHED_SECONDS, SnapshotObjects
 from inferd_runtime.kv.snapshot_place import BLOCK, Taken
 from inferd_runtime.kv.snapshots import SnapshotStore
 
@@ -389,7 +389,7 @@ def test_closing_does_not_wait_for_a_store_that_hangs(root: str) -> None:
 
 def test_a_url_opens_a_store(tmp_path: Path) -> None:
     for url in (f"memory:/{next(roots)}", f"file://{tmp_path}/shared"):
-        one, other = ContextStore(url).open(QUOTA), ContextStore(url, json.dumps({})).open(QUOTA)
+        one, other = (SnapshotObjects(*store.files(), QUOTA) for store in (ContextStore(url), ContextStore(url, "{}")))
         one.save("ann", "a", make(), overwrite=False)
         assert len(other.load("ann", "a").tokens) == 9
         other.delete("ann", "a")
@@ -426,4 +426,4 @@ def test_a_package_that_is_missing_is_named_with_its_extra(monkeypatch: pytest.M
 def test_options_that_a_backend_does_not_take_are_refused() -> None:
     for options in ('{"skip_instance_cache": 1, "asynchronous": ', "[1]"):
         with pytest.raises(InvalidRequest, match="takes no such options"):
-            ContextStore("memory://x", options).open(QUOTA)
+            ContextStore("memory://x", options).files()

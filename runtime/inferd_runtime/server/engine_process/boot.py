@@ -12,6 +12,7 @@ import zmq
 
 from inferd_grammar.trials.pool import TrialPool
 from inferd_runtime.kv.snapshot_folder import SnapshotFolder
+from inferd_runtime.kv.snapshot_objects import SnapshotObjects
 from inferd_runtime.kv.snapshots import SnapshotStore
 from inferd_runtime.phases import Phases
 from inferd_runtime.server.engine_process.command import EngineStart
@@ -69,7 +70,7 @@ def snapshot_store(start: EngineStart) -> SnapshotStore | None:
     """Return where contexts are saved; None where none are. Raises InvalidRequest for a store that cannot be used."""
     quota, contexts = start.settings.snapshot_bytes, start.contexts
     if contexts.url:
-        return SnapshotStore(contexts.open(quota), threads=STORE_THREADS, seconds=contexts.seconds)
+        return SnapshotStore(SnapshotObjects(*contexts.files(), quota), threads=STORE_THREADS, seconds=contexts.seconds)
     folder = start.settings.snapshots
     return None if folder is None else SnapshotStore(SnapshotFolder(folder, quota))
 

@@ -11,7 +11,7 @@ from inferd_runtime.isolation.child import Child
 from inferd_runtime.isolation.kinds import ChildKind
 from inferd_runtime.isolation.model_files import model_access
 from inferd_runtime.isolation.order import Access, Launch
-from inferd_runtime.kv.snapshot_objects import ContextStore
+from inferd_runtime.kv.context_store import ContextStore
 from inferd_runtime.server.processes.child_protocol import exit_code
 from inferd_runtime.settings.settings import EngineSettings
 

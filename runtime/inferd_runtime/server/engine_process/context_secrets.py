@@ -5,7 +5,7 @@ from __future__ import annotations
 import msgspec
 
 from inferd.protocol import InvalidRequest
-from inferd_runtime.kv.snapshot_objects import ContextStore
+from inferd_runtime.kv.context_store import ContextStore
 from inferd_runtime.server.tokens_file import read_private
 from inferd_runtime.settings.settings import Settings
 
