@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import base64
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -120,3 +121,24 @@ def test_a_script_uses_the_same_names_over_a_connection(server: LiveServer) -> N
     assert lengths[0] == lengths[1]
     with pytest.raises(inferd.Unauthorized), inferlet.connect(server.url.replace("http", "ws", 1), "wrong"):
         pass
+
+
+FILES = """
+import inferlet
+
+async def main(input: dict) -> int:
+    data = await inferlet.session.receive_file()
+    inferlet.session.send_file(data[::-1])
+    return len(data)
+"""
+
+
+def test_files_go_both_ways(server: LiveServer, tmp_path: Path) -> None:
+    sent = tmp_path / "sent.bin"
+    sent.write_bytes(bytes(range(256)) * 2000)  # more than one piece
+    with inferd.SyncClient(server.url, TOKEN) as client:
+        run = client.launch(client.upload({"main.py": FILES}, name="pie-files"), {})
+        run.send_file(sent)
+        assert run.result() == 512_000
+        [file] = run.files()
+        assert b"".join(run.read_file(file.file)) == sent.read_bytes()[::-1]
