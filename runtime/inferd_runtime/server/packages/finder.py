@@ -26,6 +26,7 @@ MODULE = "inferd_runtime.server.packages.finder_child"
 PROCESSES = 2
 MOST_SECONDS = 120.0
 CPU_SECONDS = 60
+MEMORY_BYTES = 1 << 30
 KEPT_ANSWERS = 256
 KEPT_BYTES = 1 << 30
 MAX_ANSWER = 32 << 20
@@ -62,7 +63,7 @@ class PackageFinder:
         with tempfile.TemporaryDirectory(prefix="inferd-packages-") as folder:
             launch = Launch(
                 MODULE, ChildKind.INSTALLER, settings=Question(requirements, GUEST_PYTHON, folder),
-                limits=ResourceLimits(cpu_seconds=CPU_SECONDS),
+                limits=ResourceLimits(cpu_seconds=CPU_SECONDS, memory_bytes=MEMORY_BYTES),
             )  # fmt: skip
             child = await ChildProcess.start("packages", launch)
             try:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import resource
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 
@@ -14,6 +15,7 @@ from packaging.utils import canonicalize_name, parse_wheel_filename
 
 from inferd.protocol import InferdError, InvalidRequest
 from inferd_runtime.isolation.child import Child
+from inferd_runtime.isolation.layers import lower
 from inferd_runtime.sandbox.messages import LockedPackage
 from inferd_runtime.server.packages.messages import ANSWER_FILE, Answer, Packages, Question
 from inferd_runtime.server.packages.pip_index import WITHOUT_NATIVE, PackageIndex
@@ -21,12 +23,14 @@ from inferd_runtime.server.packages.wheels import check_total, wheel_files
 
 MAX_ROUNDS = 4
 MAX_WHEELS = 64
+MAX_FILE = 64 << 20
 
 
 def child_main(child: Child) -> int:
     """Answer one question. Returns the exit code."""
     question = child.settings(Question)
     child.seal()
+    lower(resource.RLIMIT_FSIZE, MAX_FILE)  # pip fetches whole wheels where an index has no metadata
     folder = Path(question.folder)
     try:
         answer = Answer(packages=find_packages(question, folder))
