@@ -8,6 +8,11 @@ import torch
 sys.path.insert(0, str(Path(__file__).parents[1] / "cpu"))
 
 
+def pytest_configure(config: pytest.Config) -> None:
+    """Another PyTorch or Triton than the one that is developed with may warn: that is not what is tested here."""
+    config.addinivalue_line("filterwarnings", "default")
+
+
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Everything here needs a device."""
     if not torch.cuda.is_available():

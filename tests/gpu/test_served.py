@@ -1,0 +1,70 @@
+"""What a server does on a device: `build_driver` of a loaded model, every shape recorded, and each recording against kernels
+launched one by one.
+"""
+
+from __future__ import annotations
+
+import gc
+from collections.abc import Iterator
+
+import numpy as np
+import pytest
+import torch
+
+from inferd_runtime.engine.drivers.buckets import bucket, captured_shapes
+from inferd_runtime.engine.drivers.build import DriverOptions, build_driver, step_bytes
+from inferd_runtime.engine.drivers.cuda_driver import CudaDriver
+from inferd_runtime.engine.scheduling.costs import _batch
+from inferd_runtime.models.loading import load
+
+OPTIONS = DriverOptions(pages=700, page_size=16, most_rows=300)
+CLOSE = {torch.float32: 1e-3, torch.bfloat16: 0.25}
+COUNTS = ([1], [1] * 3, [1] * 40, [1] * 200, [2, 1], [5, 3, 1], [16], [9] * 8, [2] * 100)
+
+
+@pytest.fixture(scope="module", params=["float32", "bfloat16"])
+def drivers(request: pytest.FixtureRequest) -> Iterator[tuple[CudaDriver, CudaDriver]]:
+    """One that has recorded everything, and one that launches kernel by kernel."""
+    loaded = load("tiny", device="cuda", dtype=request.param)
+    built = [
+        build_driver(loaded, DriverOptions(OPTIONS.pages, OPTIONS.page_size, OPTIONS.most_rows, graphs=graphs))
+        for graphs in (True, False)
+    ]
+    assert all(isinstance(driver, CudaDriver) for driver in built), (
+        "the kernels were replaced by the reference: see the log"
+    )
+    yield built[0], built[1]  # type: ignore[misc]
+    del built
+    gc.collect()
+    torch.cuda.empty_cache()
+
+
+def test_every_shape_is_recorded(drivers: tuple[CudaDriver, CudaDriver]) -> None:
+    assert drivers[0].record_all() == len(captured_shapes(OPTIONS.most_rows))
+    assert drivers[1].record_all() == 0
+
+
+@pytest.mark.parametrize("counts", COUNTS, ids=lambda counts: f"{len(counts)}x{max(counts)}")
+def test_a_recorded_step_gives_the_logits_of_its_kernels(
+    drivers: tuple[CudaDriver, CudaDriver], counts: list[int]
+) -> None:
+    assert bucket(counts) is not None
+    dtype = drivers[0].plain.compute(_batch(drivers[0], [1], 0))[0].dtype
+    for context in (0, 7, 33):
+        batch = _batch(drivers[0], counts, context)
+        data = np.zeros((OPTIONS.pages, drivers[0].page_bytes), np.uint8)
+        for driver in drivers:
+            driver.write_pages(range(OPTIONS.pages), data)
+        replayed, launched = (driver.forward(batch).logits for driver in drivers)
+        assert np.isfinite(replayed).all()
+        assert np.abs(replayed - launched).max() <= CLOSE.get(dtype, CLOSE[torch.bfloat16])
+
+
+def test_memory_of_steps_is_measured_and_given_back() -> None:
+    loaded = load("tiny", device="cuda")
+    torch.cuda.empty_cache()
+    before = torch.cuda.memory_reserved()
+    assert step_bytes(loaded, OPTIONS) > 0
+    gc.collect()
+    torch.cuda.empty_cache()
+    assert torch.cuda.memory_reserved() <= before + (64 << 20)
