@@ -210,6 +210,14 @@ a machine. `--weights` holds them in less: `half` (float16, arithmetic in float3
 to bfloat16 for each product. The first load still reads the weights whole; other families, `--tensor-parallel` and GPUs
 refuse the option by name. What each costs: [benchmarks](benchmarks.md#weights-on-the-cpu-python-benchmarksweightspy).
 
+## Several models in one process
+
+One engine process hosts all models of a server and steps them in turn. Before weights are read, `models/fitting` estimates on
+torch's meta device what each needs, and refuses what cannot fit, naming what would (`inferd models fit`). Loading probes each
+family ([17](decisions/0017-no-family-is-trusted.md)) and compares each fast way with the plain one
+([18](decisions/0018-fast-ways-have-a-plain-twin.md)); what that found is kept for the next start
+([34](decisions/0034-a-proof-is-kept.md)).
+
 ## What the probe does
 
 A family that is new to this page is not trusted, and a family that is on it is probed all the same:

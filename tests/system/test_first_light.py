@@ -276,9 +276,7 @@ def test_two_programs_at_once_share_one_batch(inferd: CommandLine, launch: Any, 
 def test_a_killed_engine_ends_the_run_and_the_server_goes_on(
     inferd: CommandLine, server: dict[str, Any], launch: Any
 ) -> None:
-    waits = (
-        "from inferd import session\nasync def main():\n    print('here', flush=True)\n    await session.receive()\n"
-    )
+    waits = "import asyncio\nasync def main():\n    print('here', flush=True)\n    await asyncio.sleep(600)\n"
     with inferd.start(*launch(waits), "--json") as process:
         assert process.stderr is not None
         assert process.stderr.readline() == "here\n"

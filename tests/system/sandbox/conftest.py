@@ -35,6 +35,7 @@ from inferd_runtime.sandbox.messages import (
     Shutdown,
     Started,
     ToWorker,
+    Waiting,
     Withdrawn,
     WorkerReady,
 )
@@ -154,7 +155,9 @@ class Gateway:
         if isinstance(message, WorkerReady):
             self.ready = message
             return
-        assert isinstance(message, (Started, Output, Sent, Asked, Withdrawn, Received, ResultPart, RunFinished))
+        assert isinstance(
+            message, (Started, Output, Sent, Waiting, Asked, Withdrawn, Received, ResultPart, RunFinished)
+        )
         if isinstance(message, (Output, Sent)) and self.takes:
             self.send(EventsTaken(message.run, 1))
         self.messages[message.run].append(message)

@@ -9,7 +9,7 @@ from msgspec import UNSET, Struct, UnsetType
 from inferd.program.interface import Parameter as MainParameter
 from inferd.protocol import ErrorInfo
 from inferd.protocol.files import FileHead
-from inferd_runtime.sandbox.messages import RunUsage
+from inferd_runtime.sandbox.messages import LockedPackage, RunUsage
 from inferd_runtime.server.programs.registry import Entry
 from inferd_runtime.server.run_store.records import RunRecord
 from inferd_runtime.server.supervisor.runs import RunState
@@ -98,6 +98,7 @@ class ShownProgram(Struct):
     limits: dict[str, float]
     retry_safe: bool
     serves: str
+    packages: list[LockedPackage]
     interface: ShownInterface
 
 
