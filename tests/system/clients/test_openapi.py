@@ -22,11 +22,26 @@ from .conftest import TOKEN, LiveServer
 AUTHORIZED = {"Authorization": f"Bearer {TOKEN}"}
 ASK = [{"role": "user", "content": "Write a line about the sea."}]
 PROGRAM = {"files": {"main.py": "async def main(x: int = 0) -> int:\n    return x"}, "name": "described"}
-WAITING = "from inferd import session\n\n\nasync def main() -> None:\n    await session.receive()\n    await session.receive()"
+WAITING = """
+import asyncio
+from inferd import EndOfMessages, session
+
+async def main() -> None:
+    await session.send_file(b"x", "sent.txt")
+    await session.send("sent")
+    try:
+        while True:
+            await session.receive()
+    except EndOfMessages:
+        await asyncio.sleep(600)
+"""
 WEATHER = {"type": "object", "properties": {"city": {"enum": ["Rome", "Oslo"]}}, "required": ["city"]}
 MODEL = {"enum": ["tiny"]}
 FEW: dict[str, Any] = {"type": "integer", "minimum": 1, "maximum": 3}
 SMALL: dict[str, dict[str, Any]] = {
+    "MessageBody": {"message": {"enum": ["hi", 1]}, "end": {"enum": [False]}},
+    "FilePieceBody": {"offset": {"enum": [0]}, "data": {"enum": ["eA=="]}},
+    "FileBody": {"name": {"enum": ["a.txt"]}, "size": {"enum": [1]}, "media_type": {"enum": ["text/plain"]}},
     "ChatFields": {"model": MODEL, "max_completion_tokens": FEW, "n": FEW},
     "CompletionFields": {"model": MODEL, "max_tokens": FEW, "n": FEW},
     "MessagesBody": {"model": MODEL, "max_tokens": FEW},
@@ -78,7 +93,7 @@ def with_model(document: dict[str, Any]) -> dict[str, Any]:
     return value
 
 
-def small(document: dict[str, Any], known: dict[str, list[str]]) -> dict[str, Any]:
+def small(document: dict[str, Any], known: dict[str, list[Any]]) -> dict[str, Any]:
     """The document, for requests that are answered soon. ``known``: what a path's parameters may name beside anything else."""
     value = with_model(document)
     schemas = value["components"]["schemas"]
@@ -86,13 +101,18 @@ def small(document: dict[str, Any], known: dict[str, list[str]]) -> dict[str, An
         schemas[name]["properties"] |= fields
         schemas[name]["required"] = sorted({*schemas[name].get("required", ()), *fields})
     del schemas["ResponsesBody"]["properties"]["previous_response_id"]
-    soon = {"seconds": {"type": "number", "minimum": 0, "maximum": 0.01}, "follow": {"enum": ["false"]}}
+    soon = {
+        "seconds": {"type": "number", "minimum": 0, "maximum": 0.01},
+        "follow": {"enum": ["false"]},
+        "offset": {"enum": [0]},
+    }
     for path in value["paths"].values():
         for parameter in [each for operation in path.values() for each in operation["parameters"]]:
             if parameter["name"] in soon:
                 parameter |= {"required": True, "schema": soon[parameter["name"]]}
             if parameter["name"] in known and parameter["in"] == "path":
-                parameter["schema"] = {"enum": [*known[parameter["name"]], "nobody"]}
+                others = [] if parameter["name"] == "number" else ["nobody"]
+                parameter["schema"] = {"enum": [*known[parameter["name"]], *others]}
     return value
 
 
@@ -104,7 +124,7 @@ def document(server: LiveServer) -> dict[str, Any]:
 
 
 @pytest.fixture(scope="module")
-def known(server: LiveServer) -> dict[str, list[str]]:
+def known(server: LiveServer) -> dict[str, list[Any]]:
     """Runs, responses, programs and a model that are there."""
     server.upload(WAITING, "waiting")
     asked = {"model": "tiny", "input": "Hello", "max_output_tokens": 2}
@@ -112,10 +132,21 @@ def known(server: LiveServer) -> dict[str, list[str]]:
         client.post("/v1/programs", json=PROGRAM).raise_for_status()
         runs = [client.post("/v1/runs", json={"program": name}).json()["id"] for name in (PROGRAM["name"], "waiting")]
         client.get(f"/v1/runs/{runs[0]}/events").raise_for_status()
+        with client.stream("GET", f"/v1/runs/{runs[1]}/events") as events:
+            assert any('"sent"' in line for line in events.iter_lines())
+        sent = client.get(f"/v1/runs/{runs[1]}/files").json()["files"]
+        begun = client.post(f"/v1/runs/{runs[1]}/files", json={"name": "b.txt", "size": 1}).json()
         responses = [
             client.post("/v1/responses", json={**asked, "background": later}).json()["id"] for later in (False, True)
         ]
-    return {"run": runs, "response": responses, "model": ["tiny"], "reference": [str(PROGRAM["name"])]}
+    numbers = [sent[0]["file"], begun["file"]]
+    return {
+        "run": runs,
+        "response": responses,
+        "model": ["tiny"],
+        "reference": [str(PROGRAM["name"])],
+        "number": numbers,
+    }
 
 
 def statuses(server: LiveServer, document: dict[str, Any], operation: Any, mode: GenerationMode) -> list[int]:
@@ -138,7 +169,7 @@ def statuses(server: LiveServer, document: dict[str, Any], operation: Any, mode:
 
 
 def test_what_the_document_allows_is_answered_as_it_says(
-    server: LiveServer, document: dict[str, Any], known: dict[str, list[str]]
+    server: LiveServer, document: dict[str, Any], known: dict[str, list[Any]]
 ) -> None:
     described = small(document, known)
     for operation in CALLED:
