@@ -17,7 +17,7 @@ from inferd.chat.call_forms import (
     CallForm,
     form_of,
 )
-from inferd.chat.call_scanner import BLANK, CallScanner
+from inferd.chat.call_scanner import BLANK, CallScanner, CharacterScanner
 from inferd.chat.headed_call import HeadedCallScanner
 from inferd.chat.xml_call import Schemas, XmlCallScanner
 
@@ -56,7 +56,7 @@ class AnswerShape:
         own = HARMONY_MARKS if self.tool_format == HARMONY else ()
         return (*(self.reasoning or ()), *(SHOWN_MARKS if self.tools else ()), *own)
 
-    def scanner(self) -> CallScanner | HeadedCallScanner | XmlCallScanner:
+    def scanner(self) -> CharacterScanner | XmlCallScanner:
         """Return what reads a call."""
         if self.tool_format in HEADED:
             return HeadedCallScanner(HEADED[self.tool_format])

@@ -36,21 +36,18 @@ class JsonExtent:
         return self._depth == 0 and character in "}]"
 
 
-class CallScanner:
-    """Takes the text of an object from its ``{`` on. Synchronous, character by character.
+class CharacterScanner:
+    """Takes the text of a call character by character, each by the ``state`` that it has come to. Synchronous.
 
-    ``name`` is "" until it is known; ``done`` once the object is complete; ``failed`` once it cannot be a call: not JSON, or with
-    a key that calls do not have.
+    ``name`` is "" until it is known; ``done`` once the call is complete; ``failed`` once it cannot be one.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, state: Callable[[str], None]) -> None:
         self.name = ""
         self.done = False
         self.failed = False
-        self._state: Callable[[str], None] = self._open
+        self._state = state
         self._extent = JsonExtent()
-        self._start = 0
-        self._key = ""
         self._taken: list[str] = []
         self._arguments: list[str] = []
 
@@ -60,7 +57,7 @@ class CallScanner:
         return "".join(self._taken)
 
     def feed(self, text: str) -> str:
-        """Take text up to the object's end, or to where it fails, and return what is behind."""
+        """Take text up to the call's end, or to where it fails, and return what is behind."""
         for at, character in enumerate(text):
             if self.done or self.failed:
                 return text[at:]
@@ -74,6 +71,15 @@ class CallScanner:
             return ""
         new, self._arguments = "".join(self._arguments), []
         return new
+
+
+class CallScanner(CharacterScanner):
+    """Takes an object from its ``{`` on. It fails where it is not JSON, and at a key that calls do not have."""
+
+    def __init__(self) -> None:
+        super().__init__(self._open)
+        self._start = 0
+        self._key = ""
 
     def _open(self, character: str) -> None:
         self.failed, self._state = character != "{", self._before_key

@@ -3,44 +3,19 @@
 from __future__ import annotations
 
 from inferd.chat.call_forms import HeadedCall
-from inferd.chat.call_scanner import BLANK, JsonExtent
+from inferd.chat.call_scanner import BLANK, CharacterScanner
 
 MAX_HEAD = 512
 """Characters before the arguments: what has more is no call."""
 
 
-class HeadedCallScanner:
-    """Takes the text of a call from its opening on; see :class:`~inferd.chat.call_scanner.CallScanner`."""
+class HeadedCallScanner(CharacterScanner):
+    """Takes the text of a call from its opening on."""
 
     def __init__(self, written: HeadedCall) -> None:
-        self.name = ""
-        self.done = False
-        self.failed = False
+        super().__init__(self._in_head)
         self._written = written
-        self._state = self._in_head
-        self._extent = JsonExtent()
-        self._taken: list[str] = []
-        self._arguments: list[str] = []
         self._tail = ""
-
-    @property
-    def text(self) -> str:
-        """All that was taken."""
-        return "".join(self._taken)
-
-    def feed(self, text: str) -> str:
-        """Take text up to the call's end, or to where it fails, and return what is behind."""
-        for at, character in enumerate(text):
-            if self.done or self.failed:
-                return text[at:]
-            self._taken.append(character)
-            self._state(character)
-        return ""
-
-    def new_arguments(self) -> str:
-        """Return the arguments' text that has come since the last call."""
-        new, self._arguments = "".join(self._arguments), []
-        return new
 
     def _in_head(self, character: str) -> None:
         if character == "{":

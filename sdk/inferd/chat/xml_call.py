@@ -46,7 +46,7 @@ def _refuse(constant: str) -> None:
 
 
 class XmlCallScanner:
-    """Takes the text of a call from its opening on; see :class:`~inferd.chat.call_scanner.CallScanner`.
+    """Takes the text of a call from its opening on; see :class:`~inferd.chat.call_scanner.CharacterScanner`.
 
     A text comes out while it is written, any other argument when it is complete: only then its JSON is known.
     """
