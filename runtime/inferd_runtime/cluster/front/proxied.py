@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from contextlib import AbstractAsyncContextManager
 
 import anyio
@@ -36,19 +36,10 @@ class ProxiedResponse(Response):
         self._members = members
         self._request = request
         self._choose = choose
-        self._error: InferdError | None = None
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Answer, until the answer is complete or the client has left."""
-        async with anyio.create_task_group() as tasks:
-            tasks.start_soon(until_left, receive, tasks.cancel_scope)
-            try:
-                await self._answer(scope, send)
-            except InferdError as error:  # kept: what leaves a task group comes out wrapped
-                self._error = error
-            tasks.cancel_scope.cancel()
-        if self._error is not None:
-            raise self._error
+        await until_left(receive, lambda: self._answer(scope, send))
 
     async def _answer(self, scope: Scope, send: Send) -> None:
         for left in reversed(range(MOST_TRIES)):
@@ -81,8 +72,21 @@ async def pass_back(answer: httpcore.Response, scope: Scope, send: Send) -> None
     await send({"type": "http.response.body", "body": b""})
 
 
-async def until_left(receive: Receive, scope: anyio.CancelScope) -> None:
-    """Cancel ``scope`` once the client has left."""
+async def until_left(receive: Receive, answer: Callable[[], Awaitable[None]]) -> None:
+    """Answer, until that is done or the client has left. Raises the InferdError that ``answer`` raises."""
+    errors: list[InferdError] = []  # kept: what leaves a task group comes out wrapped
+    async with anyio.create_task_group() as tasks:
+        tasks.start_soon(_cancel_when_left, receive, tasks.cancel_scope)
+        try:
+            await answer()
+        except InferdError as error:
+            errors.append(error)
+        tasks.cancel_scope.cancel()
+    if errors:
+        raise errors[0]
+
+
+async def _cancel_when_left(receive: Receive, scope: anyio.CancelScope) -> None:
     while (await receive())["type"] != "http.disconnect":
         pass
     scope.cancel()

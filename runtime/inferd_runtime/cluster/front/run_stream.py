@@ -74,19 +74,14 @@ class RunStream(Response):
         self._begun = self._broken = False
         self._unsure = False
         """Whether more may have been shown than is stored of the run: a replica was lost while this stream followed it there."""
-        self._error: InferdError | None = None
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Answer, until the run is over or the client has left. Raises what the first replica answers instead."""
-        async with anyio.create_task_group() as tasks:
-            tasks.start_soon(until_left, receive, tasks.cancel_scope)
-            try:
-                await self._answer(scope, send)
-            except InferdError as error:  # kept: what leaves a task group comes out wrapped
-                self._error = error
-            tasks.cancel_scope.cancel()
-        if self._error is not None and not self._begun:
-            raise self._error
+        try:
+            await until_left(receive, lambda: self._answer(scope, send))
+        except InferdError:
+            if not self._begun:
+                raise
 
     async def _answer(self, scope: Scope, send: Send) -> None:
         while await self._pass_on(scope, send):
