@@ -14,8 +14,9 @@ from inferd_runtime.server.gateway.app import make_app
 from inferd_runtime.server.gateway.auth import AccessTokens
 from inferd_runtime.server.programs.bundles import make_program
 from inferd_runtime.server.programs.library import ProgramLibrary
+from inferd_runtime.server.supervisor.run_events import EventBuffer
 from inferd_runtime.server.supervisor.run_keeper import RunKeeper
-from inferd_runtime.server.supervisor.runs import EventBuffer, Run, RunStore
+from inferd_runtime.server.supervisor.runs import Run, RunStore
 from inferd_runtime.server.supervisor.runtime import Runtime
 from inferd_runtime.server.tenancy.quotas import Quotas, same_for_all
 

@@ -12,8 +12,8 @@ from inferd.speculation_stats import SourceStats
 from inferd_runtime.sandbox.messages import RunUsage
 from inferd_runtime.server.gateway.metrics import FIGURES, MetricsPage
 from inferd_runtime.server.processes.child_protocol import printed_error
+from inferd_runtime.server.supervisor.run_events import Ending
 from inferd_runtime.server.supervisor.run_totals import RunTotals
-from inferd_runtime.server.supervisor.runs import Ending
 from inferd_runtime.session.wire import ModelStats
 from inferd_runtime.speculation.counters import DraftModelCounters, SpeculationCounters
 

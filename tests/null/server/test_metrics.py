@@ -15,8 +15,9 @@ from inferd_runtime.sandbox.messages import Bundle, Limits, RunUsage
 from inferd_runtime.server.gateway.metrics import FIGURES, MetricsPage
 from inferd_runtime.server.gateway.tenant_metrics import tenant_families
 from inferd_runtime.server.programs.bundles import make_program
+from inferd_runtime.server.supervisor.run_events import Ending, EventBuffer
 from inferd_runtime.server.supervisor.run_totals import MAX_TENANTS, OTHERS, RunTotals, TenantTotals
-from inferd_runtime.server.supervisor.runs import Ending, EventBuffer, Run
+from inferd_runtime.server.supervisor.runs import Run
 from inferd_runtime.session.wire import EngineStats, ModelStats
 
 DASHBOARD = Path(__file__).resolve().parents[3] / "docs" / "grafana" / "inferd.json"

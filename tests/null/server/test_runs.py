@@ -23,16 +23,8 @@ from inferd_runtime.sandbox.messages import (
 )
 from inferd_runtime.server.programs.bundles import make_program
 from inferd_runtime.server.supervisor.held_runs import FRAME_BYTES, HeldRun
-from inferd_runtime.server.supervisor.runs import (
-    BATCH_BYTES,
-    BATCH_EVENTS,
-    EVENT_OVERHEAD,
-    MAX_FOLLOWERS,
-    EventBuffer,
-    Run,
-    RunState,
-    RunStore,
-)
+from inferd_runtime.server.supervisor.run_events import EVENT_OVERHEAD, EventBuffer, RunState
+from inferd_runtime.server.supervisor.runs import BATCH_BYTES, BATCH_EVENTS, MAX_FOLLOWERS, Run, RunStore
 from inferd_runtime.server.tenancy.quotas import Quotas, same_for_all
 
 PROGRAM = make_program(Bundle("p", {"main.py": "async def main(): pass"}))

@@ -8,7 +8,8 @@ from hypothesis import given, strategies as st
 from inferd.protocol import Unavailable
 from inferd_runtime.sandbox.messages import Bundle, Limits, Output, RunFinished, RunUsage, Sent
 from inferd_runtime.server.programs.bundles import make_program
-from inferd_runtime.server.supervisor.runs import EventBuffer, Run
+from inferd_runtime.server.supervisor.run_events import EventBuffer
+from inferd_runtime.server.supervisor.runs import Run
 from inferd_runtime.server.supervisor.transcript import ReplayDiffers
 
 PROGRAM = make_program(Bundle("p", {"main.py": "async def main(): pass"}))

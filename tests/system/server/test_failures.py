@@ -20,7 +20,8 @@ from inferd_runtime.sandbox.messages import Bundle, Limits, RunFinished, RunUsag
 from inferd_runtime.server.processes.rundir import LOCK, run_directory
 from inferd_runtime.server.programs.bundles import Program, make_program
 from inferd_runtime.server.supervisor import runtime as runtime_module
-from inferd_runtime.server.supervisor.runs import Ending, Run
+from inferd_runtime.server.supervisor.run_events import Ending
+from inferd_runtime.server.supervisor.runs import Run
 from inferd_runtime.server.supervisor.runtime import open_runtime
 
 from .conftest import HERE, Serve, fake_commands, settings_in, until

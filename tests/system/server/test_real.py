@@ -17,7 +17,8 @@ from inferd_runtime.sandbox.messages import Bundle
 from inferd_runtime.sandbox.runner_build.component import ensure_runner
 from inferd_runtime.server.programs.bundles import Program, make_program
 from inferd_runtime.server.supervisor.commands import Commands, default_commands
-from inferd_runtime.server.supervisor.runs import Ending, Run
+from inferd_runtime.server.supervisor.run_events import Ending
+from inferd_runtime.server.supervisor.runs import Run
 from inferd_runtime.server.supervisor.runtime import Runtime, open_runtime
 
 from .conftest import fake_commands, settings_in, until

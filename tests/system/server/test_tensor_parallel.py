@@ -12,7 +12,8 @@ import pytest
 from inferd_runtime.sandbox.messages import Bundle
 from inferd_runtime.sandbox.runner_build.component import ensure_runner
 from inferd_runtime.server.programs.bundles import make_program
-from inferd_runtime.server.supervisor.runs import Ending, Run
+from inferd_runtime.server.supervisor.run_events import Ending
+from inferd_runtime.server.supervisor.runs import Run
 from inferd_runtime.server.supervisor.runtime import open_runtime
 
 from .conftest import settings_in, until

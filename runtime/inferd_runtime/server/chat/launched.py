@@ -13,7 +13,8 @@ from inferd_runtime.server.chat.program_events import MAX_EVENTS, EventReader
 from inferd_runtime.server.programs.bundles import Program
 from inferd_runtime.server.programs.launch_checks import check_arguments, check_limits
 from inferd_runtime.server.supervisor.held_runs import RunRequest
-from inferd_runtime.server.supervisor.runs import Ending, Run, RunEvent
+from inferd_runtime.server.supervisor.run_events import Ending, RunEvent
+from inferd_runtime.server.supervisor.runs import Run
 from inferd_runtime.server.supervisor.runtime import Runtime
 
 IDLE_SECONDS = 15.0

@@ -13,8 +13,9 @@ from starlette.types import Receive, Scope, Send
 
 from inferd.protocol import InvalidRequest
 from inferd_runtime.server.gateway.replies import NO_RESULT, RESULT, event_json
+from inferd_runtime.server.supervisor.run_events import RunEvent
 from inferd_runtime.server.supervisor.run_keeper import AnyRun
-from inferd_runtime.server.supervisor.runs import Run, RunEvent
+from inferd_runtime.server.supervisor.runs import Run
 
 PING_SECONDS = 15.0
 PAUSE_SECONDS = 0.005

@@ -16,8 +16,8 @@ from inferd_runtime.server.dialects.routes import ErrorShape, error_shape
 from inferd_runtime.server.dialects.statuses import TRANSIENT_LIMITS, retry_after
 from inferd_runtime.server.programs.bundles import Program
 from inferd_runtime.server.run_store.records import RunRecord
+from inferd_runtime.server.supervisor.run_events import Ending, RunEvent
 from inferd_runtime.server.supervisor.run_keeper import AnyRun
-from inferd_runtime.server.supervisor.runs import Ending, RunEvent
 from inferd_runtime.server.supervisor.runtime import Runtime
 from inferd_runtime.server.telemetry.request_ids import REQUEST_KEY
 

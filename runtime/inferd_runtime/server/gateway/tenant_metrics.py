@@ -8,8 +8,9 @@ from collections.abc import Iterable, Iterator, Mapping
 from prometheus_client import Metric
 
 from inferd_runtime.server.gateway.metric_families import family
+from inferd_runtime.server.supervisor.run_events import RunState
 from inferd_runtime.server.supervisor.run_totals import TenantTotals
-from inferd_runtime.server.supervisor.runs import Run, RunState
+from inferd_runtime.server.supervisor.runs import Run
 
 USED = {
     "runs": ("inferd_tenant_runs_total", "Runs of the tenant that ended."),

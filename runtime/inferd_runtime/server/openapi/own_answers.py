@@ -12,7 +12,7 @@ from inferd.protocol.files import FileHead
 from inferd_runtime.sandbox.messages import LockedPackage, RunUsage
 from inferd_runtime.server.programs.registry import Entry
 from inferd_runtime.server.run_store.records import RunRecord
-from inferd_runtime.server.supervisor.runs import RunState
+from inferd_runtime.server.supervisor.run_events import RunState
 from inferd_runtime.server.tenancy.quotas import Quotas
 
 

@@ -9,6 +9,7 @@ from typing import Any
 
 import zmq
 
+from inferd_runtime.server.processes.rundir import let_children_connect
 from inferd_runtime.session.wire import receive_frames, send_frames
 
 MAX_ZMQ_SOCKETS = 16384
@@ -98,3 +99,13 @@ def zmq_context() -> Iterator[zmq.Context[Any]]:
         yield context
     finally:
         context.destroy(linger=0)
+
+
+def control_socket(context: zmq.Context[Any], endpoint: str) -> LoopSocket:
+    """Return the socket to which the workers connect. It keeps what one does not read: a ROUTER drops what is too much."""
+    socket: zmq.Socket[bytes] = context.socket(zmq.ROUTER)
+    socket.setsockopt(zmq.LINGER, 0)
+    socket.setsockopt(zmq.SNDHWM, 0)
+    socket.bind(endpoint)
+    let_children_connect(endpoint)
+    return LoopSocket(socket)

@@ -8,7 +8,8 @@ from inferd.program.interface import Interface
 from inferd.program.manifest import Manifest
 from inferd_runtime.server.programs.bundles import Program
 from inferd_runtime.server.run_store.records import UnfinishedRun
-from inferd_runtime.server.supervisor.runs import EVENT_OVERHEAD, NO_MORE, EventBuffer, Run
+from inferd_runtime.server.supervisor.run_events import EVENT_OVERHEAD, EventBuffer
+from inferd_runtime.server.supervisor.runs import NO_MORE, Run
 from inferd_runtime.server.supervisor.transcript import RunReplay
 
 

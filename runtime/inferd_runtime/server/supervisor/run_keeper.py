@@ -28,7 +28,8 @@ from inferd_runtime.server.run_store.records import (
 )
 from inferd_runtime.server.run_store.run_file import KEY_SECONDS, RunFile
 from inferd_runtime.server.supervisor.event_texts import unknown_run
-from inferd_runtime.server.supervisor.runs import SLICE_BYTES, Ending, Run, RunEvent, RunStore
+from inferd_runtime.server.supervisor.run_events import Ending, RunEvent
+from inferd_runtime.server.supervisor.runs import SLICE_BYTES, Run, RunStore
 from inferd_runtime.server.tenancy.quotas import QuotasOf
 
 STORE_EVENTS = 512

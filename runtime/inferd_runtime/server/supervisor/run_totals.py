@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from dataclasses import dataclass, field
 
-from inferd_runtime.server.supervisor.runs import Ending
+from inferd_runtime.server.supervisor.run_events import Ending
 
 MAX_TENANTS = 50
 OTHERS = "(others)"

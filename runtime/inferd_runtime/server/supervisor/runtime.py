@@ -44,7 +44,7 @@ from inferd_runtime.sandbox.messages import (
 )
 from inferd_runtime.sandbox.worker_start import WorkerLinks
 from inferd_runtime.server.processes.background import background_tasks
-from inferd_runtime.server.processes.rundir import SOCKETS, let_children_connect, make_sockets_folder, run_directory
+from inferd_runtime.server.processes.rundir import SOCKETS, make_sockets_folder, run_directory
 from inferd_runtime.server.programs.bundles import Program
 from inferd_runtime.server.run_store.archive import RunArchive
 from inferd_runtime.server.run_store.records import KeptKey, UnfinishedRun, new_run_id
@@ -58,13 +58,14 @@ from inferd_runtime.server.supervisor.charging import charge_produced_tokens
 from inferd_runtime.server.supervisor.commands import Commands, default_commands
 from inferd_runtime.server.supervisor.engine_supervisor import EngineSupervisor
 from inferd_runtime.server.supervisor.held_runs import HeldRun, RunRequest, check_undelivered, session_of, too_long
-from inferd_runtime.server.supervisor.loop_socket import LoopSocket, zmq_context
+from inferd_runtime.server.supervisor.loop_socket import control_socket, zmq_context
 from inferd_runtime.server.supervisor.resumed_runs import resumed_run
 from inferd_runtime.server.supervisor.run_desks import RunDesks
+from inferd_runtime.server.supervisor.run_events import Ending, EventBuffer
 from inferd_runtime.server.supervisor.run_keeper import SERVER_ENDED, RunKeeper
 from inferd_runtime.server.supervisor.run_observer import RunObserver
 from inferd_runtime.server.supervisor.run_totals import RunTotals, TenantTotals
-from inferd_runtime.server.supervisor.runs import Ending, EventBuffer, Run, RunStore
+from inferd_runtime.server.supervisor.runs import Run, RunStore
 from inferd_runtime.server.supervisor.transcript import ReplayDiffers
 from inferd_runtime.server.supervisor.worker_fleet import FleetLaunch, RunReport, WorkerFleet
 from inferd_runtime.server.supervisor.worker_pool import PoolSettings, WorkerPool
@@ -132,11 +133,6 @@ class Runtime:
         self.engine = EngineSupervisor(
             wiring.context, engine, commands.engine, self._engine_lost, settings.engine_start_s
         )
-        socket: zmq.Socket[bytes] = wiring.context.socket(zmq.ROUTER)
-        socket.setsockopt(zmq.LINGER, 0)
-        socket.setsockopt(zmq.SNDHWM, 0)
-        socket.bind(control)
-        let_children_connect(control)
         launch = FleetLaunch(
             lambda name, secret: commands.worker(WorkerLinks(control, engine, name, secret)),
             wiring.tasks,
@@ -145,7 +141,9 @@ class Runtime:
         pool = PoolSettings(
             settings.workers, settings.max_workers, spare, settings.runs_per_worker, settings.max_waiting
         )
-        self.fleet = WorkerFleet(LoopSocket(socket), WorkerPool(pool, self.use.quotas), self, launch)
+        self.fleet = WorkerFleet(
+            control_socket(wiring.context, control), WorkerPool(pool, self.use.quotas), self, launch
+        )
 
     @property
     def context(self) -> zmq.Context[Any]:

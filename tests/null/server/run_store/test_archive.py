@@ -18,8 +18,9 @@ from inferd_runtime.server.run_store import archive as archive_module
 from inferd_runtime.server.run_store.archive import MAX_QUEUED_BYTES, RunArchive, open_archive
 from inferd_runtime.server.run_store.records import KeptKey
 from inferd_runtime.server.run_store.run_file import RunFile
+from inferd_runtime.server.supervisor.run_events import EventBuffer
 from inferd_runtime.server.supervisor.run_keeper import RunKeeper, StoredRun
-from inferd_runtime.server.supervisor.runs import EventBuffer, Run, RunStore
+from inferd_runtime.server.supervisor.runs import Run, RunStore
 from inferd_runtime.server.tenancy.quotas import Quotas, same_for_all
 
 PROGRAM = make_program(Bundle("p", {"main.py": "async def main(): pass"}))

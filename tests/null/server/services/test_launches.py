@@ -24,7 +24,8 @@ from inferd_runtime.server.services.launches import launches
 from inferd_runtime.server.services.launches.launches import Launches
 from inferd_runtime.server.services.table import ServiceTable
 from inferd_runtime.server.supervisor.held_runs import RunRequest
-from inferd_runtime.server.supervisor.runs import EventBuffer, Run
+from inferd_runtime.server.supervisor.run_events import EventBuffer
+from inferd_runtime.server.supervisor.runs import Run
 from inferd_runtime.server.tenancy.quotas import ADMIN_QUOTAS, same_for_all
 from inferd_runtime.server.tenancy.tenant_use import TenantUse
 from inferd_runtime.settings.settings import Settings

@@ -17,7 +17,8 @@ from inferd_runtime.engine.jobs.timeline import EndedGeneration, GenerationClock
 from inferd_runtime.log_lines import log_fields
 from inferd_runtime.sandbox.messages import Bundle, Limits, RunUsage
 from inferd_runtime.server.programs.bundles import make_program
-from inferd_runtime.server.supervisor.runs import Ending, EventBuffer, Run
+from inferd_runtime.server.supervisor.run_events import Ending, EventBuffer
+from inferd_runtime.server.supervisor.runs import Run
 from inferd_runtime.server.supervisor.runtime import Runtime
 from inferd_runtime.server.telemetry import traces as module
 from inferd_runtime.server.telemetry.traces import RunTraces, otlp_provider, traced

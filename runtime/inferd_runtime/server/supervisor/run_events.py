@@ -1,0 +1,115 @@
+"""What happened in a run: its states, its events, how it ended, and the newest events as they are kept. Pure."""
+
+from __future__ import annotations
+
+import time
+from collections import deque
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from enum import StrEnum
+from itertools import islice
+from typing import Any
+
+import msgspec
+
+from inferd.protocol import Cancelled, ErrorInfo
+from inferd_runtime.sandbox.messages import RunUsage
+from inferd_runtime.server.run_store.records import StoredEvent
+
+EVENT_OVERHEAD = 256
+"""Bytes counted per event beside its payload."""
+
+
+class RunState(StrEnum):
+    """Where a run is. The last three are final."""
+
+    QUEUED = "queued"
+    RUNNING = "running"
+    SUCCEEDED = "succeeded"
+    FAILED = "failed"
+    CANCELLED = "cancelled"
+
+
+@dataclass(frozen=True, slots=True)
+class RunEvent:
+    """Something that happened in a run. ``kind``: started | stdout | stderr | message | waiting | call | file | finished |
+    dropped.
+
+    ``index`` counts from 0 without gaps, except that ``dropped`` stands for all events that left the buffer before it was
+    read: its payload is their number. Payloads: text for the streams, JSON text for ``message``, ``file`` and ``call`` (what it
+    asked of the world outside), ``None`` for ``started`` and ``waiting`` (for a message),
+    :class:`Ending` for ``finished``. ``time`` is in seconds since the epoch.
+    """
+
+    index: int
+    kind: str
+    time: float
+    payload: Any = None
+    size: int = EVENT_OVERHEAD
+
+
+@dataclass(frozen=True)
+class Ending:
+    """How a run ended: exactly one of ``parts``, which are its result (JSON text), and ``error``."""
+
+    usage: RunUsage
+    parts: tuple[str, ...] | None = None
+    error: ErrorInfo | None = None
+
+    @property
+    def result(self) -> str | None:
+        """The result as JSON text, joined anew each time; None if the run failed."""
+        return None if self.parts is None else "".join(self.parts)
+
+    @property
+    def size(self) -> int:
+        """The bytes that it takes, roughly."""
+        error = 0 if self.error is None else len(msgspec.json.encode(self.error))
+        return sum(map(len, self.parts or ())) + error
+
+    @property
+    def state(self) -> RunState:
+        """The final state that this ending means."""
+        if self.error is None:
+            return RunState.SUCCEEDED
+        return RunState.CANCELLED if self.error.code == Cancelled.code else RunState.FAILED
+
+
+class EventBuffer:
+    """The newest events of a run, at most ``capacity`` bytes of them but always the last one."""
+
+    def __init__(self, capacity: int) -> None:
+        self.capacity = capacity
+        self.size = 0
+        self.next_index = 0
+        self._events: deque[RunEvent] = deque()
+
+    @property
+    def first_index(self) -> int:
+        """Index of the oldest event that is still here."""
+        return self._events[0].index if self._events else self.next_index
+
+    def append(self, kind: str, payload: Any, payload_size: int, at: float | None = None) -> RunEvent:
+        """Add an event, of now or ``at`` a time, and drop the oldest ones that no longer fit."""
+        time_of = time.time() if at is None else at
+        event = RunEvent(self.next_index, kind, time_of, payload, payload_size + EVENT_OVERHEAD)
+        self._events.append(event)
+        self.next_index += 1
+        self.size += event.size
+        while self.size > self.capacity and len(self._events) > 1:
+            self.size -= self._events.popleft().size
+        return event
+
+    def restore(self, events: Iterable[StoredEvent]) -> None:
+        """Take back what was stored of a run that goes on."""
+        for event in events:
+            self.next_index = event.index
+            self.append(event.kind, event.text, len((event.text or "").encode()), event.time)
+
+    def since(self, start: int) -> Iterator[RunEvent]:
+        """Yield the events from index ``start``; what has left the buffer is reported first, as one ``dropped`` event."""
+        first = self.first_index
+        if start < first:
+            yield RunEvent(first - 1, "dropped", time.time(), first - start)
+        skip = max(start - first, 0)
+        yield from islice(self._events, skip, None)
