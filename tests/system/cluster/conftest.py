@@ -207,8 +207,8 @@ async def open_cluster(
                     await process.kill()
 
 
-@pytest.fixture(scope="package")
+@pytest.fixture(scope="module")
 async def cluster(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Cluster]:
-    """Two replicas, which all tests here share: who finds fewer starts another."""
+    """Two replicas, which a module's tests share: who finds fewer starts another."""
     async with open_cluster(tmp_path_factory.mktemp("cluster")) as shared:
         yield shared

@@ -303,11 +303,15 @@ async def test_a_fetcher_that_was_killed_comes_back(outside: Outside) -> None:
 class Desk:
     """A server of tools that a client brings along."""
 
+    def __init__(self) -> None:
+        self.hangs = anyio.Event()
+
     async def list_tools(self) -> dict[str, Any]:
         return {"tools": [lying_tool_server.ADD]}
 
     async def call_tool(self, name: str, arguments: dict[str, Any]) -> dict[str, Any]:
         if name == "hang":
+            self.hangs.set()
             await anyio.sleep_forever()
         if name == "fail":
             raise ValueError("no such tool")
@@ -346,11 +350,11 @@ async def test_a_clients_own_server_is_relayed_to_its_tenants_programs(outside: 
 async def test_a_client_that_leaves_ends_its_calls(outside: Outside) -> None:
     url = outside.served.gateway.url.replace("http://", "ws://")
     origin = json.dumps(outside.web.url("").rstrip("/"))
-    async with inferd.connect(url, token=ANN), mcp.offer("desk", Desk()):
+    desk = Desk()
+    async with inferd.connect(url, token=ANN), mcp.offer("desk", desk):
         run = await outside.served.launch(HEADER.format(origins=origin) + ASK_DESK, tool="hang")
-        found = outside.served.gateway.runtime.runs.find(run["id"])
-        assert found is not None
-        await until(lambda: found.buffer.next_index > 2)
+        with anyio.fail_after(20):
+            await desk.hangs.wait()
     assert (await outside.served.finished(run))["state"] == "succeeded"
     result = (await outside.served.client.get(f"/v1/runs/{run['id']}")).json()["result"]
     assert result == ["unavailable", "the client that offered the server of tools desk has gone"]
