@@ -171,12 +171,16 @@ class Watcher:
         command = [sys.executable, str(HERE / "watcher.py"), url, TOKENS["neighbour"]]
         self._process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE)
 
+    def tell(self, line: str) -> None:
+        """Say ``pause`` or ``resume``."""
+        assert self._process.stdin is not None
+        self._process.stdin.write(line.encode() + b"\n")
+        self._process.stdin.flush()
+
     def report(self) -> Report:
         """Return what the neighbour saw since the last report."""
-        assert self._process.stdin is not None
         assert self._process.stdout is not None
-        self._process.stdin.write(b"\n")
-        self._process.stdin.flush()
+        self.tell("report")
         return msgspec.json.decode(self._process.stdout.readline(), type=Report)
 
     def after(self, generations: int) -> Report:

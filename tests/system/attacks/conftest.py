@@ -43,6 +43,11 @@ def arenas(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Arenas]:
 
 
 @pytest.fixture
-def arena(arenas: Arenas) -> Arena:
-    """The server, its watched neighbour, and its hostile tenants."""
-    return arenas.current()
+def arena(arenas: Arenas) -> Iterator[Arena]:
+    """The server, its watched neighbour, who rests between attacks, and its hostile tenants."""
+    arena = arenas.current()
+    arena.watcher.tell("resume")
+    arena.watcher.after(1)
+    yield arena
+    if arena.server.poll() is None:
+        arena.watcher.tell("pause")

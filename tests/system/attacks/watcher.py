@@ -1,7 +1,8 @@
 """A well-behaved tenant in a process of its own, which also asks ``/livez`` every 20 ms: ``watcher.py URL TOKEN``.
 
-It generates the same two texts over and over, a greedy one and a sampled one with a seed. A line on its standard input asks for
-a :class:`Report` of what happened since the last one, as a line of JSON on its standard output. The end of the input ends it.
+It generates the same two texts over and over, a greedy one and a sampled one with a seed. The line ``report`` on its standard
+input asks for a :class:`Report` of what happened since the last one, as a line of JSON on its standard output; ``pause`` has it
+rest after the text that it is at, ``resume`` go on. The end of the input ends it.
 """
 
 from __future__ import annotations
@@ -53,6 +54,8 @@ class Watch:
         self._lock = threading.Lock()
         self._report = Report()
         self._since = time.perf_counter()
+        self.awake = threading.Event()
+        self.awake.set()
 
     def take(self) -> Report:
         """Return the report, with the gap and the time that last until now, and start another."""
@@ -127,6 +130,9 @@ def probe(url: str, watch: Watch) -> None:
     connection = http.client.HTTPConnection(urlsplit(url).netloc, timeout=PATIENCE_SECONDS)
     due = time.perf_counter()
     while True:
+        if not watch.awake.is_set():
+            connection.close()  # the server does not keep it so long
+            watch.awake.wait()
         started = time.perf_counter()
         try:
             ask(connection)
@@ -155,6 +161,7 @@ def generate_for_ever(neighbour: Neighbour, watch: Watch) -> None:
             watch.token(count)
             pieces.append(text)
         watch.ended(which, "".join(pieces))
+        watch.awake.wait()
 
 
 def stream(url: str, token: str, watch: Watch) -> None:
@@ -174,9 +181,15 @@ def main(url: str, token: str) -> None:
     watch = Watch()
     for work in (lambda: probe(url, watch), lambda: stream(url, token, watch)):
         threading.Thread(target=work, daemon=True).start()
-    for _ in sys.stdin:
-        sys.stdout.buffer.write(msgspec.json.encode(watch.take()) + b"\n")
-        sys.stdout.buffer.flush()
+    for line in sys.stdin:
+        match line.strip():
+            case "pause":
+                watch.awake.clear()
+            case "resume":
+                watch.awake.set()
+            case _:
+                sys.stdout.buffer.write(msgspec.json.encode(watch.take()) + b"\n")
+                sys.stdout.buffer.flush()
 
 
 if __name__ == "__main__":

@@ -106,13 +106,15 @@ def small(document: dict[str, Any], known: dict[str, list[Any]]) -> dict[str, An
         "follow": {"enum": ["false"]},
         "offset": {"enum": [0]},
     }
-    for path in value["paths"].values():
-        for parameter in [each for operation in path.values() for each in operation["parameters"]]:
+    for path, operations in value["paths"].items():
+        numbered = "{number}" in path
+        for parameter in [each for operation in operations.values() for each in operation["parameters"]]:
             if parameter["name"] in soon:
                 parameter |= {"required": True, "schema": soon[parameter["name"]]}
             if parameter["name"] in known and parameter["in"] == "path":
-                others = [] if parameter["name"] == "number" else ["nobody"]
-                parameter["schema"] = {"enum": [*known[parameter["name"]], *others]}
+                names = known[parameter["name"]]
+                who = names[-1:] if numbered and parameter["name"] == "run" else names  # the run that has files
+                parameter["schema"] = {"enum": who if numbered else [*who, "nobody"]}
     return value
 
 
