@@ -7,7 +7,11 @@ sent anywhere without an error.
 
 from __future__ import annotations
 
+import gc
 import re
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from functools import partial
 from typing import Any
 
 import msgspec
@@ -18,9 +22,13 @@ SPARE_DEPTH = 200
 """Levels that a value may lie deeper when it is packed or read later: in messages, and below other frames of the stack."""
 MAX_REASON = 200
 MAX_CONTAINERS = 100_000
-"""Lists and objects in one JSON text: each is an allocation that the garbage collector walks, while everybody waits."""
+"""Lists and objects in one message: each is an allocation that the garbage collector walks, while everybody waits."""
+SURE_BYTES = 600_000
+"""Of a longer message whatever could be a list or object is counted as one: to know better would take too long."""
 PLAIN_BYTES, PLAIN_CONTAINERS = 4096, 100
 LONG_NUMBER = re.compile(rb"\d{19}")
+MSGPACK_CONTAINERS = bytes([*range(0x80, 0xA0), *range(0xDC, 0xE0)])
+"""Bytes that begin a list or a map in msgpack, and stand within numbers and in texts beyond ASCII as well."""
 JSON_STRING = re.compile(rb'"(?:[^"\\]++|\\.)*+"?', re.DOTALL)  # one without an end, too: each byte is seen once
 
 
@@ -51,13 +59,40 @@ def read_json(data: bytes | str, what: str, kind: Any = Any, most: int = MAX_CON
     """
     text = data.encode("utf-8", "surrogatepass") if isinstance(data, str) else data
     if _containers(text) > most and _containers(JSON_STRING.sub(b"", text)) > most:
-        raise InvalidRequest(f"{what}: more than {most} lists and objects")
+        raise too_many_containers(what, most)
     return _read(msgspec.json.decode, data, what, kind)
 
 
 def read_msgpack(data: bytes, what: str, kind: Any = Any) -> Any:
     """Return the value that a stranger's msgpack holds, as ``kind``. Raises InvalidRequest that begins with ``what``."""
-    return _read(msgspec.msgpack.decode, data, what, kind)
+
+    def decode(data: bytes, type: Any) -> Any:
+        return decode_bounded(partial(msgspec.msgpack.decode, type=type), data, what, json=False)
+
+    return _read(decode, data, what, kind)
+
+
+def decode_bounded(decode: Callable[[bytes], Any], data: bytes, what: str, *, json: bool) -> Any:
+    """Return ``decode(data)``. Raises InvalidRequest, before that took long, for more than ``MAX_CONTAINERS`` lists and objects.
+
+    How many there are is known for certain once it is decoded. So where there may be too many, it is decoded while the garbage
+    collector rests; and what is longer than ``SURE_BYTES`` is refused.
+    """
+    possible = _containers(data) if json else _possible_containers(data)
+    if possible <= MAX_CONTAINERS:
+        return decode(data)
+    if len(data) <= SURE_BYTES:
+        with no_collections():
+            value = decode(data)
+            if _containers_of(value) <= MAX_CONTAINERS:
+                return value
+            del value
+    raise too_many_containers(what)
+
+
+def too_many_containers(what: str, most: int = MAX_CONTAINERS) -> InvalidRequest:
+    """Return the error of a message that has more than ``most`` lists and objects in it."""
+    return InvalidRequest(f"{what}: more than {most} lists and objects, or bytes that could begin one, at a time")
 
 
 def _read(decode: Any, data: bytes | str, what: str, kind: Any) -> Any:
@@ -74,6 +109,32 @@ def _read(decode: Any, data: bytes | str, what: str, kind: Any) -> Any:
 def _containers(text: bytes) -> int:
     """Return how many lists and objects a JSON text opens at most: brackets in its strings are counted, too."""
     return text.count(b"[") + text.count(b"{")
+
+
+def _possible_containers(data: bytes) -> int:
+    """Return how many lists and maps a msgpack message has at most."""
+    return len(data) - len(data.translate(None, MSGPACK_CONTAINERS))
+
+
+def _containers_of(value: Any) -> int:
+    """Return how many lists and objects a value holds; one too many for a value that no JSON can hold."""
+    try:
+        text = msgspec.json.encode(value)
+    except (ValueError, TypeError, RecursionError, OverflowError):
+        return MAX_CONTAINERS + 1
+    return _containers(text) if b'"' not in text else _containers(JSON_STRING.sub(b"", text))
+
+
+@contextmanager
+def no_collections() -> Iterator[None]:
+    """Let the garbage collector rest while the body runs."""
+    was = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if was:
+            gc.enable()
 
 
 def _deeper(value: Any) -> Any:

@@ -9,7 +9,7 @@ from typing import Any
 import msgspec
 
 from inferd import protocol as p
-from inferd_runtime.carriable import check_carriable, is_plain
+from inferd_runtime.carriable import check_carriable, decode_bounded, is_plain
 from inferd_runtime.engine.scheduling.fairness import FairClock
 from inferd_runtime.kv.snapshots import SnapshotStore
 from inferd_runtime.session.constraints.compile_queue import CompileQueue
@@ -246,7 +246,7 @@ class SessionHub:
         if decode is None:
             raise p.InvalidRequest(f"unknown operation {p.shown(op)}")
         try:
-            request = decode(payload)
+            request = decode_bounded(decode, payload, op, json=form == JSON)
         except ValueError as error:  # msgspec's errors are, and those about UTF-8
             raise p.InvalidRequest(f"{op}: {error}") from error
         except RecursionError:

@@ -46,6 +46,7 @@ class ServiceTransport:
         return reply_from_plain(request.reply, msgspec.json.decode(answer.payload))
 
     def _answered(self, answer: Answer) -> None:
+        self.desk.sent(answer.ticket)
         future = self._waiting.get(answer.ticket)
         if future is not None and not future.done():
             future.set_result(answer)

@@ -89,6 +89,7 @@ def check_render_chat(request: RenderChat) -> None:
         raise InvalidRequest("messages must hold at least one message")
     _check_count("messages", "chat_messages", len(request.messages), MAX_MESSAGES)
     _check_count("tools", "chat_tools", len(request.tools), MAX_TOOLS)
+    _check_values(request)
     for at, message in enumerate(request.messages):
         _check_message(f"messages[{at}]", message)
     for at, tool in enumerate(request.tools):
@@ -96,7 +97,6 @@ def check_render_chat(request: RenderChat) -> None:
     _check_arguments(request.template_arguments)
     if request.continue_final:
         _check_continued(request)
-    _check_values(request)
 
 
 def chat_texts(request: RenderChat) -> Iterator[str]:
@@ -203,9 +203,10 @@ def _check_values(request: RenderChat) -> None:
     level: Sequence[Any] = [request.messages, request.tools, request.template_arguments]
     count = 0
     while level:
-        level = [item for each in level for item in _items("messages", each)]
-        count += len(level)
-        _check_count("values in messages and tools", "chat_values", count, MAX_CHAT_VALUES)
+        level = [each for each in level if isinstance(each, (dict, list))]
+        count += sum(map(len, level))
+        _check_count("values in messages and tools", "chat_values", count, MAX_CHAT_VALUES)  # before each is looked at
+        level = [item for each in level for item in (each.values() if isinstance(each, dict) else each)]
 
 
 def _check_count(name: str, limit: str, count: int, most: int) -> None:

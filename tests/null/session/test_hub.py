@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from typing import Any
 
 import msgspec
@@ -206,3 +207,31 @@ def test_tokens_of_a_session_that_ended_between_two_looks_are_told(wire: Wire) -
     assert wire.hub.take_produced()["tenant"] > 0
     assert wire.hub.take_produced() == {}
     assert not wire.hub._counted
+
+
+@pytest.mark.parametrize("count", [200_000, 900_000])
+@pytest.mark.parametrize("form", [link.JSON, link.MSGPACK])
+def test_a_request_of_lists_within_lists_does_not_hold_the_step_loop_up(wire: Wire, form: bytes, count: int) -> None:
+    encode = msgspec.json.encode if form == link.JSON else msgspec.msgpack.encode
+    lists = msgspec.Raw((b"[" + b",".join([b"[]"] * count) + b"]") if form == link.JSON else array_of(b"\x90", count))
+    request = {"messages": [{"role": "user", "content": "hi"}], "template_arguments": {"x": lists}}
+    frames = link.request_frames(3, "chat.render", form, encode(request))
+    started = time.thread_time()
+    wire.send(b"a", frames)
+    assert time.thread_time() - started < 0.3
+    decode = msgspec.json.decode if form == link.JSON else msgspec.msgpack.decode
+    assert decode(wire.replies[-1][1].payload, type=p.ErrorInfo).code == "client.invalid"
+
+
+def test_a_conversation_of_a_million_values_is_counted_and_not_walked_through(wire: Wire) -> None:
+    request = {"messages": [{"role": "user", "content": "hi"}], "template_arguments": {"x": [0] * 3_000_000}}
+    frames = link.request_frames(3, "chat.render", link.MSGPACK, msgspec.msgpack.encode(request))
+    started = time.thread_time()
+    wire.send(b"a", frames)
+    assert time.thread_time() - started < 0.3
+    refused = msgspec.msgpack.decode(wire.replies[-1][1].payload, type=p.ErrorInfo)
+    assert refused.detail["limit"] == "chat_values"
+
+
+def array_of(element: bytes, count: int) -> bytes:
+    return b"\xdd" + count.to_bytes(4, "big") + element * count

@@ -254,6 +254,7 @@ class ScriptSession:
             while self._answers:
                 answer = self._answers.popleft()
                 await self._send(encode_answer(answer))
+                self._desk.sent(answer.ticket)
                 self._state.answered(answer.ticket)
                 await anyio.lowlevel.checkpoint()
 

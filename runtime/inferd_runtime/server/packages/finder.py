@@ -51,10 +51,10 @@ class PackageFinder:
                 f"this server gives programs no dependencies ({', '.join(requirements)}): see its setting packages"
             )
         key = hashlib.sha256(json.dumps([GUEST_PYTHON, *requirements]).encode()).hexdigest()
+        known = await anyio.to_thread.run_sync(self._kept, key)  # which needs no place: those may be taken for minutes
+        if known is not None:
+            return known
         async with self._places:
-            known = await anyio.to_thread.run_sync(self._kept, key)
-            if known is not None:
-                return known
             packages = await self._ask(requirements)
             await anyio.to_thread.run_sync(self._keep, key, packages)
             return packages

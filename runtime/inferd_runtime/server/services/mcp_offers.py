@@ -25,14 +25,24 @@ from inferd.protocol import (
     shown,
     to_plain,
 )
-from inferd.protocol.mcp import AnswerMcpCall, NextMcpCall, OfferMcp, RelayedMcpCall, WithdrawMcp, check_server_name
+from inferd.protocol.mcp import (
+    AnswerMcpCall,
+    CallMcpTool,
+    NextMcpCall,
+    OfferMcp,
+    RelayedMcpCall,
+    WithdrawMcp,
+    check_server_name,
+)
 from inferd_runtime.server.services.caller import Caller
 from inferd_runtime.server.services.table import Handed
+from inferd_runtime.server.services.wires import JsonText
 
 MAX_OFFERS = 32
 """Of one tenant."""
 MAX_CALLS = 16
 """Of one offer that are open."""
+MAX_RUN_NAME = 128
 MAX_PROBLEM = 500
 T = TypeVar("T")
 
@@ -78,6 +88,8 @@ class McpOffers:
     async def offer(self, caller: Caller, asked: OfferMcp) -> Done:
         """Take an offer. Raises InvalidRequest for a name that is taken, LimitExceeded for too many."""
         check_server_name(asked.server)
+        if len(asked.run) > MAX_RUN_NAME:
+            raise InvalidRequest(f"{shown(asked.run)} is no run's id")
         if (caller.tenant, asked.server) in self._offers:
             raise InvalidRequest(f"a server of tools named {shown(asked.server)} is offered already")
         if sum(tenant == caller.tenant for tenant, _ in self._offers) >= MAX_OFFERS:
@@ -125,6 +137,9 @@ class McpOffers:
             text = f"{MAX_CALLS} calls of this server are open already"
             raise LimitExceeded(text, limit="mcp_open_calls", value=MAX_CALLS, raise_with="fewer at a time")
         plain = {key: value for key, value in to_plain(request).items() if key != "server"}
+        if isinstance(request, CallMcpTool):
+            plain["arguments"] = JsonText(msgspec.json.encode(request.arguments))
+            request.arguments.clear()  # as JSON they are many times smaller, and they may wait
         call = RelayedMcpCall(next(self._numbers), request.op, plain)
         offer.open[call.number] = future = asyncio.get_running_loop().create_future()
         offer.unfetched.append(call)

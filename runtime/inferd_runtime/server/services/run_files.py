@@ -11,7 +11,7 @@ import shutil
 import tempfile
 import weakref
 from collections import deque
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
@@ -90,14 +90,17 @@ class FilesOfRun:
         run = self._run()
         return run is None or run.ending is not None
 
-    def begin(self, path: Path, begun: BeginFile, sender: int) -> KeptFile:
-        """Note a file that is announced. Raises LimitExceeded if it is too much for the run."""
+    def check_room(self, size: int) -> None:
+        """Raise LimitExceeded if one more file, of so many bytes, is too much for the run."""
         if len(self.files) >= MAX_RUN_FILES:
             text = f"{MAX_RUN_FILES} files of the run are there already"
             raise LimitExceeded(text, limit="run_files", value=MAX_RUN_FILES, raise_with="fewer files")
-        if self.bytes + begun.size > MAX_RUN_BYTES:
+        if self.bytes + size > MAX_RUN_BYTES:
             text = f"the files of a run may have {MAX_RUN_BYTES} bytes together"
             raise LimitExceeded(text, limit="run_file_bytes", value=MAX_RUN_BYTES, raise_with="several runs")
+
+    def begin(self, path: Path, begun: BeginFile, sender: int) -> KeptFile:
+        """Note a file that is announced."""
         number = max(self.files, default=-1) + 1
         self.files[number] = file = KeptFile(number, begun.name, begun.media_type, begun.size, path, sender)
         self.bytes += begun.size
@@ -171,14 +174,15 @@ class RunFileStore:
         async with self._making:
             if self._folder is None:
                 self._folder = await _on_disk(partial(_make_folder, self._parent))
-        gone = self._make_room(run, begun.size)
+        files = self._runs.get(run.id) or FilesOfRun(run)
+        files.check_room(begun.size)
+        gone = self._too_many(run, begun.size)
         self._next += 1
-        files = self._runs.setdefault(run.id, FilesOfRun(run))
+        self._runs[run.id] = files
         if sender != LAUNCHER:
             files.enter(sender)
         file = files.begin(self._folder / str(self._next), begun, sender)
-        for path in gone:
-            await _on_disk(partial(path.unlink, missing_ok=True))
+        await _remove_files([kept.path for name in gone for kept in self._runs.pop(name).files.values()])
         return file
 
     async def write(self, run: Run, sender: int, piece: WriteFile) -> bool:
@@ -191,7 +195,14 @@ class RunFileStore:
                 return bool(file.sha256)
             if piece.offset != file.written or end > file.size or len(piece.data) > MAX_PIECE:
                 raise InvalidRequest(f"byte {file.written} of {file.size} of the file is next, {MAX_PIECE} at most")
-            await _on_disk(partial(_append, file.path, piece.data))
+            try:
+                await _on_disk(partial(_append, file.path, piece.data))
+            finally:
+                gone = not self._keeps(run, file)
+                if gone:  # it was forgotten meanwhile, and may be on disk again
+                    await _remove_files([file.path])
+            if gone:
+                raise NotFound(f"the run has no file {piece.file} any more")
             file.digest.update(piece.data)
             file.written = end
             if file.written == file.size:
@@ -214,6 +225,10 @@ class RunFileStore:
         data = await _on_disk(partial(_slice, file.path, offset)) if offset < file.size else b""
         return FilePiece(data, offset + len(data) >= file.size)
 
+    def _keeps(self, run: Run, file: KeptFile) -> bool:
+        files = self._runs.get(run.id)
+        return files is not None and files.files.get(file.number) is file
+
     def _of(self, run: Run) -> FilesOfRun:
         found = self._runs.get(run.id)
         if found is None:
@@ -227,17 +242,16 @@ class RunFileStore:
             if files is not None and file.sender == attempt and not file.sha256:
                 await self._remove(files, file)
 
-    def _make_room(self, run: Run, size: int) -> list[Path]:
-        """Forget files of runs that are over until there is room; returns their paths. Raises LimitExceeded."""
+    def _too_many(self, run: Run, size: int) -> list[str]:
+        """Return the runs that are over whose files leave for a file of so many bytes. Raises LimitExceeded; changes nothing."""
         own = {name: files for name, files in self._runs.items() if files.tenant == run.tenant}
-        held, count, gone = sum(files.bytes for files in own.values()), len(own | {run.id: None}), list[Path]()
+        held, count, gone = sum(files.bytes for files in own.values()), len(own | {run.id: None}), list[str]()
         for name, files in own.items():
             if held + size <= MAX_TENANT_FILE_BYTES and count <= MAX_TENANT_RUNS:
                 break
             if files.over:
                 held, count = held - files.bytes, count - 1
-                del self._runs[name]
-                gone += [file.path for file in files.files.values()]
+                gone.append(name)
         if count > MAX_TENANT_RUNS:
             text = f"{MAX_TENANT_RUNS} runs of the tenant that are not over have files already"
             raise LimitExceeded(
@@ -252,7 +266,7 @@ class RunFileStore:
 
     async def _remove(self, files: FilesOfRun, file: KeptFile) -> None:
         files.forget(file)
-        await _on_disk(partial(file.path.unlink, missing_ok=True))
+        await _remove_files([file.path])
 
 
 class FileService:
@@ -320,6 +334,13 @@ async def _on_disk(work: Callable[[], T]) -> T:
         raise Unavailable(f"the file cannot be kept: {error.strerror or type(error).__name__}") from None
 
 
+async def _remove_files(paths: Sequence[Path]) -> None:
+    """Remove files that nothing refers to any more, also where whoever asked for that does not wait."""
+    if paths:
+        with anyio.CancelScope(shield=True):
+            await _on_disk(partial(_unlink, paths))
+
+
 def _make_folder(parent: Path) -> Path:
     """Return a new folder. Those of servers that ended without removing theirs go first."""
     parent.mkdir(parents=True, exist_ok=True)
@@ -333,6 +354,11 @@ def _make_folder(parent: Path) -> Path:
 def _append(path: Path, data: bytes) -> None:
     with path.open("ab") as file:
         file.write(data)
+
+
+def _unlink(paths: Sequence[Path]) -> None:
+    for path in paths:
+        path.unlink(missing_ok=True)
 
 
 def _slice(path: Path, offset: int) -> bytes:

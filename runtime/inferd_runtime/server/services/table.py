@@ -32,7 +32,8 @@ from inferd.protocol import (
 )
 from inferd_runtime.sandbox.messages import MAX_ASKED, MAX_REQUEST_BYTES
 from inferd_runtime.server.services.caller import Caller
-from inferd_runtime.server.services.pace import ServicePace, expected_seconds
+from inferd_runtime.server.services.pace import OPERATION_SECONDS, ServicePace, expected_seconds
+from inferd_runtime.server.services.reply_room import ReplyRoom, size_of_reply
 from inferd_runtime.server.services.timed import Timed
 from inferd_runtime.server.services.wires import ServiceWire
 
@@ -87,6 +88,7 @@ class _OpenCall:
     op: str
     payload: bytes
     size: int
+    refusal: LimitExceeded | None = None
     scope: anyio.CancelScope = field(default_factory=anyio.CancelScope)
 
 
@@ -95,6 +97,7 @@ class ServiceTable:
 
     def __init__(self, tasks: anyio.abc.TaskGroup, clock: Callable[[], float] = time.monotonic) -> None:
         self.pace = ServicePace()
+        self.replies = ReplyRoom()
         self._clock = clock
         self.on_idle: list[Callable[[str], None]] = []
         """Who hears that a tenant has no run and no script's session any more."""
@@ -117,17 +120,18 @@ class ServiceTable:
         return ServiceDesk(self, caller, wire, answer)
 
     def begin(self, call: _OpenCall) -> None:
-        """Start an operation when it is its tenant's turn. Raises LimitExceeded if the tenant has too much open."""
+        """Start an operation when it is its tenant's turn. One that is too much is refused with LimitExceeded, in turn, too."""
         tenant = call.desk.caller.tenant
         if self._bytes[tenant] + call.size > MAX_TENANT_BYTES:
             text = f"open requests of the tenant take {MAX_TENANT_BYTES} bytes already"
-            raise LimitExceeded(
+            call.refusal = LimitExceeded(
                 text, limit="tenant_gateway_bytes", value=MAX_TENANT_BYTES, raise_with="fewer at a time"
             )
+            call.payload, call.size = b"", 0
         self._bytes[tenant] += call.size
         if tenant in self._backlog:
             self._backlog[tenant].append(call)
-        elif self.pace.wait(tenant, self._clock()) > 0:
+        elif self.pace.wait(tenant, self._clock()) > 0 or not self.replies.may_begin(tenant):
             self._backlog[tenant].append(call)
             self._tasks.start_soon(self._catch_up, tenant)
         else:
@@ -161,9 +165,8 @@ class ServiceTable:
         """Start what had to wait, in order."""
         backlog = self._backlog[tenant]
         while backlog:
-            await anyio.sleep(self.pace.wait(tenant, self._clock()))
-            if backlog and self.pace.wait(tenant, self._clock()) <= 0:
-                self._start(backlog.popleft())
+            await self._turn(tenant, lambda: self.replies.may_begin(tenant))
+            self._start(backlog.popleft())
         del self._backlog[tenant]
         self.pace.forget_old(self._clock())
 
@@ -182,6 +185,7 @@ class ServiceTable:
                 outcome = await Timed(
                     self._handled(call), partial(self._charge, call.desk.caller.tenant), expected_seconds(call.size)
                 )
+                await self._turn_to_pack(call.desk.caller.tenant, outcome)
             except InferdError as error:
                 outcome = error
             except Exception as error:  # the boundary of one operation: a bug costs this one and no other
@@ -191,12 +195,41 @@ class ServiceTable:
             if isinstance(outcome, Handed):
                 outcome.undo()
             outcome = Cancelled(f"{call.op} was withdrawn")
+        self._finish(call, outcome)
+
+    async def _turn_to_pack(self, tenant: str, outcome: Any) -> None:
+        """Wait until a large reply may be packed: that takes time as a large request does, and memory until it is sent."""
+        size = size_of_reply(outcome.reply if isinstance(outcome, Handed) else outcome)
+        if size:
+            self.replies.know(tenant, size)
+            try:
+                await self._turn(tenant, lambda: self.replies.may_pack(tenant, size))
+            finally:
+                self.replies.know(tenant, -size)
+
+    async def _turn(self, tenant: str, has_room: Callable[[], bool]) -> None:
+        """Wait until there is room for a tenant, and it has not taken more than its share of the thread's time."""
+        while True:
+            if not has_room():
+                await self.replies.change()
+            elif (wait := self.pace.wait(tenant, self._clock())) > 0:
+                await anyio.sleep(wait)
+            else:
+                return
+
+    def _finish(self, call: _OpenCall, outcome: Any) -> None:
+        started = time.perf_counter()
         call.desk.finish(call, outcome)
+        took = time.perf_counter() - started
+        if took > OPERATION_SECONDS:  # which is paid already
+            self._charge(call.desk.caller.tenant, took)
 
     def _charge(self, tenant: str, seconds: float) -> None:
         self.pace.used(tenant, seconds, self._clock())
 
     async def _handled(self, call: _OpenCall) -> Any:
+        if call.refusal is not None:
+            raise call.refusal
         handler = self._handlers.get(call.op)
         if handler is None:
             raise InvalidRequest(f"{shown(call.op)} is not served here")
@@ -219,6 +252,7 @@ class ServiceDesk:
         self._answer = answer
         self._open: dict[int, _OpenCall] = {}
         self._unconfirmed: dict[int, Handed] = {}
+        self._unsent: dict[int, int] = {}
         self._closed = False
 
     def ask(self, ticket: int, op: str, payload: bytes) -> None:
@@ -229,14 +263,9 @@ class ServiceDesk:
             raise InvalidRequest(f"more than {MAX_ASKED} operations, or one of more than {MAX_REQUEST_BYTES} bytes")
         if op not in GATEWAY_OPERATIONS:
             raise InvalidRequest(f"there is no operation {shown(op)}")
-        call = _OpenCall(self, ticket, op, payload, len(payload))
-        try:
-            self._table.begin(call)
-        except LimitExceeded as refused:
-            self._answer(Answer(ticket, False, self.wire.error(refused)))
-        else:
-            self._open[ticket] = call
-            self.asked += 1
+        self._open[ticket] = call = _OpenCall(self, ticket, op, payload, len(payload))
+        self.asked += 1
+        self._table.begin(call)
 
     def withdraw(self, ticket: int) -> None:
         """Cancel an operation; if it was answered and that was not confirmed, undo it. Nothing happens for any other ticket."""
@@ -244,6 +273,12 @@ class ServiceDesk:
             self._open[ticket].scope.cancel()
         elif ticket in self._unconfirmed:
             self._unconfirmed.pop(ticket).undo()
+
+    def sent(self, ticket: int) -> None:
+        """Note that an answer has left the gateway."""
+        size = self._unsent.pop(ticket, 0)
+        if size:
+            self._table.replies.pack(self.caller.tenant, -size)
 
     def received(self, ticket: int) -> None:
         """Note that the caller has a reply."""
@@ -261,14 +296,22 @@ class ServiceDesk:
         for handed in reversed(self._unconfirmed.values()):
             handed.undo()
         self._unconfirmed.clear()
+        for ticket in list(self._unsent):
+            self.sent(ticket)
         self._table.closed(self.caller)
 
     def finish(self, call: _OpenCall, outcome: Any) -> None:
         """Send the outcome of an operation: a reply, :class:`Handed`, or an error."""
         del self._open[call.ticket]
         self._table.ended(call)
-        if not self._closed:
-            self._answer(self._packed(call, outcome))
+        if self._closed:
+            return
+        answer = self._packed(call, outcome)
+        size = size_of_reply(answer)
+        if size:
+            self._unsent[call.ticket] = size
+            self._table.replies.pack(self.caller.tenant, size)
+        self._answer(answer)
 
     def _packed(self, call: _OpenCall, outcome: Any) -> Answer:
         if isinstance(outcome, InferdError):

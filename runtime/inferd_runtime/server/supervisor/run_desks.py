@@ -51,3 +51,6 @@ class RunDesks:
 
     def _answer(self, run: str, worker: str, answer: Answer) -> None:
         self._send(worker, Answered(run, answer.ticket, answer.ok, answer.payload.decode(), answer.receipt))
+        desk = self._desks.get(run)
+        if desk is not None:
+            desk.sent(answer.ticket)  # from here on its worker holds it, and charges it to the program

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import anyio
 import pytest
 from wheel_index import make_wheel, use_index
 
@@ -59,6 +60,15 @@ async def test_what_was_found_once_needs_no_index_again(index: Path, finder: Pac
     assert await found(finder, "P >= 1") == first
     with pytest.raises(InvalidRequest, match="nothing that fits"):
         await found(finder, "p>=0.5")
+
+
+async def test_what_was_found_before_does_not_wait_for_what_others_look_for(index: Path, finder: PackageFinder) -> None:
+    make_wheel(index, "p", {"p.py": ""})
+    first = await found(finder, "p")
+    for tenant in ("mallory", "trudy"):
+        finder._places.acquire_on_behalf_of_nowait(tenant)
+    with anyio.fail_after(5):
+        assert await found(finder, "p") == first
 
 
 async def test_a_native_package_is_refused_by_name_and_one_that_runs_without_is_taken(

@@ -210,6 +210,7 @@ async def test_the_bytes_of_a_tenants_requests_are_bounded_over_all_of_its_runs(
         for ticket in range(most // len(payload)):
             runs[ticket % 3].desk.ask(ticket, "topic.publish", payload)
         runs[0].desk.ask(1000, "topic.publish", payload)
+        await until(lambda: 1000 in runs[0].answers)
         error = runs[0].error(1000).to_exception()
         assert isinstance(error, LimitExceeded)
         assert error.detail["limit"] == "tenant_gateway_bytes"

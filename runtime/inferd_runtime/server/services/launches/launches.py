@@ -111,6 +111,7 @@ class Launches:
         parent = self._parent(caller)
         limits = self._limits(parent.node, caller.tenant, program, request.limits)
         arguments = check_arguments(program, request.arguments)
+        request.arguments.clear()  # as JSON they are many times smaller, and it may wait
         asked = RunRequest(program, arguments, limits, parent=caller.id)
         run = self._launcher.launch_request(asked, caller.tenant)
         self._note(parent, run, time.monotonic())
@@ -162,7 +163,7 @@ class Launches:
             raise LimitExceeded(
                 text, limit="child_result_bytes", value=MAX_RESULT_BYTES, raise_with="messages of the child"
             )
-        return ChildResult(JsonText((ending.result or "null").encode()))
+        return ChildResult(JsonText(*(ending.parts or ("null",))))
 
     async def _send(self, caller: Caller, request: SendToChild) -> Done:
         self._child(caller, request.child).deliver(request.message)
@@ -179,7 +180,7 @@ class Launches:
                     text, limit="run_event_bytes", value=most, raise_with="the server's --run-event-bytes"
                 )
             index = events[-1].index + 1 if events else index
-            found = [JsonText(event.payload.encode()) for event in events if event.kind == "message"]
+            found = [JsonText(event.payload) for event in events if event.kind == "message"]
             if found:
                 return ChildMessages(found, index)
         return ChildMessages([], index, over=True)

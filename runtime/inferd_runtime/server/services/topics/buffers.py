@@ -35,9 +35,13 @@ class HeldValue(NamedTuple):
         return len(self.text) + VALUE_OVERHEAD
 
 
-def held_values(values: Sequence[Any]) -> list[HeldValue]:
-    """Return values as they are held. Raises LimitExceeded for one that is too long."""
+def held_values(values: list[Any]) -> list[HeldValue]:
+    """Take the values out of a request's list, and return them as they are held: as JSON, which is many times smaller.
+
+    Raises LimitExceeded for one that is too long.
+    """
     held = [HeldValue(msgspec.json.encode(value)) for value in values]
+    values.clear()
     longest = max(len(value.text) for value in held)
     if longest > MAX_VALUE_BYTES:
         text = f"a value takes {longest} bytes as JSON; {MAX_VALUE_BYTES} are allowed"
@@ -45,9 +49,10 @@ def held_values(values: Sequence[Any]) -> list[HeldValue]:
     return held
 
 
-def written_values(held: Iterable[HeldValue]) -> Any:
+def written_values(held: Sequence[HeldValue]) -> Any:
     """Return what was held as a list for a reply, which is not decoded before somebody needs it."""
-    return JsonText(b"[" + b",".join(value.text for value in held) + b"]")
+    parts = [part for value in held for part in (b",", value.text)]
+    return JsonText(b"[", *parts[1:], b"]")
 
 
 def size_of(held: Iterable[HeldValue]) -> int:

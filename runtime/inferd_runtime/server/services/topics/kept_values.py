@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+from collections import defaultdict
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -21,16 +22,24 @@ log = logging.getLogger("inferd.services")
 
 
 class KeptValues:
-    """Values of durable queues on disk. Belongs to one event loop. What waits raises Unavailable where the file does not work."""
+    """Values of durable queues on disk. Belongs to one event loop. What waits raises Unavailable where the file does not work.
+
+    A tenant has one thing at a time for the file's thread to do, and all that is to be forgotten is one more: what waits there
+    is bounded, and each tenant's waits as long as another's.
+    """
 
     def __init__(self, archive: FileArchive[QueueFile], quotas: QuotasOf) -> None:
         self._archive = archive
         self._quotas = quotas
+        self._turns: defaultdict[str, anyio.Lock] = defaultdict(anyio.Lock)
+        self._to_drop: list[int] = []
+        self._dropping = False
 
     async def add(self, tenant: str, queue: str, values: Sequence[HeldValue]) -> list[HeldValue]:
         """Keep values; returns them with their rows. Raises LimitExceeded."""
         most = min(self._quotas(tenant).stored_bytes or MAX_TENANT_HELD, MAX_TENANT_HELD)
-        kept = await self._archive.read(lambda file: file.add(tenant, queue, values, most))
+        async with self._turns[tenant]:
+            kept = await self._archive.read(lambda file: file.add(tenant, queue, values, most))
         if kept is None:
             text = f"the tenant's durable queues take {most} bytes already"
             raise LimitExceeded(text, limit="durable_bytes", value=most, raise_with="pulling from them")
@@ -38,11 +47,22 @@ class KeptValues:
 
     async def values(self, tenant: str, queue: str) -> list[HeldValue]:
         """Return what a queue holds."""
-        return await self._archive.read(lambda file: file.values(tenant, queue))
+        async with self._turns[tenant]:
+            return await self._archive.read(lambda file: file.values(tenant, queue))
 
     def drop(self, rows: Sequence[int]) -> None:
         """Forget values, soon."""
-        if not self._archive.save(lambda file: file.drop(rows), ROW_BYTES * len(rows)):
+        self._to_drop += rows
+        if not self._dropping:
+            self.drop_now()
+
+    def drop_now(self) -> None:
+        """Have the file forget what was noted so far."""
+        rows, self._to_drop = self._to_drop, []
+        self._dropping = bool(rows) and self._archive.save(
+            lambda file: file.drop(rows), ROW_BYTES * len(rows), lambda value, error: self.drop_now()
+        )
+        if rows and not self._dropping:
             log.error("%d values that were pulled from a durable queue stay on disk: they come again", len(rows))
 
 
@@ -50,8 +70,10 @@ class KeptValues:
 async def open_kept_values(path: Path, quotas: QuotasOf) -> AsyncIterator[KeptValues]:
     """Open the store; what is queued at the end is written."""
     archive = FileArchive(lambda: QueueFile(path), "the store of durable queues")
+    kept = KeptValues(archive, quotas)
     try:
-        yield KeptValues(archive, quotas)
+        yield kept
     finally:
+        kept.drop_now()
         with anyio.CancelScope(shield=True):
             await archive.close()

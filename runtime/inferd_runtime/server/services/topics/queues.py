@@ -12,7 +12,7 @@ from typing import NamedTuple
 
 import anyio
 
-from inferd.protocol import Done, LimitExceeded, Unavailable
+from inferd.protocol import Done, InferdError, LimitExceeded, Unavailable
 from inferd.protocol.topics import Pulled, PullValues, PushValues, check_pull, check_topic_name, check_values
 from inferd_runtime.server.services.caller import Caller
 from inferd_runtime.server.services.table import Handed, Handler
@@ -171,19 +171,25 @@ class Queues:
         async with queue.loading:
             if not queue.loaded:
                 values = await self._kept.values(queue.key.tenant, queue.key.name)
+                self._room.take(queue.key.tenant, size_of(values))
                 self._put(queue, values)
                 queue.loaded = True
 
     async def _add(self, queue: Queue, values: Sequence[HeldValue]) -> None:
-        """Put values into a queue that has room for them; into a durable one once they are on disk."""
-        if self._kept is None or not queue.key.durable:
-            self._put(queue, values)
-            return
-        with anyio.CancelScope(shield=True):  # what is on disk is in the queue
-            self._put(queue, await self._kept.add(queue.key.tenant, queue.key.name, values))
+        """Put values into a queue that has room for them; into a durable one once they are on disk. Raises what refuses them."""
+        tenant, size = queue.key.tenant, size_of(values)
+        self._room.take(tenant, size)
+        if self._kept is not None and queue.key.durable:
+            try:
+                with anyio.CancelScope(shield=True):  # what is on disk is in the queue
+                    values = await self._kept.add(tenant, queue.key.name, values)
+            except InferdError:
+                self._room.give(tenant, size)
+                raise
+        self._put(queue, values)
 
     def _put(self, queue: Queue, values: Sequence[HeldValue]) -> None:
-        self._room.take(queue.key.tenant, size_of(values))
+        """Put values, which are counted, into a queue."""
         queue.buffer.put(values)
         self._hand_out(queue)
 

@@ -1,0 +1,101 @@
+"""The file of durable queues: what one tenant keeps, or asks of it, holds up no other."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import anyio
+import anyio.lowlevel
+import pytest
+
+from inferd import queue
+from inferd.protocol import LimitExceeded
+from inferd_runtime.server.services.topics.buffers import MAX_TENANT_HELD, HeldValue, MessageRoom, held_values
+from inferd_runtime.server.services.topics.kept_values import KeptValues, open_kept_values
+from inferd_runtime.server.services.topics.queue_file import QueueFile
+from inferd_runtime.server.services.topics.queues import Queues
+from inferd_runtime.server.tenancy.quotas import Quotas, same_for_all
+from inferd_runtime.testing.services import calling, service_table
+
+pytestmark = pytest.mark.anyio
+
+
+@pytest.fixture
+def anyio_backend() -> str:
+    return "asyncio"
+
+
+class StillArchive:
+    """Takes jobs, and carries out none before it is told to."""
+
+    def __init__(self) -> None:
+        self.reads = 0
+        self.saves: list[Callable[[Any, Any], None]] = []
+        self.go = anyio.Event()
+
+    async def read(self, job: Callable[[Any], Any]) -> list[HeldValue]:
+        self.reads += 1
+        await self.go.wait()
+        return []
+
+    def save(self, job: Callable[[Any], Any], size: int, done: Callable[[Any, Any], None]) -> bool:
+        self.saves.append(done)
+        return True
+
+
+async def test_a_flood_of_durable_values_leaves_the_files_thread_to_others() -> None:
+    archive = StillArchive()
+    kept = KeptValues(archive, same_for_all(Quotas()))  # type: ignore[arg-type]
+    async with anyio.create_task_group() as tasks:
+        for _ in range(500):
+            tasks.start_soon(kept.add, "mallory", "q", [])
+        tasks.start_soon(kept.add, "bob", "q", [])
+        for number in range(500):
+            kept.drop([number])
+        for _ in range(5):
+            await anyio.lowlevel.checkpoint()
+        assert (archive.reads, len(archive.saves)) == (2, 1)
+        archive.saves[0](None, None)
+        assert len(archive.saves) == 2  # all others at once
+        archive.go.set()
+
+
+def test_what_a_tenant_keeps_is_counted_without_reading_it_and_again_when_the_file_is_opened(tmp_path: Path) -> None:
+    path = tmp_path / "queues.sqlite3"
+    file = QueueFile(path)
+    value = held_values(["x" * 36])[0]
+    size = value.size
+    kept = file.add("ann", "q", [value] * 3, 4 * size)
+    assert kept is not None
+    assert file.add("ann", "q", [value] * 2, 4 * size) is None
+    file.drop([kept[0].row, kept[0].row, 10_000])
+    assert file.add("ann", "q", [value] * 2, 4 * size) is not None
+    file.close()
+    file = QueueFile(path)
+    assert file.add("ann", "q", [value], 4 * size) is None
+    assert file.add("bob", "q", [value], 4 * size) is not None
+    assert [one.text for one in file.values("ann", "q")] == [value.text] * 4
+    file.close()
+
+
+def test_long_names_of_queues_are_counted(tmp_path: Path) -> None:
+    file = QueueFile(tmp_path / "queues.sqlite3")
+    assert file.add("ann", "語" * 128, held_values([0]), 600) is None
+    assert file.add("ann", "q", held_values([0]), 600) is not None
+    file.close()
+
+
+async def test_a_push_that_is_refused_leaves_nothing_on_disk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    async with open_kept_values(tmp_path / "queues.sqlite3", same_for_all(Quotas())) as kept:
+        room = MessageRoom()
+        async with service_table(Queues(room, kept)) as table:
+            with calling(table):
+                room.add("ann", MAX_TENANT_HELD)
+                with pytest.raises(LimitExceeded):
+                    await queue.push("q", 1, durable=True)
+                room.give("ann", MAX_TENANT_HELD)
+                assert await kept.values("ann", "q") == []
+                await queue.push("q", 2, durable=True)
+                assert await queue.pull("q", durable=True) == 2
