@@ -17,7 +17,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from inferd_grammar.backends.compose import Composer
-from inferd_grammar.backends.plain_lark import require_plain_lark
+from inferd_grammar.backends.plain_lark import plain_lark
 from inferd_grammar.backends.text import choice_pattern, one_line
 from inferd_grammar.constraints import (
     AllOfGrammar,
@@ -348,8 +348,7 @@ def _grammar(constraint: Constraint, limits: CompileLimits) -> str:
         return llguidance.LLMatcher.grammar_from_regex(choice_pattern(constraint, limits))
     if isinstance(constraint, LarkGrammar):
         require_size(constraint.text, "Lark grammar", limits)
-        require_plain_lark(constraint.text, limits)
-        return llguidance.LLMatcher.grammar_from_lark(constraint.text)
+        return llguidance.LLMatcher.grammar_from_lark(plain_lark(constraint.text, limits))
     if isinstance(constraint, GbnfGrammar):
         require_size(constraint.text, "GBNF grammar", limits)
         return gbnf_to_lark(constraint.text, max_regex=limits.max_regex, max_rules=limits.max_rules)

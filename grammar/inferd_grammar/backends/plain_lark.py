@@ -11,11 +11,17 @@ _LARK_LITERALS = re.compile(r'"(?:\\.|[^"\\\n])*"|/(?:\\.|[^/\\\n])+/|//[^\n]*|#
 _LARK_SPECIAL = re.compile(r"<[^<>\n]*>")
 _LARK_RULE = re.compile(r"^[ \t]*[?!]*[A-Za-z_]\w*[^:\n]*:", re.MULTILINE)
 _LARK_OUTSIDE = re.compile(r"@\w+|%llguidance")
+_NO_OPTIONS = re.compile(r"\A\s*%llguidance[ \t]*\{\s*\}[ \t]*(?=\n)")
+_CAPTURE = re.compile(r'^([A-Za-z_]\w*)\[capture(?:="[^"\\\]\n]*")?\]:', re.MULTILINE)
 _LARK_ATTRIBUTE = re.compile(r"\[[^\]\n]*\b(max_tokens|stop|temperature|capture)\b[^\]\n]*\]")
 
 
-def require_plain_lark(text: str, limits: CompileLimits) -> None:
-    """Raise GrammarError for a grammar with too many rules, special tokens, or what reaches beyond the grammar."""
+def plain_lark(text: str, limits: CompileLimits) -> str:
+    """Return the grammar without what changes no text: empty options, and names of captures, as guidance writes them.
+
+    Raises GrammarError for a grammar with too many rules, special tokens, or what reaches beyond the grammar.
+    """
+    text = _CAPTURE.sub(r"\1:", _NO_OPTIONS.sub("", text, count=1))
     bare = _LARK_LITERALS.sub("", text)
     if (count := len(_LARK_RULE.findall(bare))) > limits.max_rules:
         raise GrammarError(f"Lark grammar has {count} rules; max_rules is {limits.max_rules}")
@@ -25,3 +31,4 @@ def require_plain_lark(text: str, limits: CompileLimits) -> None:
         raise GrammarError(f"{outside[0]!r} in a Lark grammar is not supported")
     if attribute := _LARK_ATTRIBUTE.search(bare):
         raise GrammarError(f"Lark rule attribute {attribute[1]!r} is not supported")
+    return text

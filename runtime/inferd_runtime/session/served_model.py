@@ -25,9 +25,10 @@ from inferd_runtime.speculation.corpus import Corpora
 
 
 class ChatTokenizer(TextTokenizer, ChatTemplate, Protocol):
-    """A tokenizer with a chat template. ``chat_template``: its text, "" without."""
+    """A tokenizer with a chat template. ``chat_template``: its text, "" without. ``special``: special tokens by their roles."""
 
     chat_template: str
+    special: dict[str, str]
 
     @property
     def template_variables(self) -> frozenset[str]:

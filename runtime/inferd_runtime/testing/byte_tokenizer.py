@@ -28,6 +28,10 @@ class ByteTokenizer:
     eos_tokens: tuple[int, ...] = (END,)
     chat_template = TEMPLATE
     names: ClassVar[dict[str, int]] = {"<end>": END, "<turn>": TURN}
+    special: dict[str, str]
+
+    def __init__(self) -> None:
+        self.special = {"eos_token": "<end>"}
 
     def encode(self, text: str, *, special: bool = False, start: bool = False) -> list[int]:
         """Return the UTF-8 bytes; with ``special`` the two names are one token each."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Coroutine, Sequence
 from contextlib import AsyncExitStack
+from dataclasses import replace
 from typing import Any
 
 from inferd.chat.conversation import open_context
@@ -23,13 +24,15 @@ async def answer(request: ChatRequest) -> None:
     async with AsyncExitStack() as held:
         ctx, conversation = await open_context(request)
         await held.enter_async_context(ctx)
-        scores = await _scored_prompt(request, ctx) if request.echo and request.logprobs is not None else None
+        scores = await _scored_prompt(request, ctx)
         if request.n > 1:
             await ctx.flush(request.adapter or None)  # computed once, then shared
         forks = [await held.enter_async_context(await ctx.fork()) for _ in range(1, request.n)]
         reply = Reply(request, conversation.shape, len(conversation.tokens))
         if request.return_tokens:
             await reply.prompt(await ctx.tokens())
+        if request.prompt_logprobs is not None:
+            await reply.prompt_scores(_most_likely(scores, request.prompt_logprobs))
         if request.echo:
             await _echo(request, reply, scores)
         if request.most_tokens == 0:
@@ -54,18 +57,31 @@ async def all_of(writing: Sequence[Coroutine[Any, Any, Any]]) -> None:
 
 
 async def _scored_prompt(request: ChatRequest, ctx: Context) -> list[TokenLogprob]:
-    """Return how likely each token of the prompt is. It is computed while the context takes it once more, from its start."""
+    """Return how likely each token of the prompt is, [] where nobody asks. It is computed while the context takes the prompt
+    once more, from its start.
+    """
+    asked = [request.logprobs if request.echo else None, request.prompt_logprobs]
+    alternatives = [count for count in asked if count is not None]
+    if not alternatives:
+        return []
     tokens = await ctx.tokens()
     await ctx.truncate(0)
-    return await ctx.prompt_logprobs(tokens, request.logprobs or 0, adapter=request.adapter or None)
+    return await ctx.prompt_logprobs(tokens, max(alternatives), adapter=request.adapter or None)
 
 
-async def _echo(request: ChatRequest, reply: Reply, scores: list[TokenLogprob] | None) -> None:
+def _most_likely(scores: list[TokenLogprob], count: int) -> list[TokenLogprob]:
+    """Return the scores with ``count`` alternatives at most."""
+    return [
+        replace(each, top_tokens=each.top_tokens[:count], top_logprobs=each.top_logprobs[:count]) for each in scores
+    ]
+
+
+async def _echo(request: ChatRequest, reply: Reply, scores: list[TokenLogprob]) -> None:
     prompt = request.prompt or ""
     if not isinstance(prompt, str):
         prompt = await (await Model.load(request.model)).tokenizer.decode(prompt)
     for choice in range(request.n):
-        if scores is None:
+        if request.logprobs is None:
             await reply.text(prompt, choice=choice)
         else:
-            await reply.scored_text(prompt, scores, choice=choice)
+            await reply.scored_text(prompt, _most_likely(scores, request.logprobs), choice=choice)

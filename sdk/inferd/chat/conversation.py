@@ -71,7 +71,7 @@ class Conversation:
             adapter=request.adapter or None,
             priority=request.priority,
             reasoning=self._reasoning,
-            shown=self.shape.shown,
+            shown=["*"] if request.special_text else self.shape.shown,
             include_stop=request.include_stop,
         )
 
@@ -181,13 +181,12 @@ async def open_context(request: ChatRequest) -> tuple[Context, Conversation]:
     return ctx, conversation
 
 
-async def _prompt(request: ChatRequest, prompt: str | list[int]) -> str | list[int]:
-    """Return the prompt, as tokens where it is to be cut."""
-    if request.truncate is None:
-        return prompt
+async def _prompt(request: ChatRequest, prompt: str | list[int]) -> list[int]:
+    """Return the prompt as tokens. All of a text is the client's own: the names of special tokens in it are these tokens."""
     if not isinstance(prompt, str):
         return await _truncated(request, prompt)
-    read: Tokens = await current_transport().call(Tokenize(prompt, request.model, start=True))
+    asked = Tokenize(prompt, request.model, special=True, start=not request.bare_prompt)
+    read: Tokens = await current_transport().call(asked)
     return await _truncated(request, read.tokens)
 
 

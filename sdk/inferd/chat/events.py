@@ -16,7 +16,7 @@ REQUIRED = frozenset({"text", "call", "id", "name", "reason", "prompt", "complet
 class TokenScore:
     """A token's text and log-probability, and those of the most likely ones at its place. ``data``: its bytes.
 
-    The first token of a prompt has nothing before it, and so no log-probability.
+    The first token of a prompt has nothing before it, and so no log-probability. ``rank``: 1 for the most likely; 0: not told.
     """
 
     token: int
@@ -24,6 +24,7 @@ class TokenScore:
     data: list[int]
     logprob: float | None
     top: list[TokenScore] = field(default_factory=list)
+    rank: int = 0
 
 
 @dataclass(frozen=True)
@@ -103,9 +104,21 @@ class UsageReport:
     prompt_tokens: list[int] = field(default_factory=list)
 
 
-ChatEvent: TypeAlias = TextDelta | ReasoningDelta | ToolCallStarted | ToolArguments | ChoiceFinished | UsageReport
+@dataclass(frozen=True)
+class PromptScores:
+    """The log-probabilities of the prompt's next tokens, where ``prompt_logprobs`` asks for them."""
+
+    kind: ClassVar[str] = "prompt_scores"
+    scores: list[TokenScore]
+    choice: int = 0
+
+
+ChatEvent: TypeAlias = (
+    TextDelta | ReasoningDelta | ToolCallStarted | ToolArguments | ChoiceFinished | UsageReport | PromptScores
+)
 EVENT_TYPES: dict[str, type[Any]] = {
-    each.kind: each for each in (TextDelta, ReasoningDelta, ToolCallStarted, ToolArguments, ChoiceFinished, UsageReport)
+    each.kind: each
+    for each in (TextDelta, ReasoningDelta, ToolCallStarted, ToolArguments, ChoiceFinished, UsageReport, PromptScores)
 }
 
 

@@ -22,6 +22,7 @@ from inferd.chat.events import (
     ChatEvent,
     ChoiceFinished,
     FinishReason,
+    PromptScores,
     ReasoningDelta,
     TextDelta,
     TokenScore,
@@ -98,6 +99,12 @@ class Reply:
             end = len(text) if is_last else min(len(text), at + sum(len(score.text) for score in scores))
             await self._send([TextDelta(checked_text("text", text[at:end]), choice, scores=scores)])
             at = end
+
+    async def prompt_scores(self, entries: Sequence[TokenLogprob], *, choice: int = 0) -> None:
+        """Tell how likely the prompt's tokens are, before an answer's text: for a client that asks for ``prompt_logprobs``."""
+        for start in range(0, len(entries), SCORED_AT_ONCE):
+            scores = await self._scores.of(entries[start : start + SCORED_AT_ONCE])
+            await self._send([PromptScores(scores, choice)])
 
     async def reasoning(self, text: str, *, choice: int = 0) -> None:
         """Write more of what was thought before the answer."""

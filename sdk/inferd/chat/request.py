@@ -125,7 +125,8 @@ class ChatRequest:
     names a conversation, ``cache_salt`` keeps its computed prefix from being found without it. ``echo``: begin with the prompt.
     ``reasoning_budget``: tokens that the model may think (None: as many as it likes), where its template marks what it thinks.
     ``include_stop``: the stop string that ends a text is a part of it. ``truncate``: only the last so many tokens of the prompt
-    are read; -1: as many as the context has room for; None: all.
+    are read; -1: as many as the context has room for; None: all. ``bare_prompt``: nothing is put before a text ``prompt``.
+    ``prompt_logprobs``: as ``logprobs``, for the prompt's tokens. ``special_text``: special tokens show as their names.
     ``return_tokens``: token ids are wanted with the text. ``user`` and ``metadata`` are the client's own.
     """
 
@@ -159,6 +160,9 @@ class ChatRequest:
     reasoning_budget: int | None = None
     include_stop: bool = False
     truncate: int | None = None
+    bare_prompt: bool = False
+    prompt_logprobs: int | None = None
+    special_text: bool = False
 
     @property
     def most_tokens(self) -> int:

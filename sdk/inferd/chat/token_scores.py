@@ -30,9 +30,10 @@ class TokenScores:
             self._bytes |= {token: base64.b64decode(piece) for token, piece in zip(unknown, reply.pieces, strict=True)}
 
     def _score(self, entry: TokenLogprob) -> TokenScore:
-        top = [self._one(*pair) for pair in zip(entry.top_tokens, entry.top_logprobs, strict=True)]
-        return self._one(entry.token, entry.logprob, top)
+        likely = zip(entry.top_tokens, entry.top_logprobs, strict=True)
+        top = [self._one(*pair, [], rank) for rank, pair in enumerate(likely, 1)]
+        return self._one(entry.token, entry.logprob, top, entry.rank)
 
-    def _one(self, token: int, logprob: float | None, top: list[TokenScore] | None = None) -> TokenScore:
+    def _one(self, token: int, logprob: float | None, top: list[TokenScore], rank: int) -> TokenScore:
         data = self._bytes[token]
-        return TokenScore(token, data.decode(errors="replace"), list(data), logprob, top or [])
+        return TokenScore(token, data.decode(errors="replace"), list(data), logprob, top, rank)

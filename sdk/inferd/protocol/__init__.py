@@ -114,6 +114,7 @@ from inferd.protocol.grammar import (
 )
 from inferd.protocol.models import (
     Detokenize as Detokenize,
+    GetTokenizerInfo as GetTokenizerInfo,
     GetVocabulary as GetVocabulary,
     ListModels as ListModels,
     ModelInfo as ModelInfo,
@@ -122,6 +123,7 @@ from inferd.protocol.models import (
     Text as Text,
     TokenBytes as TokenBytes,
     Tokenize as Tokenize,
+    TokenizerInfo as TokenizerInfo,
     TokenPieces as TokenPieces,
     Tokens as Tokens,
     check_detokenize as check_detokenize,

@@ -104,7 +104,7 @@ class StartGenerate:
     ``stop_token_ids`` end the text as end-of-text does, which does not with ``ignore_eos``. ``min_tokens``: so many tokens come
     before any token or stop string ends the text; a constraint that is complete ends it all the same.
     ``reasoning``: the model may think first, and the constraint holds what comes behind that. ``shown``: names of special tokens
-    that show in the text. ``include_stop``: the stop string that ends the text is a part of it.
+    that show in the text (``*``: all). ``include_stop``: the stop string that ends the text is a part of it.
     ``candidates``: the program chooses each token itself, of so many of the most likely (0: all, at most MAX_CANDIDATES): every
     ``generate.next`` but the first brings one; without speculation, and without a constraint of its own. ``probes``: what to
     tell of each token's distribution, behind penalties, bias and mask.

@@ -105,6 +105,25 @@ class GetVocabulary:
     model: str = ""
 
 
+@dataclass(frozen=True)
+class TokenizerInfo:
+    """What others need to use a tokenizer as the runtime does. ``special``: its special tokens by their roles (``bos_token``,
+    ``eos_token``); ``chat_template``: its text, "" for none; ``start_tokens``: what is put before a text.
+    """
+
+    special: dict[str, str]
+    chat_template: str
+    start_tokens: list[int]
+
+
+@operation("model.tokenizer", TokenizerInfo)
+@dataclass(frozen=True)
+class GetTokenizerInfo:
+    """Ask about a model's tokenizer."""
+
+    model: str = ""
+
+
 def check_detokenize(request: Detokenize | TokenBytes) -> None:
     """Raises InvalidRequest for a negative token id."""
     check_ids("tokens", request.tokens)

@@ -193,6 +193,8 @@ def test_special_tokens_show_where_they_are_asked_for(caller: DirectSession) -> 
     assert plain.tokens == shown.tokens
     assert shown.text.count("<turn>") == plain.tokens.count(TURN) > 0
     assert shown.text.replace("<turn>", "").replace("\ufffd", "") == plain.text.replace("\ufffd", "")
+    every = caller.generate(caller.text(PROMPT), shown=["*"], **asked)
+    assert every.text.count("<turn>") + every.text.count("<end>") == sum(token in (TURN, END) for token in plain.tokens)
 
 
 def test_the_stop_string_is_a_part_of_the_text_where_that_is_asked_for(caller: DirectSession) -> None:

@@ -8,6 +8,7 @@ from inferd.chat import (
     ChatEvent,
     ChoiceFinished,
     FinishReason,
+    PromptScores,
     ReasoningDelta,
     TextDelta,
     TokenScore,
@@ -40,6 +41,7 @@ class CollectedChoice:
     tokens: list[int] = field(default_factory=list)
     scores: list[TokenScore] = field(default_factory=list)
     text_scores: list[TokenScore] = field(default_factory=list)
+    prompt_scores: list[TokenScore] = field(default_factory=list)
     reason: FinishReason | None = None
     stopped_by: str = ""
     stop_token: int | None = None
@@ -84,6 +86,8 @@ class CollectedAnswer:
                 choice.tokens += event.tokens
                 choice.scores += event.scores
                 choice.text_scores += event.scores
+            case PromptScores():
+                choice.prompt_scores += event.scores
             case ReasoningDelta():
                 choice.reasoning_pieces.append(event.text)
                 choice.tokens += event.tokens

@@ -13,7 +13,17 @@ from starlette.routing import BaseRoute, Route
 
 from inferd.chat import ChatRequest, rendered
 from inferd.chat.conversation import Conversation
-from inferd.protocol import Detokenize, Embed, Embeddings, ModelInfo, Text, TokenBytes, Tokenize, TokenPieces
+from inferd.protocol import (
+    Detokenize,
+    Embed,
+    Embeddings,
+    GetTokenizerInfo,
+    ModelInfo,
+    Text,
+    TokenBytes,
+    Tokenize,
+    TokenPieces,
+)
 from inferd.protocol.passes import MAX_INPUTS
 from inferd.transport import Transport, restore_transport, use_transport
 from inferd_runtime.server.chat.tenant_sessions import TenantSessions
@@ -35,6 +45,7 @@ from inferd_runtime.server.dialects.openai.tokens import (
     read_tokenize,
     rendered_body,
     tokenized_body,
+    tokenizer_body,
 )
 from inferd_runtime.server.dialects.reading import invalid
 from inferd_runtime.server.dialects.refusals import naming
@@ -65,6 +76,7 @@ class ModelApi:
             Route("/v1/chat/completions/render", self.render, methods=["POST"]),
             Route("/tokenize", self.tokenize, methods=["POST"]),
             Route("/detokenize", self.detokenize, methods=["POST"]),
+            Route("/tokenizer_info", self.tokenizer_info),
         ]
 
     async def models(self, request: Request) -> Response:
@@ -139,7 +151,7 @@ class ModelApi:
         if query.chat is not None:
             tokens = (await self._rendered(info.name, query.chat, request)).tokens
         else:
-            asked = Tokenize(query.prompt, info.name, start=query.special_tokens)
+            asked = Tokenize(query.prompt, info.name, special=True, start=query.special_tokens)  # as a text completion
             tokens = (await self._ask(request, asked)).tokens
         texts = None
         if query.token_texts:
@@ -154,6 +166,11 @@ class ModelApi:
         with naming("tokens"):
             text: Text = await self._ask(request, asked)
         return reply(detokenized_body(text.text))
+
+    async def tokenizer_info(self, request: Request) -> Response:
+        """Answer what is known of the tokenizer of a model, the default one without ``model``."""
+        info = self._info(request.query_params.get("model", ""))
+        return reply(tokenizer_body(await self._ask(request, GetTokenizerInfo(info.name)), info.max_context))
 
     async def _rendered(self, model: str, asked: ChatRequest, request: Request) -> Conversation:
         tenant = request.scope[TENANT_KEY]

@@ -109,6 +109,14 @@ class ChatChoice(Struct):
     token_ids: list[int] | UnsetType = UNSET
 
 
+class PromptToken(Struct):
+    """How likely a token was; ``rank``: 1 for the most likely at its place."""
+
+    logprob: float
+    rank: int
+    decoded_token: str
+
+
 class ChatCompletion(Struct):
     """The answers to a conversation."""
 
@@ -120,6 +128,7 @@ class ChatCompletion(Struct):
     choices: list[ChatChoice]
     usage: CompletionUsage
     prompt_token_ids: list[int] | UnsetType | None = UNSET
+    prompt_logprobs: list[dict[str, PromptToken] | None] | UnsetType = UNSET
 
 
 class FunctionDelta(Struct):
@@ -191,6 +200,7 @@ class TextChoice(Struct):
     stop_reason: str | int | UnsetType | None = UNSET
     token_ids: list[int] | UnsetType = UNSET
     prompt_token_ids: list[int] | UnsetType | None = UNSET
+    prompt_logprobs: list[dict[str, PromptToken] | None] | UnsetType = UNSET
 
 
 class TextCompletion(Struct):
@@ -262,6 +272,19 @@ class Detokenized(Struct):
     """The text of tokens."""
 
     prompt: str
+
+
+class ToldTokenizer(Struct):
+    """A tokenizer, by the names of ``tokenizer_config.json``. ``model_max_length``: the most tokens of a context."""
+
+    tokenizer_class: str
+    add_bos_token: bool
+    model_max_length: int
+    chat_template: str | None
+    bos_token: str | None
+    eos_token: str | None
+    pad_token: str | None
+    unk_token: str | None
 
 
 class RenderedPrompt(Struct):

@@ -280,5 +280,10 @@ MODEL_OPERATIONS = (
         method="POST", path="/detokenize", tag=MODELS, summary="The text of tokens", body=(DetokenizeFields,),
         fields=DETOKENIZE_FIELDS, errors=ANSWERED, answers=_says("The text", openai.Detokenized),
     ),
+    Operation(
+        method="GET", path="/tokenizer_info", tag=MODELS, summary="Special tokens and chat template of a model's tokenizer",
+        parameters=(OperationParameter("model", "a served model; the default without it", {"type": "string"}),),
+        errors=(404,), answers=_says("The tokenizer", openai.ToldTokenizer),
+    ),
 )  # fmt: skip
 OPERATIONS = (*RUNTIME_OPERATIONS, *CHAT_OPERATIONS, *RESPONSES_OPERATIONS, *MODEL_OPERATIONS)

@@ -6,12 +6,13 @@ from collections.abc import Callable, Sequence
 
 from inferd_runtime.session.served_model import ServedModel
 
+ALL = "*"
+
 
 def shown_decoder(model: ServedModel, names: Sequence[str]) -> Callable[[int], str]:
-    """Return a stream decoder that writes the special tokens in ``names`` as these names, where the model has them."""
-    decode, table = model.tokenizer.stream(), model.grammars.table
-    found = {part for name in names for part in table.split_special(name) if isinstance(part, int)}
-    shown = {token: model.bytes_of(token).decode() for token in found.difference(model.tokenizer.eos_tokens)}
+    """Return a stream decoder that writes special tokens as their names: those in ``names``, all of the model's for ``*``."""
+    decode = model.tokenizer.stream()
+    shown = {token: model.bytes_of(token).decode() for token in _shown(model, names)}
     if not shown:
         return decode
 
@@ -28,3 +29,11 @@ def shown_decoder(model: ServedModel, names: Sequence[str]) -> Callable[[int], s
         return shown[token]
 
     return decoded
+
+
+def _shown(model: ServedModel, names: Sequence[str]) -> set[int]:
+    table = model.grammars.table
+    if ALL in names:
+        return set(table.special_names.values())
+    found = {part for name in names for part in table.split_special(name) if isinstance(part, int)}
+    return found.difference(model.tokenizer.eos_tokens)

@@ -51,6 +51,13 @@ def vocabulary(state: SessionState, call: Call) -> None:
     call.respond(state.model(request.model).vocabulary)
 
 
+def tokenizer_info(state: SessionState, call: Call) -> None:
+    """Answer with what is known of a model's tokenizer."""
+    request: p.GetTokenizerInfo = call.request
+    tokenizer = state.model(request.model).tokenizer
+    call.respond(p.TokenizerInfo(dict(tokenizer.special), tokenizer.chat_template, tokenizer.encode("", start=True)))
+
+
 def checked_ids(state: SessionState, request: p.Detokenize | p.TokenBytes) -> ServedModel:
     """Return the model whose tokens are meant. Raises InvalidRequest for an id outside its vocabulary."""
     p.check_detokenize(request)
@@ -70,5 +77,6 @@ HANDLERS = {
     p.Detokenize: detokenize,
     p.TokenBytes: token_bytes,
     p.GetVocabulary: vocabulary,
+    p.GetTokenizerInfo: tokenizer_info,
     p.GetUsage: usage,
 }

@@ -12,6 +12,7 @@ from inferd.chat import (
     ChatRequest,
     ChoiceFinished,
     FinishReason,
+    PromptScores,
     ReasoningDelta,
     TextDelta,
     ToolArguments,
@@ -60,6 +61,8 @@ class AnthropicExchange:
         match event:
             case UsageReport():
                 self._usage = event
+                return b""
+            case PromptScores():
                 return b""
             case ChoiceFinished():
                 self._end = event

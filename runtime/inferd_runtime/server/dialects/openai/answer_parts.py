@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import secrets
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -28,6 +29,25 @@ def sse(value: Any) -> bytes:
 def shown_logprob(score: TokenScore) -> float:
     """Return a token's log-probability as JSON can hold it: one that is impossible, or has none, has OpenAI's lowest."""
     return LOWEST_LOGPROB if score.logprob is None else max(score.logprob, LOWEST_LOGPROB)
+
+
+def by_id(scores: Sequence[TokenScore]) -> list[TokenScore]:
+    """Return scores that name tokens by their ids, as vLLM does where a client asks for that."""
+    return [replace(score, text=f"token_id:{score.token}", top=by_id(score.top)) for score in scores]
+
+
+def prompt_logprobs_json(scores: Sequence[TokenScore]) -> list[dict[str, Any] | None]:
+    """Return what vLLM tells of a prompt: for each token the most likely ones at its place and itself, by their ids; null for
+    the first, which has nothing before it.
+    """
+    return [
+        None if score.logprob is None else {str(each.token): _prompt_score(each) for each in (*score.top, score)}
+        for score in scores
+    ]
+
+
+def _prompt_score(score: TokenScore) -> dict[str, Any]:
+    return {"logprob": shown_logprob(score), "rank": score.rank, "decoded_token": score.text}
 
 
 def usage_json(report: UsageReport) -> dict[str, Any]:

@@ -25,7 +25,9 @@ from inferd_runtime.server.dialects.openai.answer_parts import (
     AnswerHead,
     ChunkWriter,
     answer_head,
+    by_id,
     ending,
+    prompt_logprobs_json,
     shown_logprob,
     usage_json,
 )
@@ -101,6 +103,8 @@ class ChatCompletionExchange:
         value["usage"] = usage_json(answer.usage)
         if self._told.token_ids:
             value["prompt_token_ids"] = answer.usage.prompt_tokens or None
+        if self.request.prompt_logprobs is not None:
+            value["prompt_logprobs"] = prompt_logprobs_json(answer.choices[0].prompt_scores)
         return value
 
     def _call_delta(self, event: ToolCallStarted | ToolArguments) -> dict[str, Any]:
@@ -115,7 +119,7 @@ class ChatCompletionExchange:
         if not event.text and not shown and not event.scores:
             return b""
         extra: dict[str, Any] = {"token_ids": shown} if self._told.token_ids else {}
-        return self._chunk(event.choice, delta, logprobs=_logprobs_json(event.scores), **extra)
+        return self._chunk(event.choice, delta, logprobs=_logprobs_json(self._named(event.scores)), **extra)
 
     def _chunk(self, choice: int, delta: dict[str, Any], **extra: Any) -> bytes:
         return self._writer.chunk({"index": choice, "delta": delta, "logprobs": None, "finish_reason": None, **extra})
@@ -124,11 +128,16 @@ class ChatCompletionExchange:
         value = {
             "index": index,
             "message": self._message(choice),
-            "logprobs": None if self.request.logprobs is None else _logprobs_json(choice.scores, always=True),
+            "logprobs": None
+            if self.request.logprobs is None
+            else _logprobs_json(self._named(choice.scores), always=True),
             "finish_reason": self._reason(choice.reason or "stop"),
             "stop_reason": stop_reason(choice.stopped_by, choice.stop_token, self.request),
         }
         return value | ({"token_ids": choice.tokens} if self._told.token_ids else {})
+
+    def _named(self, scores: Sequence[TokenScore]) -> Sequence[TokenScore]:
+        return by_id(scores) if self._told.tokens_as_ids else scores
 
     def _message(self, choice: CollectedChoice) -> dict[str, Any]:
         """Return an answer's message. Its content is null where there are calls and no text."""

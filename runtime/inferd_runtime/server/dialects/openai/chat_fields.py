@@ -135,11 +135,13 @@ def chat_request(asked: ChatFields, headers: ClientHeaders) -> ChatRequest:
         logprobs=_logprobs(asked),
         prediction=_predicted_text(asked.prediction),
         continue_final=_continues(asked, messages[-1]),
-        template_arguments=_template_arguments(asked),
+        template_arguments=with_effort(asked.reasoning_effort, asked.chat_template_kwargs),
         user=asked.user or asked.safety_identifier or "",
         metadata=asked.metadata or {},
         reasoning_budget=thinking_budget(asked.thinking_token_budget),
     )
+    if asked.bad_words and request.callable_tools():
+        raise refusal("bad_words", "does not go with tools")
     return check_ends(request)
 
 
@@ -190,11 +192,13 @@ def _continues(asked: ChatFields, last: ChatMessage) -> bool:
     return True
 
 
-def _template_arguments(asked: ChatFields) -> dict[str, Any]:
-    """Return what the template gets; chat_template_kwargs go before what follows from reasoning_effort, as in vLLM."""
-    given = asked.chat_template_kwargs or {}
+def with_effort(effort: str | None, kwargs: dict[str, Any] | None) -> dict[str, Any]:
+    """Return what the template gets; chat_template_kwargs go before what follows from reasoning_effort, as in vLLM.
+
+    Raises InvalidRequest for an argument that is not the template's.
+    """
+    given = kwargs or {}
     for name in given:
         if name in RENDERED_HERE:
             raise refusal(f"chat_template_kwargs.{name}", "is not for the template", "unsupported_parameter")
-    effort = asked.reasoning_effort
     return given if effort is None else {"reasoning_effort": effort, "enable_thinking": effort != "none", **given}

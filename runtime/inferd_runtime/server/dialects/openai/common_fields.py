@@ -7,17 +7,20 @@ from typing import Annotated, Any, Literal
 
 from msgspec import Meta, Struct
 
-from inferd.chat import ChatRequest, SamplingOptions
+from inferd.chat import ChatRequest, OutputFormat, SamplingOptions
 from inferd.protocol.generation import MAX_PRIORITY, MAX_STOP_CHARACTERS, MAX_STOP_TOKENS, MAX_STOPS
+from inferd.protocol.passes import MAX_LOGPROBS
 from inferd.protocol.sampling import MAX_BIASES, MAX_SEED
 from inferd_runtime.server.dialects.exchange import ClientHeaders
 from inferd_runtime.server.dialects.field_table import RequestField
 from inferd_runtime.server.dialects.openai.output_formats import (
+    BAD_WORDS,
     GUIDED,
     PLACE,
     ResponseFormat,
     StructuredOutputs,
     output_format,
+    text_without,
 )
 from inferd_runtime.server.dialects.refusals import refusal
 from inferd_runtime.server.dialects.sampling import allowing_no_share
@@ -27,6 +30,7 @@ Name = Annotated[str, Meta(min_length=1, max_length=256)]
 MAX_TOKEN = 2**31 - 1
 TokenId = Annotated[int, Meta(ge=0, le=MAX_TOKEN)]
 StopString = Annotated[str, Meta(min_length=1)]
+BadWord = Annotated[str, Meta(min_length=1, max_length=64)]
 
 
 class StreamOptions(Struct, forbid_unknown_fields=True):
@@ -41,12 +45,14 @@ class StreamOptions(Struct, forbid_unknown_fields=True):
 class Reporting:
     """What a client wants to be told: ``usage`` at the end of a stream or (``continuous``) with each chunk, and token ids.
 
-    ``output_field``: what it called the field that says what an answer has to be.
+    ``tokens_as_ids``: log-probabilities name tokens by their ids in place of their texts. ``output_field``: what it called the
+    field that says what an answer has to be.
     """
 
     usage: bool = False
     continuous: bool = False
     token_ids: bool = False
+    tokens_as_ids: bool = False
     output_field: str = "response_format"
 
 
@@ -88,8 +94,12 @@ class CommonFields(Struct, kw_only=True, forbid_unknown_fields=True):
     request_id: Annotated[str, Meta(pattern=r"^[\x21-\x7e]{1,128}\Z")] | None = None
     cache_salt: Annotated[str, Meta(min_length=1, max_length=1024)] | None = None
     return_token_ids: bool | None = None
+    return_tokens_as_token_ids: bool | None = None
+    prompt_logprobs: Annotated[int, Meta(ge=0, le=MAX_LOGPROBS)] | None = None
     speculation: bool | Literal["auto"] | None = None
     include_stop_str_in_output: bool | None = None
+    skip_special_tokens: bool | None = None
+    bad_words: Annotated[list[BadWord], Meta(max_length=MAX_STOPS)] | None = None
 
 
 COMMON_FIELDS = (
@@ -121,22 +131,27 @@ COMMON_FIELDS = (
     RequestField("request_id", "becomes a part of the answer's id"),
     RequestField("cache_salt", "the computed prompt is found again only with the same salt"),
     RequestField("return_token_ids", "token_ids of the answers, and prompt_token_ids"),
+    RequestField("return_tokens_as_token_ids", "true: logprobs name each token as token_id:NUMBER"),
+    RequestField(
+        "prompt_logprobs",
+        f"0 to {MAX_LOGPROBS}: log-probabilities of the prompt's tokens, by their ids; without stream",
+    ),
     RequestField("speculation", 'whether the runtime drafts: true, false, or "auto" (the default)'),
     RequestField("include_stop_str_in_output", "true: the stop string that ends the text is a part of it"),
     RequestField(
         "truncate_prompt_tokens", "the last so many tokens of the prompt; -1: as many as the context has room for"
     ),
     RequestField("truncation_side", "left, with truncate_prompt_tokens"),
-    RequestField("skip_special_tokens", "texts have no special tokens", (True,)),
+    RequestField("skip_special_tokens", "false: special tokens show in the text, by their names"),
     RequestField("spaces_between_special_tokens", "texts have no special tokens", (True,)),
     RequestField("use_beam_search", "there is no beam search; a program can do it", (False,)),
     RequestField("length_penalty", "there is no beam search", (1.0,)),
-    RequestField("prompt_logprobs", "use echo with logprobs, on /v1/completions", ()),
     RequestField("logprob_token_ids", "log-probabilities are told of the most likely tokens", ()),
     RequestField("allowed_token_ids", "use logit_bias or structured_outputs", ()),
-    RequestField("bad_words", "use logit_bias", ([],)),
+    RequestField(
+        "bad_words", f"up to {MAX_STOPS} texts that are no part of the answer; not with a format, tools or ignore_eos"
+    ),
     RequestField("watermarking", "there is none", (False,)),
-    RequestField("return_tokens_as_token_ids", "use return_token_ids", (False,)),
     RequestField("return_token_offsets", "offsets are not told", (False,)),
     RequestField("return_mm_kwargs", "there is only text", (True,)),
     RequestField("routed_experts_prompt_start", "routing is not told", (0,)),
@@ -163,13 +178,15 @@ def common_request(asked: CommonFields, headers: ClientHeaders) -> ChatRequest:
     _check_stream_options(asked)
     if asked.truncate_prompt_tokens == 0:
         raise refusal("truncate_prompt_tokens", "at least 1, or -1")
+    if asked.prompt_logprobs is not None and asked.stream:
+        raise refusal("prompt_logprobs", "does not go with stream")
     options = asked.stream_options or StreamOptions()
     return ChatRequest(
         model=asked.model,
-        output=output_format(asked.response_format, *_structured(asked)),
+        output=_output(asked),
         sampling=_sampling(asked),
         n=asked.n or 1,
-        stop=_stops(asked.stop),
+        stop=stop_strings(asked.stop),
         stop_token_ids=asked.stop_token_ids or [],
         ignore_eos=bool(asked.ignore_eos),
         min_tokens=asked.min_tokens or 0,
@@ -182,7 +199,19 @@ def common_request(asked: CommonFields, headers: ClientHeaders) -> ChatRequest:
         user=asked.user or "",
         include_stop=bool(asked.include_stop_str_in_output),
         truncate=asked.truncate_prompt_tokens,
+        prompt_logprobs=asked.prompt_logprobs,
+        special_text=asked.skip_special_tokens is False,
     )
+
+
+def _output(asked: CommonFields) -> OutputFormat | None:
+    """Return what the text is held to. Raises InvalidRequest, which names the field."""
+    output = output_format(asked.response_format, *_structured(asked))
+    if not asked.bad_words:
+        return output
+    if output is not None:
+        raise refusal(BAD_WORDS, "does not go with an output format")
+    return text_without(asked.bad_words)
 
 
 def _structured(asked: CommonFields) -> tuple[StructuredOutputs | None, str]:
@@ -235,13 +264,13 @@ def _sampling(asked: CommonFields) -> SamplingOptions:
         repetition_penalty=1.0 if asked.repetition_penalty is None else asked.repetition_penalty,
         presence_penalty=asked.presence_penalty or 0.0,
         frequency_penalty=asked.frequency_penalty or 0.0,
-        logit_bias=_biases(asked.logit_bias or {}),
+        logit_bias=checked_biases(asked.logit_bias or {}),
     )
     return allowing_no_share(sampling)
 
 
-def _biases(biases: dict[str, float]) -> dict[str, float]:
-    """Raises InvalidRequest for a key that is no token id as JSON writes numbers."""
+def checked_biases(biases: dict[str, float]) -> dict[str, float]:
+    """Return them. Raises InvalidRequest for a key that is no token id as JSON writes numbers, and for too many."""
     if len(biases) > MAX_BIASES:
         raise refusal("logit_bias", f"names {len(biases)} tokens; {MAX_BIASES} are allowed")
     for token in biases:
@@ -250,7 +279,8 @@ def _biases(biases: dict[str, float]) -> dict[str, float]:
     return biases
 
 
-def _stops(stop: str | list[str] | None) -> list[str]:
+def stop_strings(stop: str | list[str] | None) -> list[str]:
+    """Return the strings. Raises InvalidRequest for too many characters."""
     stops = [stop] if isinstance(stop, str) else list(stop or [])
     if sum(map(len, stops)) > MAX_STOP_CHARACTERS:
         raise refusal("stop", f"{MAX_STOP_CHARACTERS} characters in all are allowed")
@@ -265,5 +295,6 @@ def reporting(asked: CommonFields) -> Reporting:
         usage=bool(options.include_usage),
         continuous=bool(options.continuous_usage_stats),
         token_ids=bool(asked.return_token_ids),
-        output_field="response_format" if structured is None else place,
+        tokens_as_ids=bool(asked.return_tokens_as_token_ids),
+        output_field=BAD_WORDS if asked.bad_words else "response_format" if structured is None else place,
     )

@@ -35,6 +35,7 @@ class CompletionFields(CommonFields, kw_only=True, forbid_unknown_fields=True):
     logprobs: Annotated[int, Meta(ge=0, le=MAX_LOGPROBS)] | None = None
     echo: bool | None = None
     best_of: int | None = None
+    add_special_tokens: bool | None = None
 
 
 COMPLETION_FIELDS = FieldTable(
@@ -47,9 +48,9 @@ COMPLETION_FIELDS = FieldTable(
         RequestField("logprobs", f"0 to {MAX_LOGPROBS}: log-probabilities, and so many of the most likely tokens"),
         RequestField("echo", "the text begins with the prompt; with logprobs its tokens are scored, too"),
         RequestField("best_of", "only n itself: a program can choose among answers (best-of-n)"),
+        RequestField("add_special_tokens", "true (the default): a text prompt begins as the model expects it"),
         RequestField("thinking_token_budget", "there is no reasoning here", (-1,)),
         RequestField("suffix", "no text is filled in", ("",)),
-        RequestField("add_special_tokens", "prompts begin as the model expects it", (True,)),
         RequestField("prompt_embeds", "prompts are text or token ids", ()),
     )
 )
@@ -73,6 +74,7 @@ def completion_requests(asked: CompletionFields, headers: ClientHeaders) -> list
         max_tokens=DEFAULT_MAX_TOKENS if asked.max_tokens is None else asked.max_tokens,
         logprobs=asked.logprobs,
         echo=bool(asked.echo),
+        bare_prompt=asked.add_special_tokens is False,
     )
     prompts = read_prompts(asked.prompt, "prompt")
     if asked.return_token_ids and len(prompts) > 1:

@@ -15,7 +15,9 @@ from inferd_runtime.server.dialects.openai.answer_parts import (
     AnswerHead,
     ChunkWriter,
     answer_head,
+    by_id,
     ending,
+    prompt_logprobs_json,
     shown_logprob,
     usage_json,
 )
@@ -89,6 +91,10 @@ class CompletionExchange:
         if self._told.token_ids:
             for choice in value["choices"]:
                 choice["prompt_token_ids"] = answer.usage.prompt_tokens or None
+        if self.request.prompt_logprobs is not None:
+            for choice in value["choices"]:
+                first = answer.choices[choice["index"] // self.request.n * self.request.n]  # of its prompt
+                choice["prompt_logprobs"] = prompt_logprobs_json(first.prompt_scores)
         return value | {"usage": usage_json(answer.usage)}
 
     def _text(self, event: TextDelta) -> bytes:
@@ -98,7 +104,7 @@ class CompletionExchange:
             return b""
         extra: dict[str, Any] = {"token_ids": shown} if self._told.token_ids else {}
         if event.scores:
-            extra["logprobs"] = _logprobs_json(event.scores, start)
+            extra["logprobs"] = self._logprobs(event.scores, start)
         return self._chunk(event.choice, event.text, **extra)
 
     def _chunk(self, choice: int, text: str, **extra: Any) -> bytes:
@@ -108,11 +114,15 @@ class CompletionExchange:
         value: dict[str, Any] = {
             "index": index,
             "text": choice.text,
-            "logprobs": None if self.request.logprobs is None else _logprobs_json(choice.scores, 0),
+            "logprobs": None if self.request.logprobs is None else self._logprobs(choice.scores, 0),
             "finish_reason": _reason(choice.reason or "stop"),
             "stop_reason": stop_reason(choice.stopped_by, choice.stop_token, self.request),
         }
         return value | ({"token_ids": choice.tokens} if self._told.token_ids else {})
+
+    def _logprobs(self, scores: list[TokenScore], start: int) -> dict[str, Any]:
+        offsets = _offsets(scores, start)
+        return _logprobs_json(by_id(scores) if self._told.tokens_as_ids else scores, offsets)
 
 
 class PromptMerger:
@@ -151,20 +161,23 @@ def _reason(reason: FinishReason) -> FinishReason:
     return "stop" if reason == "tool_calls" else reason
 
 
-def _logprobs_json(scores: list[TokenScore], start: int) -> dict[str, Any]:
-    """Return log-probabilities as lists side by side. The token itself is always among the most likely ones of its place; the
-    first of a prompt has none, and null for them.
-
-    ``start``: where in the text the first token begins.
-    """
+def _offsets(scores: list[TokenScore], start: int) -> list[int]:
+    """Return where in the text each token begins, the first at ``start``."""
     offsets = [start]
     for score in scores:
         offsets.append(offsets[-1] + len(score.text))
+    return offsets[:-1]
+
+
+def _logprobs_json(scores: list[TokenScore], offsets: list[int]) -> dict[str, Any]:
+    """Return log-probabilities as lists side by side. The token itself is always among the most likely ones of its place; the
+    first of a prompt has none, and null for them.
+    """
     return {
         "tokens": [score.text for score in scores],
         "token_logprobs": [None if score.logprob is None else shown_logprob(score) for score in scores],
         "top_logprobs": [_top_logprobs(score) for score in scores],
-        "text_offset": offsets[:-1],
+        "text_offset": offsets,
     }
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Sequence
 from typing import Annotated, Any, Literal, TypeAlias
 
 from msgspec import Meta, Struct
@@ -11,7 +12,7 @@ from inferd.chat import OutputFormat
 from inferd_runtime.carriable import read_json
 from inferd_runtime.server.dialects.refusals import naming, refusal
 
-PLACE = "structured_outputs"
+PLACE, BAD_WORDS = "structured_outputs", "bad_words"
 GUIDED = {
     **{f"guided_{kind}": kind for kind in ("json", "regex", "choice", "grammar", "json_object")},
     "json_schema": "json",
@@ -79,6 +80,16 @@ def output_format(
         with naming("response_format.json_schema" if structured is None else place):
             asked.constraint()
     return asked
+
+
+def text_without(words: Sequence[str]) -> OutputFormat:
+    """Return the format of all texts that have none of the words in them. Raises InvalidRequest for what no grammar can hold."""
+    wanted = "|".join("".join(f"\\x{{{ord(letter):x}}}" for letter in word) for word in words)
+    any_text = "(?s:.*)"
+    form = OutputFormat("lark", f"start: TEXT\nTEXT: /{any_text}/ & ~/{any_text}({wanted}){any_text}/")
+    with naming(BAD_WORDS):
+        form.constraint()
+    return form
 
 
 def _response_format(form: ResponseFormat) -> OutputFormat | None:

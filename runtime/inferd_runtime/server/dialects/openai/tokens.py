@@ -9,6 +9,7 @@ from typing import Annotated, Any, Literal
 from msgspec import Meta, Struct
 
 from inferd.chat import ChatRequest
+from inferd.protocol import TokenizerInfo
 from inferd_runtime.server.dialects.exchange import ClientHeaders
 from inferd_runtime.server.dialects.field_table import FieldTable, RequestField
 from inferd_runtime.server.dialects.openai.chat_fields import Effort, chat_request, read_chat_fields
@@ -127,6 +128,17 @@ def read_detokenize(body: bytes) -> DetokenizeQuery:
 def detokenized_body(text: str) -> dict[str, Any]:
     """Return the text of tokens."""
     return {"prompt": text}
+
+
+def tokenizer_body(info: TokenizerInfo, max_context: int) -> dict[str, Any]:
+    """Return what is known of a tokenizer, by the names of ``tokenizer_config.json``, as vLLM tells it."""
+    return {
+        "tokenizer_class": "PreTrainedTokenizerFast",
+        "add_bos_token": bool(info.start_tokens),
+        "model_max_length": max_context,
+        "chat_template": info.chat_template or None,
+        **{role: info.special.get(role) for role in ("bos_token", "eos_token", "pad_token", "unk_token")},
+    }
 
 
 def rendered_body(request_id: str, model: str, text: str, tokens: Sequence[int]) -> dict[str, Any]:

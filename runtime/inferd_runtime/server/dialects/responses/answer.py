@@ -23,7 +23,7 @@ from inferd_runtime.server.dialects.reading import invalid
 from inferd_runtime.server.dialects.responses.conversation import messages_of
 from inferd_runtime.server.dialects.responses.items import Item, ItemReference, read_input
 from inferd_runtime.server.dialects.responses.output_stream import NumberedEvents, OutputStream
-from inferd_runtime.server.dialects.responses.request import read_responses_body, responses_request
+from inferd_runtime.server.dialects.responses.request import output_field, read_responses_body, responses_request
 from inferd_runtime.server.dialects.responses.response_object import ResponseObject
 from inferd_runtime.server.dialects.responses.stored import StoredResponse, cannot_follow, unknown_previous
 
@@ -61,7 +61,7 @@ class ResponsesExchange:
         self._bare = responses_request(read, headers)
         self.request: ChatRequest = self._bare
         self.streams = self._bare.stream
-        self.output_field = "text.format"
+        self.output_field = output_field(read)
         self._response = ResponseObject(read)
         self._events = NumberedEvents()
         self._output = OutputStream(self._events)

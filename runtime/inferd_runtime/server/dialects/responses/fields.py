@@ -8,8 +8,11 @@ import msgspec
 from msgspec import Meta
 
 from inferd.protocol.chat import MAX_TOOLS
-from inferd.protocol.sampling import MAX_SEED
+from inferd.protocol.generation import MAX_PRIORITY, MAX_STOPS
+from inferd.protocol.sampling import MAX_BIASES, MAX_SEED
 from inferd_runtime.server.dialects.field_table import FieldTable, RequestField
+from inferd_runtime.server.dialects.openai.common_fields import StopString
+from inferd_runtime.server.dialects.openai.output_formats import StructuredOutputs
 from inferd_runtime.server.dialects.reading import MAX_WHOLE
 from inferd_runtime.server.dialects.responses.items import FunctionName, ItemId
 
@@ -127,6 +130,17 @@ class ResponsesBody(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_
     min_p: Annotated[float, Meta(ge=0, le=1)] | None = None
     cache_salt: str | None = None
     thinking_token_budget: Annotated[int, Meta(ge=-1, le=MAX_WHOLE)] | None = None
+    truncation: Literal["auto", "disabled"] | None = None
+    stop: StopString | Annotated[list[StopString], Meta(max_length=MAX_STOPS)] | None = None
+    include_stop_str_in_output: bool | None = None
+    ignore_eos: bool | None = None
+    presence_penalty: Annotated[float, Meta(ge=-2, le=2)] | None = None
+    frequency_penalty: Annotated[float, Meta(ge=-2, le=2)] | None = None
+    repetition_penalty: Annotated[float, Meta(ge=0.01, le=100)] | None = None
+    logit_bias: dict[str, Annotated[float, Meta(ge=-100, le=100)]] | None = None
+    priority: Annotated[int, Meta(ge=-MAX_PRIORITY, le=MAX_PRIORITY)] | None = None
+    structured_outputs: StructuredOutputs | None = None
+    chat_template_kwargs: dict[str, Any] | None = None
 
 
 RESPONSES_FIELDS = FieldTable(
@@ -172,10 +186,20 @@ RESPONSES_FIELDS = FieldTable(
             "thinking_token_budget",
             "this runtime's own: behind so many tokens of reasoning its end is forced; -1 is no limit",
         ),
+        RequestField("truncation", "disabled (the default), or auto: a prompt that is too long loses its beginning"),
+        RequestField("stop", f"as in vLLM: a string, or up to {MAX_STOPS} of them"),
+        RequestField("include_stop_str_in_output", "as in vLLM: the stop string that ends the text is a part of it"),
+        RequestField("ignore_eos", "as in vLLM: the model's own end does not end the text; not with a format or tools"),
+        RequestField("presence_penalty", "as in vLLM: -2 to 2"),
+        RequestField("frequency_penalty", "as in vLLM: -2 to 2"),
+        RequestField("repetition_penalty", "as in vLLM: 0.01 to 100, 1 by default"),
+        RequestField("logit_bias", f"as in vLLM: token id to a number from -100 to 100, for up to {MAX_BIASES} tokens"),
+        RequestField("priority", "as in vLLM: -3 to 3, and a lower number is served earlier"),
+        RequestField("structured_outputs", "as in vLLM, without text.format: as chat completions take it"),
+        RequestField("chat_template_kwargs", "as in vLLM: go to the chat template"),
         RequestField("stream_options", "events have no padding", ({}, {"include_obfuscation": False})),
         RequestField("prompt_cache_retention", "computed prompts are kept while there is room", ("in_memory",)),
         RequestField("prompt_cache_options", "prompts are found by their beginning", ({}, {"mode": "implicit"})),
-        RequestField("truncation", "an input that is too long is refused", ("disabled",)),
         RequestField("service_tier", "there is one tier", ("auto", "default")),
         RequestField("background_options", "it begins as soon as it can", ({}, {"completion_window": "soonest"})),
         RequestField("conversation", "use previous_response_id", ()),

@@ -9,6 +9,9 @@ from inferd.chat import ChatMessage, ChatRequest, OutputFormat, SamplingOptions,
 from inferd.chat.request import ANY_OBJECT
 from inferd.protocol import cut
 from inferd_runtime.server.dialects.exchange import ClientHeaders
+from inferd_runtime.server.dialects.openai.chat_fields import with_effort
+from inferd_runtime.server.dialects.openai.common_fields import check_ends, checked_biases, stop_strings
+from inferd_runtime.server.dialects.openai.output_formats import PLACE, output_format
 from inferd_runtime.server.dialects.reading import (
     MAX_SHOWN,
     as_kind,
@@ -79,25 +82,31 @@ def responses_request(body: ResponsesBody, headers: ClientHeaders) -> ChatReques
     tools = read_tools(body)
     choice = _tool_choice(body)
     check_tools(tools, choice, "tools", "tool_choice")
-    return ChatRequest(
+    request = ChatRequest(
         model=body.model,
         messages=[ChatMessage("system", body.instructions)] if body.instructions else [],
         tools=tools,
         tool_choice=choice,
-        output=_output(body.text or ResponseText()),
+        output=_output(body),
         sampling=_sampling(body),
         max_tokens=body.max_output_tokens,
+        stop=stop_strings(body.stop),
+        include_stop=bool(body.include_stop_str_in_output),
+        ignore_eos=bool(body.ignore_eos),
         logprobs=_logprobs(body),
         prediction=_prediction(body.prediction),
         speculation="auto" if body.speculation is None else body.speculation,
-        template_arguments=_template_arguments(body.reasoning),
+        priority=-(body.priority or 0),
+        template_arguments=_template_arguments(body),
         session=headers.session,
         cache_salt=body.cache_salt or "",
         stream=bool(body.stream),
         user=body.safety_identifier or body.user or "",
         metadata=dict(body.metadata or {}),
         reasoning_budget=thinking_budget(body.thinking_token_budget),
+        truncate=-1 if body.truncation == "auto" else None,
     )
+    return check_ends(request)
 
 
 def read_tools(body: ResponsesBody) -> list[Tool]:
@@ -127,7 +136,21 @@ def _tool_choice(body: ResponsesBody) -> ToolChoice:
     raise not_supported("tool_choice", "anything but auto, none, required, a function and allowed_tools is")
 
 
-def _output(text: ResponseText) -> OutputFormat | None:
+def output_field(body: ResponsesBody) -> str:
+    """Return what the client called the field that says what the text has to be."""
+    return "text.format" if body.structured_outputs is None else PLACE
+
+
+def _output(body: ResponsesBody) -> OutputFormat | None:
+    asked = _text_format(body.text or ResponseText())
+    if body.structured_outputs is None:
+        return asked
+    if asked is not None:
+        raise invalid(PLACE, f"{PLACE}: text.format and {PLACE} exclude each other")
+    return output_format(None, body.structured_outputs)
+
+
+def _text_format(text: ResponseText) -> OutputFormat | None:
     match text.format:
         case ResponseTextFormat():
             return None
@@ -146,12 +169,10 @@ def _prediction(prediction: str | ExpectedText | None) -> str:
     return prediction.content if isinstance(prediction, ExpectedText) else prediction or ""
 
 
-def _template_arguments(reasoning: ReasoningOptions | None) -> dict[str, Any]:
-    """Return what effort is to a chat template: the names that models' templates have for it."""
-    effort = None if reasoning is None else reasoning.effort
-    if effort is None:
-        return {}
-    return {"reasoning_effort": effort, "enable_thinking": effort != "none"}
+def _template_arguments(body: ResponsesBody) -> dict[str, Any]:
+    """Return what the template gets: see :func:`with_effort`."""
+    effort = None if body.reasoning is None else body.reasoning.effort
+    return with_effort(effort, body.chat_template_kwargs)
 
 
 def _sampling(body: ResponsesBody) -> SamplingOptions:
@@ -161,5 +182,9 @@ def _sampling(body: ResponsesBody) -> SamplingOptions:
         top_k=body.top_k or 0,
         min_p=body.min_p or 0.0,
         seed=body.seed,
+        repetition_penalty=1.0 if body.repetition_penalty is None else body.repetition_penalty,
+        presence_penalty=body.presence_penalty or 0.0,
+        frequency_penalty=body.frequency_penalty or 0.0,
+        logit_bias=checked_biases(body.logit_bias or {}),
     )
     return allowing_no_share(sampling)

@@ -72,7 +72,7 @@ def _asked(body: ResponsesBody) -> dict[str, Any]:
         "tools": [_tool_json(tool) for tool in body.tools or []],
         "top_logprobs": body.top_logprobs or 0,
         "top_p": 1.0 if body.top_p is None else body.top_p,
-        "truncation": "disabled",
+        "truncation": body.truncation or "disabled",
         "user": body.user,
     }
 
