@@ -48,7 +48,7 @@ class LarkGrammar:
     """Text of a context-free grammar in llguidance's Lark variant, rule `start`.
 
     Refused by name: references to special tokens (`<|name|>`, `<[id]>`), to other grammars (`@name`), `%llguidance`
-    options, and the rule attributes `max_tokens`, `stop`, `temperature`, `capture`.
+    options, and the rule attributes `max_tokens`, `stop`, `temperature`. Names of captures and empty options change nothing.
     """
 
     text: str

@@ -132,6 +132,11 @@ def test_lark_grammars(compiler: GrammarCompiler) -> None:
     assert matcher.forced() == b"<"
 
 
+def test_what_guidance_writes_around_a_grammar_changes_no_text(compiler: GrammarCompiler) -> None:
+    text = '%llguidance {}\n\nstart: a b\na[capture]: "a[capture]: "\nb[capture="x"]: B\nB: "y"\n'
+    assert compiler.compile(LarkGrammar(text)).matcher().forced() == b"a[capture]: y"
+
+
 @pytest.mark.parametrize(
     ("text", "reason"),
     [
@@ -139,7 +144,9 @@ def test_lark_grammars(compiler: GrammarCompiler) -> None:
         ("start: <[12]>", r"special token <\[12\]>"),
         ("start: a\na[max_tokens=3]: /.*/", "'max_tokens' is not supported"),
         ('start: a\na[stop="x"]: /.*/', "'stop' is not supported"),
-        ("start: a\na[capture]: /x/", "'capture' is not supported"),
+        ('start: a\na[capture, stop="x"]: /x/', "'stop' is not supported"),
+        ('%llguidance {"no_forcing": true}\nstart: /x/', "'%llguidance' in a Lark grammar"),
+        ("start: a\n%llguidance {}\na: /x/", "'%llguidance' in a Lark grammar"),
         ("start: a\na[temperature=0.5]: /x/", "'temperature' is not supported"),
         ("start: missing", "unknown name"),
         ("", "llguidance"),

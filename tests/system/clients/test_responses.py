@@ -163,8 +163,8 @@ def test_openais_errors(client: openai.OpenAI) -> None:
         client.responses.create(model="nothing", input="Hi")
     assert unknown.value.code == "model_not_found"
     with pytest.raises(openai.BadRequestError) as refused:
-        client.responses.create(model="tiny", input="Hi", truncation="auto")
-    assert refused.value.param == "truncation"
+        client.responses.create(model="tiny", input="Hi", service_tier="flex")
+    assert refused.value.param == "service_tier"
     with pytest.raises(openai.BadRequestError, match="limit"):
         client.responses.input_items.list("anything", limit=1000)
 

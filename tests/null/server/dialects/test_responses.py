@@ -347,14 +347,19 @@ def test_what_works_reaches_the_neutral_request() -> None:
             "temperature": 0.5, "top_p": 0.9, "max_output_tokens": 7, "metadata": {"a": "b"}, "safety_identifier": "u",
             "reasoning": {"effort": "low", "summary": "auto"}, "speculation": True, "prediction": "p", "seed": 3, "top_k": 4,
             "text": {"format": {"type": "json_object"}}, "stream": True, "truncation": "disabled", "service_tier": "auto",
-            "parallel_tool_calls": False, "include": ["reasoning.encrypted_content"], "background": False,
+            "parallel_tool_calls": False, "include": ["reasoning.encrypted_content"], "background": False, "stop": "x",
+            "include_stop_str_in_output": True, "priority": 2, "logit_bias": {"5": 1}, "repetition_penalty": 1.5,
+            "presence_penalty": 1, "frequency_penalty": -1, "chat_template_kwargs": {"style": "dry"},
         }
     )  # fmt: skip
     sampling = request.sampling
     assert (sampling.temperature, sampling.top_p, sampling.top_k, sampling.seed) == (0.5, 0.9, 4, 3)
     assert (request.max_tokens, request.metadata, request.user, request.stream) == (7, {"a": "b"}, "u", True)
     assert (request.speculation, request.prediction, request.output.kind) == (True, "p", "json_object")
-    assert request.template_arguments == {"reasoning_effort": "low", "enable_thinking": True}
+    assert request.template_arguments == {"reasoning_effort": "low", "enable_thinking": True, "style": "dry"}
+    assert (request.stop, request.include_stop, request.priority, request.truncate) == (["x"], True, -2, None)
+    assert (sampling.logit_bias, sampling.repetition_penalty) == ({"5": 1}, 1.5)
+    assert (sampling.presence_penalty, sampling.frequency_penalty) == (1, -1)
     assert not request.tool_choice.parallel
 
 
@@ -408,7 +413,7 @@ def test_tool_choices(choice: Any, wanted: ToolChoice) -> None:
         ({"background": 0}, "background"),
         ({"stream_options": {}}, "stream_options"),
         ({"conversation": "conv_1"}, "conversation"),
-        ({"truncation": "auto"}, "truncation"),
+        ({"truncation": "left"}, "truncation"),
         ({"service_tier": "flex"}, "service_tier"),
         ({"include": ["file_search_call.results"]}, "include[0]"),
         ({"prompt": {"id": "p"}}, "prompt"),
