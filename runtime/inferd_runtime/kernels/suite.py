@@ -7,9 +7,10 @@ from typing import NamedTuple
 
 from torch import Tensor
 
-from inferd_runtime.kernels import attention, cache, elementwise, product, sampling, verify
+from inferd_runtime.kernels import attention, cache, elementwise, product, quantized, sampling, verify
 from inferd_runtime.kernels.attention_rule import AttentionRule
 from inferd_runtime.kernels.cache import CacheBlock
+from inferd_runtime.kernels.quantized import QuantizedKernels
 from inferd_runtime.kernels.rows import PagedRows
 from inferd_runtime.kernels.sampling import SampleRows
 from inferd_runtime.kernels.verify import DraftRows, Verifier
@@ -23,6 +24,7 @@ class KernelSuite(NamedTuple):
     rotate_and_write: Callable[..., Tensor]
     silu_mul: Callable[[Tensor], Tensor]
     few_rows_product: Callable[[Tensor, Tensor, Tensor | None, Tensor | None], Tensor]
+    quantized: QuantizedKernels
     sample: Callable[[Tensor, SampleRows], Tensor]
     agree: Callable[[Tensor, DraftRows], Tensor]
     rejection: Verifier
@@ -36,17 +38,26 @@ def reference_kernels() -> KernelSuite:
     """Return the references in torch, for any device."""
     return KernelSuite(
         attention.paged_attention, cache.write_kv, elementwise.rotate_and_write, elementwise.silu_mul,
-        product.few_rows_product, sampling.sample, verify.agree, verify.rejection, cache.move_tokens, cache.copy_pages,
-        cache.gather_pages, cache.scatter_pages,
+        product.few_rows_product, quantized.REFERENCE, sampling.sample, verify.agree, verify.rejection,
+        cache.move_tokens, cache.copy_pages, cache.gather_pages, cache.scatter_pages,
     )  # fmt: skip
 
 
 def triton_kernels() -> KernelSuite:
     """Return Triton's kernels. Without a device they need its interpreter: TRITON_INTERPRET=1 before the first import."""
-    from inferd_runtime.kernels.triton import attention, cache, elementwise, product, rejection, sampling, verify
+    from inferd_runtime.kernels.triton import (
+        attention,
+        cache,
+        elementwise,
+        product,
+        quantized,
+        rejection,
+        sampling,
+        verify,
+    )
 
     return KernelSuite(
         attention.paged_attention, cache.write_kv, elementwise.rotate_and_write, elementwise.silu_mul,
-        product.few_rows_product, sampling.sample, verify.agree, rejection.rejection, cache.move_tokens,
+        product.few_rows_product, quantized.KERNELS, sampling.sample, verify.agree, rejection.rejection, cache.move_tokens,
         cache.copy_pages, cache.gather_pages, cache.scatter_pages,
     )  # fmt: skip

@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable
 from dataclasses import dataclass, replace
+from functools import partial
 from itertools import pairwise
 
 import numpy as np
@@ -14,7 +15,7 @@ from inferd.protocol import InvalidRequest
 from inferd_runtime.engine.driver import Driver
 from inferd_runtime.engine.drivers.accelerator import Accelerator, CudaAccelerator
 from inferd_runtime.engine.drivers.cuda_driver import CudaDriver, CudaOptions
-from inferd_runtime.engine.drivers.product_choice import choose_products
+from inferd_runtime.engine.drivers.product_choice import ProductChange, choose_products
 from inferd_runtime.engine.drivers.torch_driver import TorchDriver
 from inferd_runtime.kernels.attention import choose_splits
 from inferd_runtime.kernels.cache import FP8, CacheBlock
@@ -23,9 +24,10 @@ from inferd_runtime.kernels.suite import KernelSuite, triton_kernels
 from inferd_runtime.models.batch import Batch, FloatRows, Ids, Span
 from inferd_runtime.models.loaded import LoadedModel
 from inferd_runtime.models.lora.bank import LoraBank
-from inferd_runtime.models.passes.device import dense_products, device_pass
+from inferd_runtime.models.passes.device import DeviceProduct, device_pass, device_products
 from inferd_runtime.models.passes.fused import FusedPass, fuse
 from inferd_runtime.models.passes.plain import ModelPass, PlainPass
+from inferd_runtime.models.passes.products import DenseProduct, Product
 from inferd_runtime.models.weights.held import hold_as
 from inferd_runtime.models.weights.packed_store import PackedStore
 
@@ -187,12 +189,17 @@ def kernel_pass(
     """Return the pass that runs over kernels: the fused one where it can be recorded, else transformers' modules."""
     if isinstance(fused, FusedPass):
         try:
-            products = dense_products(fused)
-            change = choose_products(products, kernels.few_rows_product, options.products, accelerator)
-            return device_pass(fused, change)
+            dense = [product for product in device_products(fused) if isinstance(product, DenseProduct)]
+            change = choose_products(dense, kernels.few_rows_product, options.products, accelerator)
+            return device_pass(fused, partial(_served_product, change, kernels))
         except InvalidRequest as reason:
             logger.info("model %s runs through transformers' modules: %s", loaded.name, reason)
     return PlainPass(loaded.module)
+
+
+def _served_product(change: ProductChange, kernels: KernelSuite, product: DeviceProduct) -> Product:
+    """Return the product by these kernels: a dense one as ``change`` chose it."""
+    return change(product) if isinstance(product, DenseProduct) else product.with_kernels(kernels.quantized)
 
 
 def agrees(fast: CudaDriver, reference: Driver, allowed: float) -> bool:

@@ -26,10 +26,10 @@ from triton.compiler import ASTSource, CompiledKernel
 from inferd_runtime.kernels.triton.interpreted import INTERPRETED
 from inferd_runtime.kernels.triton.variant import Variant
 
-MODULES = ("cache", "elementwise", "product", "attention", "sampling", "verify", "rejection")
+MODULES = ("cache", "elementwise", "product", "quantized", "attention", "sampling", "verify", "rejection")
 BY_CAPABILITY = ("attention",)
 """Whose ``variants(capability)`` depend on the device."""
-SHARED_LIMITS = {80: 163 << 10, 90: 227 << 10}
+SHARED_LIMITS = {80: 163 << 10, 90: 227 << 10, 100: 227 << 10}
 """Bytes of shared memory that one block can have (CUDA C++ programming guide, technical specifications)."""
 WARP = 32
 USAGE = re.compile(r"REG:(\d+) STACK:(\d+) SHARED:(\d+) LOCAL:(\d+)")

@@ -7,13 +7,17 @@ from typing import Any
 
 from inferd.protocol import InvalidRequest
 from inferd_runtime.models.passes.fused import FusedLayer, FusedPass
-from inferd_runtime.models.passes.products import DenseProduct
+from inferd_runtime.models.passes.products import DenseProduct, Product
+from inferd_runtime.models.passes.quantized_product import QuantizedProduct
 
 FIXED_ROPE = frozenset({"default", "linear", "yarn", "llama3"})
 """Rotations whose frequencies never change. ``dynamic`` and ``longrope`` choose theirs by the positions of a step."""
 
 
-def device_pass(fused: FusedPass, change: Callable[[DenseProduct], DenseProduct] | None = None) -> FusedPass:
+DeviceProduct = DenseProduct | QuantizedProduct
+
+
+def device_pass(fused: FusedPass, change: Callable[[Any], Product] | None = None) -> FusedPass:
     """Return the same decoder, its products those that ``change`` makes of them.
 
     Raises InvalidRequest, by name, for weights or a rotation that cannot run in a recorded step.
@@ -26,27 +30,42 @@ def device_pass(fused: FusedPass, change: Callable[[DenseProduct], DenseProduct]
     for index, layer in enumerate(fused.layers):
         if layer.heads.width % 2:
             raise InvalidRequest(f"layer {index}: heads of {layer.heads.width} elements cannot be rotated by halves")
-    *_, head = dense_products(fused)
+    *_, head = device_products(fused)
     if change is None:
         return fused
     return fused.with_layers([_changed(layer, change) for layer in fused.layers], change(head))
 
 
-def _changed(layer: FusedLayer, change: Callable[[Any], DenseProduct]) -> FusedLayer:
+def _changed(layer: FusedLayer, change: Callable[[Any], Product]) -> FusedLayer:
     return layer.with_products({name: change(product) for name, product in layer.products().items()})
 
 
 def dense_products(fused: FusedPass) -> list[DenseProduct]:
     """Return all products of a decoder, the head's last. Raises InvalidRequest, by name, for weights that are not dense."""
+    found: list[DenseProduct] = []
+    for name, product in _named(fused):
+        if not isinstance(product, DenseProduct):
+            raise InvalidRequest(f"{name} is a {type(product).__name__}, which is not dense")
+        found.append(product)
+    return found
+
+
+def device_products(fused: FusedPass) -> list[DeviceProduct]:
+    """Return all products of a decoder, the head's last. Raises InvalidRequest, by name, for weights that no device holds so."""
+    found: list[DeviceProduct] = []
+    for name, product in _named(fused):
+        if not isinstance(product, DenseProduct | QuantizedProduct):
+            raise InvalidRequest(
+                f"{name} is a {type(product).__name__}: on a device weights are dense, or in 8 or 4 bits"
+            )
+        found.append(product)
+    return found
+
+
+def _named(fused: FusedPass) -> list[tuple[str, Product]]:
     named = [
         (f"layer {index}: {name}", product)
         for index, layer in enumerate(fused.layers)
         for name, product in layer.products().items()
     ]
-    named.append(("the head", fused.head))
-    dense = []
-    for name, product in named:
-        if not isinstance(product, DenseProduct):
-            raise InvalidRequest(f"{name} is a {type(product).__name__}: on a device weights are dense")
-        dense.append(product)
-    return dense
+    return [*named, ("the head", fused.head)]

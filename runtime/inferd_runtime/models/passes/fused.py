@@ -116,11 +116,17 @@ def fuse(module: nn.Module, kv: KvShape, rules: Sequence[AttentionRule]) -> Fuse
     model: Any = module
     if not is_known(model, rules):
         return None
-    layers = [_fuse_layer(layer, rule) for layer, rule in zip(model.model.layers, rules, strict=True)]
-    fused = FusedPass(module, layers, DenseProduct(model.lm_head.weight))
+    fused = assembled(module, rules)
     if isinstance(module, ProvedDecoder) or agree(fused, PlainPass(module), kv, model.lm_head.weight):
         return fused
     return None
+
+
+def assembled(module: nn.Module, rules: Sequence[AttentionRule]) -> FusedPass:
+    """Return the fused pass of a model that :func:`is_known`, whatever its logits are."""
+    model: Any = module
+    layers = [_fuse_layer(layer, rule) for layer, rule in zip(model.model.layers, rules, strict=True)]
+    return FusedPass(module, layers, DenseProduct(model.lm_head.weight))
 
 
 def is_known(model: Any, rules: Sequence[AttentionRule]) -> bool:
