@@ -6,7 +6,7 @@ What each name does here, and which are refused, is in ``docs/guides/pie.md``. P
 
 from __future__ import annotations
 
-from inferlet import chat, http, mcp, messaging, reasoning, runtime, scheduling, session, tools, zo
+from inferlet import chat, http, mcp, messaging, model, reasoning, runtime, scheduling, session, tools, zo
 from inferlet.adapter import Adapter
 from inferlet.connection import connect
 from inferlet.context import Context
@@ -17,6 +17,7 @@ from inferlet.media import Audio, Image, Speech, SpeechBuilder, Video, write_wav
 from inferlet.model import Model, Tokenizer
 from inferlet.output import Output, ProbeHandle, SampleHandle
 from inferlet.refused import NotOffered
+from inferlet.returned import get_return_value, set_return
 from inferlet.sample import Distribution, Entropy, Logits, Logprob, Logprobs, Sampler
 from inferlet.spec import Speculator
 
@@ -55,13 +56,16 @@ __all__ = [
     "Video",
     "chat",
     "connect",
+    "get_return_value",
     "http",
     "mcp",
     "messaging",
+    "model",
     "reasoning",
     "runtime",
     "scheduling",
     "session",
+    "set_return",
     "tools",
     "write_wav",
     "zo",

@@ -8,7 +8,7 @@ from inferd import files
 from inferd.protocol import ListAdapters, LoadAdapter, NotFound, UploadAdapter
 from inferd.protocol.adapters import UPLOAD_CHUNK_BYTES
 from inferlet.blocking import call
-from inferlet.model import Model
+from inferlet.model import Model, model_and_name
 from inferlet.refused import refuse
 
 
@@ -20,15 +20,16 @@ class Adapter:
         self.name = name
 
     @classmethod
-    def create(cls, model: Model, name: str) -> Adapter:
+    def create(cls, model: Model | str, name: str | None = None) -> Adapter:
         """Return an adapter without weights: :meth:`load` brings them, and it cannot be used before."""
-        return cls(model, name)
+        return cls(*model_and_name(model, name))
 
     @classmethod
-    def open(cls, model: Model, name: str) -> Adapter | None:
+    def open(cls, model: Model | str, name: str | None = None) -> Adapter | None:
         """Return an adapter that the runtime holds; None if it holds none of that name."""
-        held = call(model.port, ListAdapters(model.name)).adapters
-        return cls(model, name) if any(info.name == name for info in held) else None
+        where, name = model_and_name(model, name)
+        held = call(where.port, ListAdapters(where.name)).adapters
+        return cls(where, name) if any(info.name == name for info in held) else None
 
     def load(self, path: str) -> None:
         """Load the folder ``path`` of the program's own files, as PEFT saves it. Raises FileNotFoundError."""

@@ -7,35 +7,41 @@ from typing import TypeAlias
 
 from inferd.chat.answer_parser import AnswerPart, TextPart
 from inferlet import turns
-from inferlet.model import Model
+from inferlet.model import Model, optional_model
 from inferlet.token_text import TokenText, answer_shape
 
 
+@optional_model
 def system(model: Model, message: str) -> list[int]:
     """Return the tokens of a system message, which begins a conversation."""
     return turns.opening(model, [turns.turn("system", message)])
 
 
+@optional_model
 def user(model: Model, message: str) -> list[int]:
     """Return the tokens of a user message."""
     return turns.continuation(model, [turns.turn("user", message)])
 
 
+@optional_model
 def assistant(model: Model, message: str) -> list[int]:
     """Return the tokens of a whole assistant message."""
     return turns.continuation(model, [turns.turn("assistant", message)])
 
 
+@optional_model
 def cue(model: Model) -> list[int]:
     """Return the tokens that begin the assistant's turn."""
     return turns.cue(model)
 
 
+@optional_model
 def seal(model: Model) -> list[int]:
     """Return the tokens that end the assistant's turn."""
     return turns.seal(model)
 
 
+@optional_model
 def stop_tokens(model: Model) -> list[int]:
     """Return the tokens that end a text."""
     return list(model.info.eos_tokens)

@@ -17,7 +17,7 @@ from inferlet.adapter import Adapter
 from inferlet.blocking import call
 from inferlet.forward import Forward
 from inferlet.generation import Constraints, Generator
-from inferlet.model import Model
+from inferlet.model import Model, model_and_name
 from inferlet.refused import refuse
 from inferlet.sample import Sampler
 from inferlet.sequence import HeldSequence
@@ -35,25 +35,32 @@ class Context:
         self._adopt(HeldSequence.empty(model or Model.load()))
 
     @classmethod
-    def open(cls, model: Model, name: str) -> Context | None:
-        """Return a new context that starts as the saved one; None if nothing is saved under the name."""
-        return cls._saved(model, OpenSaved(stored_name(name), model.name))
+    def open(cls, model: Model | str, name: str | None = None) -> Context | None:
+        """Return a new context that starts as the saved one. If nothing is saved under the name: None, or, for a name
+        without a model, NotFound, as in Pie's later programs.
+        """
+        where, saved = model_and_name(model, name)
+        return cls._saved(where, OpenSaved(stored_name(saved), where.name), raises=name is None)
 
     @classmethod
-    def take(cls, model: Model, name: str) -> Context | None:
+    def take(cls, model: Model | str, name: str | None = None) -> Context | None:
         """As :meth:`open`, and delete what was saved."""
-        return cls._saved(model, TakeSaved(stored_name(name), model.name))
+        where, saved = model_and_name(model, name)
+        return cls._saved(where, TakeSaved(stored_name(saved), where.name), raises=name is None)
 
     @staticmethod
-    def delete(model: Model, name: str) -> None:
+    def delete(model: Model | str, name: str | None = None) -> None:
         """Delete what was saved. Raises NotFound."""
-        call(model.port, DeleteSaved(stored_name(name)))
+        where, name = model_and_name(model, name)
+        call(where.port, DeleteSaved(stored_name(name)))
 
     @classmethod
-    def _saved(cls, model: Model, request: OpenSaved | TakeSaved) -> Context | None:
+    def _saved(cls, model: Model, request: OpenSaved | TakeSaved, *, raises: bool) -> Context | None:
         try:
             held = HeldSequence.opened(model, request)
         except NotFound:
+            if raises:
+                raise
             return None
         return cls._of(held)
 

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, NoReturn, TypeAlias
 from inferd.protocol import ConstraintError, InvalidRequest, StartGenerate
 from inferlet import chat
 from inferlet.adapter import Adapter, adapter_name
-from inferlet.grammar import AnyJson, Constraint, JsonSchema, Schema
+from inferlet.grammar import AnyJson, Constraint, JsonSchema, Schema, built
 from inferlet.output import Output, ProbeHandle, RawOutput, SampleHandle, Slot, TokenSlot
 from inferlet.passes import PassInput, Wanted, run_pass
 from inferlet.refused import refuse
@@ -86,7 +86,7 @@ class Generator:
     def constrain(self, c: Schema | Constraint) -> Generator:
         """Add a constraint: all of them hold together. Raises TypeError for what is none."""
         if isinstance(c, Schema):
-            self._constraints.append(c.build_constraint(self.ctx.model))
+            self._constraints.append(built(c, self.ctx.model))
         elif isinstance(c, Constraint):
             self._constraints.append(c)
         else:

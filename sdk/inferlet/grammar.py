@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
+from inspect import signature
 from typing import Protocol, runtime_checkable
 
 from inferd import constraints, schema
@@ -56,7 +58,8 @@ class Grammar:
 class Matcher:
     """A place in a text of a grammar."""
 
-    def __init__(self, grammar: Grammar, tokenizer: Tokenizer) -> None:
+    def __init__(self, grammar: Grammar, tokenizer: Tokenizer | None = None) -> None:
+        tokenizer = tokenizer or Model.load().tokenizer()
         self.constraint = grammar.constraint
         self.port = tokenizer.port
         self._size = tokenizer.info.vocab_size
@@ -121,27 +124,27 @@ class GrammarConstraint:
         self._matcher = matcher
 
     @classmethod
-    def from_grammar(cls, grammar: Grammar, model: Model) -> GrammarConstraint:
+    def from_grammar(cls, grammar: Grammar, model: Model | None = None) -> GrammarConstraint:
         """Return the constraint of a grammar."""
-        return cls(Matcher(grammar, model.tokenizer()))
+        return cls(Matcher(grammar, None if model is None else model.tokenizer()))
 
     @classmethod
-    def from_json_schema(cls, schema_text: str, model: Model) -> GrammarConstraint:
+    def from_json_schema(cls, schema_text: str, model: Model | None = None) -> GrammarConstraint:
         """Return the constraint of a JSON Schema."""
         return cls.from_grammar(Grammar.from_json_schema(schema_text), model)
 
     @classmethod
-    def json(cls, model: Model) -> GrammarConstraint:
+    def json(cls, model: Model | None = None) -> GrammarConstraint:
         """Return the constraint of any JSON."""
         return cls.from_grammar(Grammar.json(), model)
 
     @classmethod
-    def from_regex(cls, pattern: str, model: Model) -> GrammarConstraint:
+    def from_regex(cls, pattern: str, model: Model | None = None) -> GrammarConstraint:
         """Return the constraint of a regular expression."""
         return cls.from_grammar(Grammar.from_regex(pattern), model)
 
     @classmethod
-    def from_ebnf(cls, ebnf: str, model: Model) -> GrammarConstraint:
+    def from_ebnf(cls, ebnf: str, model: Model | None = None) -> GrammarConstraint:
         """Return the constraint of a context-free grammar."""
         return cls.from_grammar(Grammar.from_ebnf(ebnf), model)
 
@@ -164,11 +167,17 @@ class GrammarConstraint:
 
 @runtime_checkable
 class Schema(Protocol):
-    """What makes a constraint for a model: any object with this method."""
+    """What makes a constraint: any object with this method, which may take a model."""
 
     def build_constraint(self, model: Model) -> Constraint:
         """Return a constraint at the start of a text."""
         ...
+
+
+def built(schema: Schema, model: Model) -> Constraint:
+    """Return a schema's constraint, whether its method takes the model or, as in Pie's later programs, nothing."""
+    build: Callable[..., Constraint] = schema.build_constraint
+    return build(model) if signature(build).parameters else build()
 
 
 @dataclass(frozen=True)
@@ -177,7 +186,7 @@ class JsonSchema:
 
     schema: str
 
-    def build_constraint(self, model: Model) -> GrammarConstraint:
+    def build_constraint(self, model: Model | None = None) -> GrammarConstraint:
         """Return the constraint."""
         return GrammarConstraint.from_json_schema(self.schema, model)
 
@@ -186,7 +195,7 @@ class JsonSchema:
 class AnyJson:
     """Any JSON."""
 
-    def build_constraint(self, model: Model) -> GrammarConstraint:
+    def build_constraint(self, model: Model | None = None) -> GrammarConstraint:
         """Return the constraint."""
         return GrammarConstraint.json(model)
 
@@ -197,7 +206,7 @@ class Regex:
 
     pattern: str
 
-    def build_constraint(self, model: Model) -> GrammarConstraint:
+    def build_constraint(self, model: Model | None = None) -> GrammarConstraint:
         """Return the constraint."""
         return GrammarConstraint.from_regex(self.pattern, model)
 
@@ -208,6 +217,6 @@ class Ebnf:
 
     source: str
 
-    def build_constraint(self, model: Model) -> GrammarConstraint:
+    def build_constraint(self, model: Model | None = None) -> GrammarConstraint:
         """Return the constraint."""
         return GrammarConstraint.from_ebnf(self.source, model)

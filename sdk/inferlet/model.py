@@ -1,9 +1,14 @@
-"""``Model`` and ``Tokenizer``."""
+"""``Model`` and ``Tokenizer``; and what Pie's later programs, which know one model, call on this module.
+
+Those leave the model out of every call (``Context()``, ``chat.user(text)``, ``model.encode(text)``): it is the default one.
+"""
 
 from __future__ import annotations
 
 import base64
-from typing import NoReturn
+from collections.abc import Callable
+from functools import wraps
+from typing import Any, Concatenate, NoReturn, ParamSpec, Protocol, TypeVar, cast, overload
 
 from inferd.protocol import (
     Detokenize,
@@ -19,6 +24,20 @@ from inferd.transport import Port, current_port
 from inferd.vocabulary import TokenVocabulary
 from inferlet.blocking import call
 from inferlet.refused import refuse
+
+__all__ = [
+    "architecture",
+    "decode",
+    "default_system_speculation",
+    "encode",
+    "name",
+    "special_tokens",
+    "split_regex",
+    "vocabs",
+]
+P = ParamSpec("P")
+T = TypeVar("T")
+T_co = TypeVar("T_co", covariant=True)
 
 
 class Tokenizer:
@@ -119,3 +138,72 @@ def served_models(port: Port) -> list[ModelInfo]:
     if known is None:
         known = port.shared["inferlet models"] = list(call(port, ListModels()).models)
     return known
+
+
+class ModelFunction(Protocol[P, T_co]):
+    """A function of a model, which may be left out."""
+
+    @overload
+    def __call__(self, model: Model, *args: P.args, **kwargs: P.kwargs) -> T_co: ...
+
+    @overload
+    def __call__(self, *args: P.args, **kwargs: P.kwargs) -> T_co: ...
+
+
+def optional_model(function: Callable[Concatenate[Model, P], T]) -> ModelFunction[P, T]:
+    """Return the function for calls with and without a model."""
+
+    @wraps(function)
+    def called(*args: Any, **kwargs: Any) -> T:
+        given = "model" in kwargs or bool(args and isinstance(args[0], Model))
+        return function(*args, **kwargs) if given else function(Model.load(), *args, **kwargs)
+
+    return cast(ModelFunction[P, T], called)
+
+
+def model_and_name(first: Model | str, second: str | None) -> tuple[Model, str]:
+    """Return the arguments of calls with a model and a name, or with the name alone. Raises TypeError for others."""
+    found = (first, second) if second is not None else (Model.load(), first)
+    if not (isinstance(found[0], Model) and isinstance(found[1], str)):
+        raise TypeError(f"a model and a name, or a name, not {first!r} and {second!r}")
+    return found[0], found[1]
+
+
+def name() -> str:
+    """Return the name of the default model."""
+    return Model.load().name
+
+
+def architecture() -> NoReturn:
+    """Refuse: programs are not told it."""
+    refuse("model.architecture", "a program is told a model's name and sizes, not what it is made of")
+
+
+def default_system_speculation() -> bool:
+    """Return False: the runtime drafts where a program asks for it."""
+    return Model.load().default_system_speculation()
+
+
+def encode(text: str) -> list[int]:
+    """As :meth:`Tokenizer.encode`."""
+    return Model.load().tokenizer().encode(text)
+
+
+def decode(tokens: list[int]) -> str:
+    """As :meth:`Tokenizer.decode`."""
+    return Model.load().tokenizer().decode(tokens)
+
+
+def vocabs() -> tuple[list[int], list[bytes]]:
+    """As :meth:`Tokenizer.vocabs`."""
+    return Model.load().tokenizer().vocabs()
+
+
+def special_tokens() -> tuple[list[int], list[bytes]]:
+    """As :meth:`Tokenizer.special_tokens`."""
+    return Model.load().tokenizer().special_tokens()
+
+
+def split_regex() -> NoReturn:
+    """Refuse, as :meth:`Tokenizer.split_regex` does."""
+    Model.load().tokenizer().split_regex()

@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import uuid
+from typing import NoReturn
 
 from inferd.protocol import PROTOCOL_VERSION
 from inferd.transport import current_port
 from inferlet.model import served_models
+from inferlet.refused import refuse
 
+METADATA = "programs keep contexts (Context.save) and durable queues (inferd.queue), no other values"
 USER = "user"
 """What every program is told: the runtime tells none its tenant."""
 
@@ -31,3 +34,18 @@ def username() -> str:
 def models() -> list[str]:
     """Return the names of the models that are served, the default one first."""
     return [info.name for info in served_models(current_port())]
+
+
+def metadata_put(namespace: str, key: str, value: bytes) -> NoReturn:
+    """Refuse, as the two below."""
+    refuse("runtime.metadata_put", METADATA)
+
+
+def metadata_get(namespace: str, key: str) -> NoReturn:
+    """Refuse."""
+    refuse("runtime.metadata_get", METADATA)
+
+
+def metadata_delete(namespace: str, key: str) -> NoReturn:
+    """Refuse."""
+    refuse("runtime.metadata_delete", METADATA)

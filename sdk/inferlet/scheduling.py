@@ -9,7 +9,7 @@ BALANCE = 1e9
 """Credits that never become fewer."""
 
 
-def balance(model: Model) -> float:
+def balance(model: Model | None = None) -> float:
     """Return BALANCE: nothing is ever paid."""
     return BALANCE
 
@@ -19,7 +19,7 @@ def rent(ctx: Context) -> float:
     return 0.0
 
 
-def dividend(model: Model) -> float:
+def dividend(model: Model | None = None) -> float:
     """Return 0: nothing is paid out."""
     return 0.0
 

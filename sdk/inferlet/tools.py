@@ -13,12 +13,13 @@ from inferd.chat.tool_calls import told_in_text, tool_constraint
 from inferd.protocol import InvalidRequest
 from inferlet import turns
 from inferlet.grammar import Grammar, Matcher
-from inferlet.model import Model
+from inferlet.model import Model, optional_model
 from inferlet.token_text import TokenText, answer_shape, chat_format
 
 ToolSchema: TypeAlias = str | dict[str, Any]
 
 
+@optional_model
 def equip_prefix(model: Model, tools: Sequence[ToolSchema]) -> list[int]:
     """Return the tokens that tell the model of tools; they begin a conversation, in front of the user's message.
 
@@ -35,6 +36,7 @@ def equip_prefix(model: Model, tools: Sequence[ToolSchema]) -> list[int]:
     return whole[: -len(question)]
 
 
+@optional_model
 def answer_prefix(model: Model, name: str, value: Any) -> list[int]:
     """Return the tokens of a tool's result. ``value`` is text, or becomes JSON."""
     text = value if isinstance(value, str) else json.dumps(value)
@@ -45,6 +47,7 @@ def answer_prefix(model: Model, name: str, value: Any) -> list[int]:
     return turns.continuation(model, [rendered])
 
 
+@optional_model
 def native_matcher(model: Model, tools: Sequence[ToolSchema]) -> Matcher | None:
     """Return a matcher that keeps a text to calls of the tools; None where the model's format is not known, or tools are none."""
     form = chat_format(model)

@@ -16,6 +16,8 @@ from inferd.program.manifest import NAME, VERSION, read_table, read_toml
 from inferd.protocol import InvalidRequest
 
 INPUT = "input"
+RETURNED = "inferlet returned"
+"""Where ``set_return`` keeps a run's value, among what a connection shares."""
 PIE_FILE = "Pie.toml"
 IMPORT = re.compile(r"^[ \t]*(?:from|import)[ \t]+inferlet\b", re.MULTILINE)
 DICT = re.compile(r"(?:typing\.)?[Dd]ict\b.*", re.DOTALL)

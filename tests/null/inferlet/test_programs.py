@@ -33,9 +33,12 @@ from inferlet import (
     Regex,
     Sampler,
     chat,
+    get_return_value,
     mcp,
+    model,
     reasoning,
     runtime,
+    set_return,
     tools,
 )
 from inferlet.run_lengths import intersection, number_of, runs_of
@@ -61,6 +64,31 @@ def test_blocking_calls_work_inside_a_running_event_loop() -> None:
         return runtime.models(), tokenizer.decode(tokenizer.encode("hi<end>")), model.default_system_speculation()
 
     assert run(main) == (["null"], "hi<end>", False)
+
+
+def test_programs_that_know_one_model_leave_it_out() -> None:
+    class Own:
+        def build_constraint(self) -> GrammarConstraint:
+            return GrammarConstraint.from_grammar(Grammar.json())
+
+    async def main() -> None:
+        named = Model.load()
+        assert model.name() == named.name
+        assert model.decode(model.encode("hi")) == "hi"
+        assert chat.system("s") == chat.system(named, "s") == chat.system(named, message="s")
+        assert (chat.user("u"), chat.cue(), chat.stop_tokens()) == (
+            chat.user(named, "u"), chat.cue(named), chat.stop_tokens(named),
+        )  # fmt: skip
+        assert tools.answer_prefix("f", {"a": 1}) == tools.answer_prefix(named, "f", {"a": 1})
+        assert not Matcher(Grammar.json()).is_terminated
+        with pytest.raises(TypeError, match="a model and a name"):
+            Context.open(named)
+        text = await Context().user("u").generate(Sampler.argmax(), constrain=Own(), max_tokens=40).collect_text()
+        json.loads(text)
+        set_return("said")
+        assert get_return_value() == "said"
+
+    run(main)
 
 
 def test_turns_are_the_templates_own() -> None:
@@ -394,7 +422,12 @@ def test_saved_contexts_open_fork_and_end(tmp_path: Path) -> None:
         taken = Context.take(model, ctx.snapshot())
         assert taken is not None
         assert Context.open(model, "not there") is None
-        Context.delete(model, "any name: 1")
+        with pytest.raises(NotFound):
+            Context.open("not there")
+        again = Context.open("any name: 1")
+        assert again is not None
+        assert again.seq_len == ctx.seq_len
+        Context.delete("any name: 1")
         with pytest.raises(NotFound):
             Context.delete(model, "any name: 1")
 

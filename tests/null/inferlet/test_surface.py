@@ -14,7 +14,7 @@ import inferlet
 
 GUIDE = Path(__file__).resolve().parents[3] / "docs" / "guides" / "pie.md"
 ROW = re.compile(r"^\| `([\w.]+)` \| (works|meaning|refused) \|", re.MULTILINE)
-MODULES = ("chat", "http", "mcp", "messaging", "reasoning", "runtime", "scheduling", "session", "tools", "zo")
+MODULES = ("chat", "http", "mcp", "messaging", "model", "reasoning", "runtime", "scheduling", "session", "tools", "zo")
 OURS = "(Not in Pie.)"
 
 

@@ -27,6 +27,7 @@ SHOWN = {
     "jacobi": lambda found: found["same"] and found["passes"] <= 10,
     "cacheback": lambda found: found["same"] and found["steps"] < found["tokens"],
     "swarm": lambda found: found == ["start", "a:True", "b:True", "c:True"],
+    "one_model": lambda found: found.startswith("tiny: "),
     "probes": lambda found: found["ids"] == found["vocabulary"],
 }
 

@@ -12,9 +12,9 @@ from typing import Any
 
 from inferd.files import use_folder
 from inferd.program.interface import coerce_arguments, to_result
-from inferd.program.pie import PIE_FILE, imports_inferlet, input_of, takes_input
+from inferd.program.pie import PIE_FILE, RETURNED, imports_inferlet, input_of, takes_input
 from inferd.protocol import InvalidRequest, ProgramError
-from inferd.transport import restore_transport, use_transport
+from inferd.transport import current_port, restore_transport, use_transport
 from inferd_runtime.sandbox.runner import failure
 from inferd_runtime.sandbox.runner.completions import Completions, Host
 from inferd_runtime.sandbox.runner.eventloop import GuestEventLoop, run_to_end
@@ -68,6 +68,8 @@ class Runner:
             if _is_for_pie(program) and takes_input(main):
                 arguments = input_of(arguments)
             value = self._call(main, coerce_arguments(main, arguments))
+            if value is None:
+                value = current_port().shared.get(RETURNED)
             return _encode(to_result(value))
         finally:
             restore_transport(before)
