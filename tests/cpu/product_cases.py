@@ -8,14 +8,17 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-Product = Callable[[Tensor, Tensor, Tensor | None, Tensor | None], Tensor]
+from inferd_runtime.kernels.product import RowNorm
+
+Product = Callable[..., Tensor]
+EPS = 1e-5
 # Of the last place: rounding to nearest is half of one, but the interpreter cuts bfloat16 off, and the reference rounds twice.
 RELATIVE = {torch.float32: 2e-6, torch.float16: 2**-10, torch.bfloat16: 2**-7}
 
 
 @dataclass(frozen=True)
 class Case:
-    """A weight [out, size] in a dtype, and what is added."""
+    """A weight [out, size] in a dtype, what is added, whether rows are normed, and whether the outputs are gate and up."""
 
     out: int
     size: int
@@ -23,6 +26,8 @@ class Case:
     bias: bool = False
     residual: bool = False
     device: str = "cpu"
+    normed: bool = False
+    gated: bool = False
 
     def tensors(self, count: int, seed: int = 0) -> tuple[Tensor, Tensor, Tensor | None, Tensor | None]:
         """Rows, weight, bias and residual; the rows of one seed are the first ones of more."""
@@ -39,26 +44,56 @@ class Case:
     def check(self, run: Product, count: int) -> None:
         """Against float64, to a share of what the sum's terms are as numbers, and to a place of the result."""
         rows, weight, bias, residual = self.tensors(count)
-        expected = rows.double() @ weight.double().t()
-        terms = rows.double().abs() @ weight.double().abs().t()
+        norm, wide = self.norm(), rows.double()
+        if norm is not None:
+            wide = wide * (wide.square().mean(-1, keepdim=True) + EPS).rsqrt() * norm.weight.double()
+        expected = wide @ weight.double().t()
+        terms = wide.abs() @ weight.double().abs().t()
         for part in (bias, residual):
             if part is not None:
                 expected, terms = expected + part.double(), terms + part.double().abs()
-        got = run(rows, weight, bias, residual)
+        if self.gated:
+            return self._check_gated(run(rows, weight, None, None, norm, True), expected, terms)
+        got = run(rows, weight, bias, residual, norm)
         assert got.shape == (count, self.out)
         assert got.dtype == self.dtype
         if residual is not None:
             assert got.data_ptr() == residual.data_ptr()
-        # Float32 sums of n terms in any order are off by a few of their last places, not by n.
-        allowed = (
-            1e-6 * terms + 2 * RELATIVE[self.dtype] * expected.abs() + RELATIVE[self.dtype] * terms / self.size**0.5
-        )
+        allowed = self._allowed(expected, terms)
         assert bool(((got.double() - expected).abs() <= allowed).all()), float((got.double() - expected).abs().max())
 
+    def norm(self) -> RowNorm | None:
+        """What the rows go through first."""
+        if not self.normed:
+            return None
+        scale = torch.rand(self.size, generator=torch.Generator(self.device).manual_seed(1), device=self.device)
+        return RowNorm((scale + 0.5).to(self.dtype), EPS)
 
-def check_invariance(run: Product, case: Case, counts: range = range(1, 17)) -> None:
+    def _allowed(self, expected: Tensor, terms: Tensor) -> Tensor:
+        """How far sums may be off: float32 sums of n terms in any order by a few of their last places, not by n."""
+        # A normed row is rounded once more, each of its numbers on its own.
+        rounded = (6 if self.normed else 1) * RELATIVE[self.dtype] * terms / self.size**0.5
+        return 1e-6 * terms + 2 * RELATIVE[self.dtype] * expected.abs() + rounded
+
+    def _check_gated(self, got: Tensor, expected: Tensor, terms: Tensor) -> None:
+        (gate, up), (off_gate, off_up) = expected.chunk(2, 1), self._allowed(expected, terms).chunk(2, 1)
+        assert got.shape == gate.shape
+        assert got.dtype == self.dtype
+        opened = gate * torch.sigmoid(gate)
+        # Nowhere does silu climb faster than 1.1.
+        allowed = 1.1 * off_gate * (up.abs() + off_up) + opened.abs() * off_up
+        allowed += 2 * RELATIVE[self.dtype] * (opened * up).abs()
+        assert bool(((got.double() - opened * up).abs() <= allowed).all()), float((got - opened * up).abs().max())
+
+
+def check_invariance(multiply: Product, case: Case, counts: range = range(1, 17)) -> None:
     """A row's bits are the same among any others, at any place."""
     rows, weight, bias, residual = case.tensors(16)
+    norm = case.norm()
+
+    def run(*given: Tensor | None) -> Tensor:
+        return multiply(*given, norm, case.gated)
+
     whole = run(rows, weight, bias, None if residual is None else residual.clone())
     assert bool(whole.isfinite().all())
     for count in counts:

@@ -15,6 +15,7 @@ from product_cases import Case, Product, check_invariance
 from tiers import examples
 
 from inferd_runtime.kernels import product as reference
+from inferd_runtime.kernels.product import RowNorm
 from inferd_runtime.kernels.triton import product as kernel
 from inferd_runtime.kernels.triton.product import PROGRAMS, SERVED, SLICES, choose_blocks
 
@@ -44,6 +45,26 @@ def interpreted() -> Product:
 def test_it_is_the_product(run: Product, out: int, size: int, dtype: torch.dtype, bias: bool, residual: bool) -> None:
     for count in (1, 5, 16):
         Case(out, size, dtype, bias, residual).check(run, count)
+
+
+@pytest.mark.parametrize("gated", [False, True], ids=["", "gated"])
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+@pytest.mark.parametrize(("out", "size"), [*SHAPES[:1], (34, 130), (2, 1), (64, 1024)], ids=str)
+def test_norm_and_gate_are_done_with_it(run: Product, out: int, size: int, dtype: torch.dtype, gated: bool) -> None:
+    for count in (1, 16):
+        Case(out, size, dtype, bias=not gated, normed=True, gated=gated).check(run, count)
+
+
+@pytest.mark.parametrize("gated", [False, True], ids=["", "gated"])
+def test_a_normed_row_does_not_depend_on_the_others(interpreted: Product, gated: bool) -> None:
+    check_invariance(interpreted, Case(20, 250, torch.bfloat16, normed=True, gated=gated), range(1, 17, 5))
+
+
+def test_large_numbers_of_float16_are_normed_before_they_are_multiplied(interpreted: Product) -> None:
+    """Times the norm's weight, and not yet divided by their mean, they would not fit."""
+    rows, weight = torch.full((2, 64), 3e4).half(), torch.full((4, 64), 1 / 64).half()
+    norm = RowNorm(torch.full((64,), 8.0).half(), 1e-5)
+    assert torch.allclose(interpreted(rows, weight, None, None, norm).float(), torch.full((2, 4), 8.0), rtol=1e-2)
 
 
 @settings(max_examples=examples(15), deadline=None)
@@ -118,6 +139,13 @@ def test_what_does_not_fit_is_refused(run: Product) -> None:
         attempt((2, 4), torch.zeros(3, 4, dtype=torch.float16))
     with pytest.raises(ValueError, match="float64"):
         run(torch.zeros(1, 4).double(), torch.zeros(3, 4).double(), None, None)
+    norm = RowNorm(torch.zeros(4), 1e-5)
+    with pytest.raises(ValueError, match="norm"):
+        run(torch.zeros(1, 5), torch.zeros(3, 5), None, None, norm)
+    with pytest.raises(ValueError, match="gate and up of 3"):
+        run(torch.zeros(1, 4), torch.zeros(3, 4), None, None, norm, True)
+    with pytest.raises(ValueError, match="without bias"):
+        run(torch.zeros(1, 4), torch.zeros(2, 4), torch.zeros(2), None, norm, True)
     same = torch.zeros(2, 4)
     with pytest.raises(ValueError, match="the rows are the residual"):
         attempt(same, (4, 4), residual=same)

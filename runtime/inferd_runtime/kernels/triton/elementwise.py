@@ -11,6 +11,7 @@ from torch import Tensor
 from inferd_runtime.kernels.cache import FP8
 from inferd_runtime.kernels.elementwise import check_gated, check_rotated
 from inferd_runtime.kernels.triton.cache import e4m3, stored
+from inferd_runtime.kernels.triton.early import HERE, LEAST_CAPABILITY, launched, starts_early, wait
 from inferd_runtime.kernels.triton.variant import Variant
 
 TILE = 1024
@@ -43,9 +44,10 @@ def _rotate_and_write(
     qkv: tl.tensor, cos: tl.tensor, sin: tl.tensor, head_norm: tl.tensor, query: tl.tensor, keys: tl.tensor,
     values: tl.tensor, slots: tl.tensor, qkv_row: tl.tensor, cos_row: tl.tensor, sin_row: tl.tensor, eps: tl.tensor,
     query_heads: tl.constexpr, key_heads: tl.constexpr, half: tl.constexpr, fp8: tl.constexpr,
-    block_heads: tl.constexpr, block_half: tl.constexpr,
+    block_heads: tl.constexpr, block_half: tl.constexpr, early: tl.constexpr,
 ):  # fmt: skip
     """Rotate and write some heads of one row, q's, k's and v's as they come; the two halves of a head meet in one thread."""
+    wait(early)
     row = tl.program_id(0).to(tl.int64)
     head = (tl.program_id(1) * block_heads + tl.arange(0, block_heads))[:, None]
     column = tl.arange(0, block_half)[None, :]
@@ -93,12 +95,13 @@ def rotate_and_write(
     block_half = triton.next_power_of_2(width // 2)
     block_heads = max(1, min(triton.next_power_of_2(every), TILE // (2 * block_half)))
     qkv, cos, sin = (rows_of(part) for part in (qkv, cos, sin))
+    early = starts_early(qkv.device)
     if count:
         _rotate_and_write[(count, triton.cdiv(every, block_heads))](
             qkv, cos, sin, None if head_norm is None else head_norm.contiguous(), query, stored(keys), stored(values),
             slots, qkv.stride(0), cos.stride(0), sin.stride(0), eps,
             query_heads=heads[0], key_heads=heads[1], half=width // 2,
-            fp8=keys.dtype == FP8, block_heads=block_heads, block_half=block_half,
+            fp8=keys.dtype == FP8, block_heads=block_heads, block_half=block_half, early=early, **launched(early),
         )  # fmt: skip
     return query
 
@@ -109,16 +112,21 @@ def rows_of(part: Tensor) -> Tensor:
 
 
 @triton.jit
+def opened(gate: tl.tensor, up: tl.tensor):
+    """Return silu(gate) * up, of float32."""
+    # The exponential of what is never positive cannot overflow.
+    small = tl.exp(-tl.abs(gate))
+    return gate * (tl.where(gate < 0, small, 1.0) / (1.0 + small)) * up
+
+
+@triton.jit
 def _silu_mul(gate_up: tl.tensor, out: tl.tensor, gate_row: tl.tensor, size: tl.tensor, columns: tl.constexpr):
     row = tl.program_id(0).to(tl.int64)
     column = tl.program_id(1) * columns + tl.arange(0, columns)
     inside = column < size
     gate = tl.load(gate_up + row * gate_row + column, mask=inside).to(tl.float32)
     up = tl.load(gate_up + row * gate_row + size + column, mask=inside).to(tl.float32)
-    # The exponential of what is never positive cannot overflow.
-    small = tl.exp(-tl.abs(gate))
-    share = tl.where(gate < 0, small, 1.0) / (1.0 + small)
-    tl.store(out + row * size + column, gate * share * up, mask=inside)
+    tl.store(out + row * size + column, opened(gate, up), mask=inside)
 
 
 def silu_mul(gate_up: Tensor) -> Tensor:
@@ -133,8 +141,8 @@ def silu_mul(gate_up: Tensor) -> Tensor:
     return out
 
 
-def variants() -> Iterator[Variant]:
-    """Yield what is compiled for 32 query and 8 key heads of width 128 or 64."""
+def variants(capability: int = LEAST_CAPABILITY) -> Iterator[Variant]:
+    """Yield what is compiled for 32 query and 8 key heads of width 128 or 64, on a device of that capability (times ten)."""
     strides = dict.fromkeys(("qkv_row", "cos_row", "sin_row"), "i32:16")
     for dtype in ("*bf16", "*fp16"):
         for cache in (dtype, "*u8"):
@@ -146,6 +154,7 @@ def variants() -> Iterator[Variant]:
                     constants: dict[str, object] = {} if normed else {"head_norm": None}
                     constants |= {"query_heads": 32, "key_heads": 8, "half": half, "fp8": cache == "*u8"}
                     constants |= {"block_heads": TILE // (2 * half), "block_half": half}
+                    constants |= {"early": HERE and capability >= LEAST_CAPABILITY}
                     name = f"rotate_and_write {dtype[1:]}->{cache[1:]} {2 * half}{' normed' if normed else ''}"
                     yield Variant(name, _rotate_and_write, signature, constants)
         signature = {"gate_up": dtype, "out": dtype, "gate_row": "i32:16", "size": "i32:16"}

@@ -27,7 +27,7 @@ from inferd_runtime.kernels.triton.interpreted import INTERPRETED
 from inferd_runtime.kernels.triton.variant import Variant
 
 MODULES = ("cache", "elementwise", "product", "quantized", "attention", "sampling", "verify", "rejection")
-BY_CAPABILITY = ("attention",)
+BY_CAPABILITY = ("attention", "elementwise", "product")
 """Whose ``variants(capability)`` depend on the device."""
 SHARED_LIMITS = {80: 163 << 10, 90: 227 << 10, 100: 227 << 10}
 """Bytes of shared memory that one block can have (CUDA C++ programming guide, technical specifications)."""

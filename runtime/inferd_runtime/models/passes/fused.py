@@ -18,10 +18,11 @@ import torch
 from torch import Tensor, nn
 
 from inferd_runtime.kernels.attention_rule import AttentionRule
+from inferd_runtime.kernels.product import MOST_ROWS, RowNorm
 from inferd_runtime.models.batch import Batch, Span
 from inferd_runtime.models.passes.attention import lay_out
 from inferd_runtime.models.passes.plain import ModelPass, PlainPass
-from inferd_runtime.models.passes.products import DenseProduct, JoinedProduct, Product
+from inferd_runtime.models.passes.products import DenseProduct, FewRowsProduct, JoinedProduct, Product
 from inferd_runtime.models.passes.step_layout import Angles, ProjectedHeads, StepLayout
 from inferd_runtime.models.proved.decoder import ProvedDecoder
 from inferd_runtime.models.shape import KvShape
@@ -63,11 +64,25 @@ class FusedLayer:
 
     def run(self, index: int, hidden: Tensor, angles: Angles, layout: StepLayout) -> Tensor:
         """hidden [T, E] -> [T, E], in its place."""
-        qkv = self.qkv(layout.rms_norm(hidden, self.input_norm, self.eps))
+        qkv = normed(self.qkv, hidden, RowNorm(self.input_norm, self.eps), layout)
         attended = layout.attend_projected(index, qkv, angles, self.heads)
         hidden = self.out.onto(attended.reshape(len(hidden), -1), hidden)
-        gate_up = self.gate_up(layout.rms_norm(hidden, self.post_norm, self.eps))
-        return self.down.onto(layout.silu_mul(gate_up), hidden)
+        opened = gated(self.gate_up, hidden, RowNorm(self.post_norm, self.eps), layout)
+        return self.down.onto(opened, hidden)
+
+
+def normed(product: Product, rows: Tensor, norm: RowNorm, layout: StepLayout) -> Tensor:
+    """Return the product of rows behind a norm, [T, in] -> [T, out]: by one kernel where the product has it."""
+    if isinstance(product, FewRowsProduct) and len(rows) <= MOST_ROWS:
+        return product.normed(rows, norm)
+    return product(layout.rms_norm(rows, *norm))
+
+
+def gated(product: Product, rows: Tensor, norm: RowNorm, layout: StepLayout) -> Tensor:
+    """Return silu(gate) * up [T, F] of the product of rows behind a norm, [T, in] -> [T, 2 F]: by one kernel as well."""
+    if isinstance(product, FewRowsProduct) and len(rows) <= MOST_ROWS:
+        return product.gated(rows, norm)
+    return layout.silu_mul(product(layout.rms_norm(rows, *norm)))
 
 
 class FusedPass:
@@ -99,7 +114,7 @@ class FusedPass:
             hidden = layer.run(index, hidden, angles, layout)
         if layout.hidden_rows is not None:
             layout.hidden = layout.rms_norm(hidden[layout.hidden_rows], self._norm, self._eps)
-        return self.head(layout.rms_norm(hidden[rows], self._norm, self._eps))
+        return normed(self.head, hidden[rows], RowNorm(self._norm, self._eps), layout)
 
     def _angles(self, hidden: Tensor, positions: Tensor) -> Angles:
         cos, sin = self.rotary(hidden[None], positions[None])

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import linear
 
-from inferd_runtime.kernels.product import MOST_ROWS
+from inferd_runtime.kernels.product import MOST_ROWS, RowNorm
 
 
 class Product(Protocol):
@@ -84,7 +84,7 @@ class JoinedProduct(DenseProduct):
         return joined
 
 
-FewRows = Callable[[Tensor, Tensor, Tensor | None, Tensor | None], Tensor]
+FewRows = Callable[..., Tensor]
 """See :func:`inferd_runtime.kernels.product.few_rows_product`."""
 
 
@@ -107,3 +107,11 @@ class FewRowsProduct(DenseProduct):
         if len(rows) > MOST_ROWS:
             return super().onto(rows, residual)
         return self._few_rows(rows, self.weight, None, residual)
+
+    def normed(self, rows: Tensor, norm: RowNorm) -> Tensor:
+        """Return the product of up to 16 rows behind a norm."""
+        return self._few_rows(rows, self.weight, self.bias, None, norm)
+
+    def gated(self, rows: Tensor, norm: RowNorm) -> Tensor:
+        """Return silu(gate) * up [T, out / 2] of up to 16 rows behind a norm, whose product is gate and up."""
+        return self._few_rows(rows, self.weight, None, None, norm, True)
