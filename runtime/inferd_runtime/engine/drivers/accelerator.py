@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import AbstractContextManager, ExitStack, contextmanager
 from typing import Protocol, TypeVar
 
@@ -13,6 +14,8 @@ from inferd_runtime.engine.driver import DeviceLost
 
 Result = TypeVar("Result")
 WARM_UPS = 2
+FETCHED = 2
+"""Parts that are on their way to the host before the next one is made: each takes device memory until it has arrived."""
 
 
 class Accelerator(Protocol):
@@ -48,6 +51,21 @@ class Accelerator(Protocol):
         """Return the bytes of device memory that ``body`` has taken and that, once it has ended, no other program can have."""
         ...
 
+    def fetch(self, parts: Iterable[Tensor], size: int) -> Callable[[], Tensor]:
+        """Queue the copy of tensors, ``size`` bytes together, to the host, one behind the other, beside what is queued next.
+
+        They are taken as they are once all that was queued before is done. Returns a call, for any thread, that waits for them:
+        uint8[size] that the caller owns.
+        """
+        ...
+
+    def bring(self, rows: Tensor) -> Tensor:
+        """Queue the copy of a host's tensor to the device, beside the work there; what is queued from now on waits for it.
+
+        The host does not wait. Memory of :meth:`fetch` is read where it is, and must not be changed any more.
+        """
+        ...
+
 
 class CudaAccelerator:
     """One CUDA device; steps are recorded as CUDA graphs, which share one pool of memory.
@@ -61,8 +79,10 @@ class CudaAccelerator:
         self.processors = torch.cuda.get_device_properties(self.device).multi_processor_count
         with self.active():
             self._side = torch.cuda.Stream(self.device)  # type: ignore[no-untyped-call]
+            self._copies = torch.cuda.Stream(self.device)  # type: ignore[no-untyped-call]
             self._pool = torch.cuda.graph_pool_handle()
             self._anchor: Callable[[], None] | None = None
+        self._brought: deque[tuple[torch.cuda.Event, Tensor]] = deque()
 
     @contextmanager
     def active(self) -> Iterator[None]:
@@ -137,3 +157,39 @@ class CudaAccelerator:
         taken = before - torch.cuda.mem_get_info(self.device)[0]
         torch.cuda.empty_cache()
         return max(0, taken)
+
+    def fetch(self, parts: Iterable[Tensor], size: int) -> Callable[[], Tensor]:
+        """See :class:`Accelerator`. Into pinned memory, on a stream of its own."""
+        host, at = torch.empty(size, dtype=torch.uint8, pin_memory=True), 0
+        queued: deque[torch.cuda.Event] = deque()
+        for part in parts:
+            target = host[at : at + part.nbytes]
+            self._copies.wait_stream(torch.cuda.current_stream(self.device))
+            with torch.cuda.stream(self._copies):
+                target.copy_(part.reshape(-1).view(torch.uint8), non_blocking=True)
+                queued.append(self._copies.record_event())
+            part.record_stream(self._copies)
+            at += part.nbytes
+            if len(queued) > FETCHED:
+                queued.popleft().synchronize()
+
+        def wait() -> Tensor:
+            with self._watched():
+                for event in queued:
+                    event.synchronize()
+            return host
+
+        return wait
+
+    def bring(self, rows: Tensor) -> Tensor:
+        """See :class:`Accelerator`. From pinned memory, which other memory is copied to first, on a stream of its own."""
+        while self._brought and self._brought[0][0].query():  # type: ignore[no-untyped-call]
+            self._brought.popleft()
+        pinned = rows if rows.is_pinned() else rows.pin_memory()
+        current = torch.cuda.current_stream(self.device)
+        with torch.cuda.stream(self._copies):
+            there = pinned.to(self.device, non_blocking=True)
+            self._brought.append((self._copies.record_event(), pinned))
+        current.wait_stream(self._copies)
+        there.record_stream(current)
+        return there

@@ -46,7 +46,7 @@ logger = logging.getLogger(__name__)
 Replay = Callable[[], None]
 NO_PAGES = np.empty(0, np.int32)
 NO_MASKS = np.empty((0, 0), np.int32)
-GATHERED = 256
+GATHERED = 32
 """Pages that are copied to or from the host at a time: they lie on the device once more meanwhile."""
 MOST_ENTRIES = 1 << 22
 """Page numbers of a step, at most: 16 MiB of them."""
@@ -307,12 +307,16 @@ class CudaDriver:
     @torch.inference_mode()
     def read_pages(self, pages: Sequence[int]) -> PageData:
         """See :class:`~inferd_runtime.engine.driver.Driver`."""
-        data = np.empty((len(pages), self.page_bytes), np.uint8)
+        return self.start_reading(pages)()
+
+    @torch.inference_mode()
+    def start_reading(self, pages: Sequence[int]) -> Callable[[], PageData]:
+        """See :class:`~inferd_runtime.engine.sequences.parking.PageReader`."""
+        chunks = (self._indices(pages[first : first + GATHERED]) for first in range(0, len(pages), GATHERED))
         with self._accelerator.active():
-            for first in range(0, len(pages), GATHERED):
-                some = self._indices(pages[first : first + GATHERED])
-                data[first : first + GATHERED] = self._kernels.gather_pages(self._block, some).cpu().numpy()
-        return data
+            parts = (self._kernels.gather_pages(self._block, chunk) for chunk in chunks)
+            arrived = self._accelerator.fetch(parts, len(pages) * self.page_bytes)
+        return lambda: arrived().numpy().reshape(len(pages), self.page_bytes)
 
     def bearable(self, data: PageData) -> bool:
         """See :class:`~inferd_runtime.engine.driver.Driver`."""
@@ -321,10 +325,9 @@ class CudaDriver:
     @torch.inference_mode()
     def write_pages(self, pages: Sequence[int], data: PageData) -> None:
         """See :class:`~inferd_runtime.engine.driver.Driver`."""
-        device = self._accelerator.device
         with self._accelerator.active():
             for first in range(0, len(pages), GATHERED):
-                rows = torch.from_numpy(np.ascontiguousarray(data[first : first + GATHERED])).to(device)
+                rows = self._accelerator.bring(torch.from_numpy(np.ascontiguousarray(data[first : first + GATHERED])))
                 self._kernels.scatter_pages(self._block, self._indices(pages[first : first + GATHERED]), rows)
 
     def load_adapter(self, key: str, files: AdapterFiles) -> AdapterSize:

@@ -84,7 +84,7 @@ class SequenceSet:
         buffers = {
             id(c.parked.buffer): c.parked.buffer for c in self if c.parked is not None and c.parked.buffer is not None
         }
-        assert self.parking.used == sum(buffer.data.nbytes for buffer in buffers.values()), "host memory leaks"
+        assert self.parking.used == sum(buffer.nbytes for buffer in buffers.values()), "host memory leaks"
 
 
 class CachedSequence:

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Protocol
+from functools import cached_property
+from typing import Protocol, runtime_checkable
 
 from inferd_runtime.kv.table import PageCopy
 from inferd_runtime.models.batch import PageData
@@ -28,12 +29,36 @@ class PageMover(Protocol):
         ...
 
 
-@dataclass(slots=True)
-class Buffer:
-    """Pages on the host, shared by the forks of a parked context."""
+@runtime_checkable
+class PageReader(PageMover, Protocol):
+    """A driver that copies pages out beside its steps."""
 
-    data: PageData
-    holders: int = 1
+    def start_reading(self, pages: Sequence[int]) -> Callable[[], PageData]:
+        """Start as :meth:`read_pages`, and return a call, for any thread, that waits for the result. The pages may be written to
+        at once: what later calls and steps do to them comes behind."""
+        ...
+
+
+def start_reading(mover: PageMover, pages: Sequence[int]) -> Callable[[], PageData]:
+    """Return a call that waits for the pages' K and V: started where the driver can do that, else read now."""
+    if isinstance(mover, PageReader):
+        return mover.start_reading(pages)
+    data = mover.read_pages(pages)
+    return lambda: data
+
+
+class Buffer:
+    """Pages on the host, ``nbytes`` of them, shared by the forks of a parked context. ``read`` waits until they are there."""
+
+    def __init__(self, nbytes: int, read: Callable[[], PageData]) -> None:
+        self.nbytes = nbytes
+        self.holders = 1
+        self._read = read
+
+    @cached_property
+    def data(self) -> PageData:
+        """The pages. Waits for them. Raises what went wrong on the device."""
+        return self._read()
 
 
 @dataclass(slots=True)
@@ -65,14 +90,15 @@ class ParkingSpace:
         self.dropped = 0
 
     def store(self, pages: Sequence[int]) -> Buffer | None:
-        """Copy pages to the host. Returns None if there is no room."""
-        if not pages or self.used + len(pages) * self.mover.page_bytes > self._limit:
+        """Copy pages to the host, beside the steps where the driver can. Returns None if there is no room."""
+        nbytes = len(pages) * self.mover.page_bytes
+        if not pages or self.used + nbytes > self._limit:
             self.dropped += 1
             return None
-        data = self.mover.read_pages(pages)
-        self.used += data.nbytes
+        buffer = Buffer(nbytes, start_reading(self.mover, pages))
+        self.used += nbytes
         self.swapped += 1
-        return Buffer(data)
+        return buffer
 
     def discard(self, parked: Parked) -> None:
         """Release one holder's part of the host memory, and the memory itself with the last one."""
@@ -80,7 +106,7 @@ class ParkingSpace:
         if buffer is not None:
             buffer.holders -= 1
             if buffer.holders == 0:
-                self.used -= buffer.data.nbytes
+                self.used -= buffer.nbytes
 
     def share(self, parked: Parked, length: int, page_size: int) -> Parked:
         """Return the parked state of a fork that keeps ``length`` tokens at most. Nothing is copied or charged again."""

@@ -5,7 +5,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack
 from typing import NamedTuple
 
@@ -17,6 +17,7 @@ from inferd_runtime.engine.driver import Driver
 from inferd_runtime.engine.engine import Engine
 from inferd_runtime.engine.jobs.forward_pass import check_placement
 from inferd_runtime.engine.sequences.cached_sequence import CachedSequence
+from inferd_runtime.engine.sequences.parking import start_reading
 from inferd_runtime.engine.sequences.prompt_meter import PromptMeter
 from inferd_runtime.engine.sequences.visibility import bits_of, bools_of, ends_of_bools
 from inferd_runtime.kv import snapshot_format
@@ -24,6 +25,13 @@ from inferd_runtime.kv.snapshot_format import Facts, PlaceMark, Snapshot, TurnMa
 from inferd_runtime.models.batch import PageData
 
 START = (TurnMark(0, True, False, False),)
+
+
+class Capture(NamedTuple):
+    """A copy of a context that is being made, of ``nbytes``. ``finish`` waits for it, in any thread."""
+
+    nbytes: int
+    finish: Callable[[], Snapshot]
 
 
 class Restored(NamedTuple):
@@ -35,7 +43,7 @@ class Restored(NamedTuple):
 
 def export_kv(engine: Engine, model: ModelInfo, context: CachedSequence, turns: Sequence[TurnMark] = START) -> bytes:
     """Return a context as bytes, in the format of a snapshot's file."""
-    return snapshot_format.encode(capture(engine, model, context, turns))
+    return snapshot_format.encode(capture(engine, model, context, turns).finish())
 
 
 def import_kv(engine: Engine, model: ModelInfo, tenant: str, data: bytes) -> Restored:
@@ -50,8 +58,8 @@ def import_kv(engine: Engine, model: ModelInfo, tenant: str, data: bytes) -> Res
     return restore(engine, tenant, snapshot, trusted=False)
 
 
-def capture(engine: Engine, model: ModelInfo, context: CachedSequence, turns: Sequence[TurnMark]) -> Snapshot:
-    """Return a copy of a context as a snapshot."""
+def capture(engine: Engine, model: ModelInfo, context: CachedSequence, turns: Sequence[TurnMark]) -> Capture:
+    """Start copying a context as a snapshot. The context can be used, and released, at once."""
     facts = Facts(
         model=model.name,
         fingerprint=model.fingerprint,
@@ -66,7 +74,9 @@ def capture(engine: Engine, model: ModelInfo, context: CachedSequence, turns: Se
         irregular_from=context.irregular_from,
         places=tuple(_place_marks(context)),
     )
-    return Snapshot(facts, list(context.tokens), _read_pages(engine.driver, context))
+    tokens, pages = list(context.tokens), _start_reading(engine.driver, context)
+    size = -(-context.computed // engine.driver.page_size) * engine.driver.page_bytes
+    return Capture(size + 4 * len(tokens), lambda: Snapshot(facts, tokens, pages()))
 
 
 def find_model(snapshot: Snapshot, served: Sequence[ModelInfo]) -> ModelInfo:
@@ -121,16 +131,21 @@ def _append(context: CachedSequence, snapshot: Snapshot) -> None:
     context.append(snapshot.tokens[done:])
 
 
-def _read_pages(driver: Driver, context: CachedSequence) -> PageData:
-    """Return the pages that hold computed tokens, with zeros after the last of them, where other contexts' data may be."""
+def _start_reading(driver: Driver, context: CachedSequence) -> Callable[[], PageData]:
+    """Return a call that waits for the pages that hold computed tokens."""
     count = -(-context.computed // driver.page_size)
     if not count:
-        return np.empty((0, driver.page_bytes), np.uint8)
-    if context.parked is not None and context.parked.buffer is not None:
-        pages = context.parked.buffer.data[:count].copy()
-    else:
-        pages = driver.read_pages(context.table.pages[:count])
+        return lambda: np.empty((0, driver.page_bytes), np.uint8)
     used = context.computed - (count - 1) * driver.page_size
+    if context.parked is not None and context.parked.buffer is not None:
+        buffer = context.parked.buffer
+        return lambda: _cleared(driver, buffer.data[:count].copy(), used)
+    pages = start_reading(driver, context.table.pages[:count])
+    return lambda: _cleared(driver, pages(), used)
+
+
+def _cleared(driver: Driver, pages: PageData, used: int) -> PageData:
+    """Return the pages with zeros after the ``used`` tokens of the last one, where other contexts' data may be."""
     first = 0
     for size in driver.token_bytes:
         end = first + size * driver.page_size

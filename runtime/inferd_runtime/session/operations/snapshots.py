@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from inferd import protocol as p
-from inferd_runtime.engine.sequences.snapshots import capture, export_kv, find_model, restore
+from inferd_runtime.engine.sequences.snapshots import Capture, capture, export_kv, find_model, restore
 from inferd_runtime.kv.snapshot_format import Snapshot, TurnMark, decode
 from inferd_runtime.kv.snapshot_place import SnapshotPlace, Taken
 from inferd_runtime.kv.snapshots import SnapshotStore
@@ -17,19 +17,19 @@ SnapshotReply = Callable[[Any], Any]
 
 
 def save(state: SessionState, call: Call) -> None:
-    """Copy a context now, write it later; the context can be used at once. A running generation goes on."""
+    """Start copying a context, write it later; the context can be used at once. A running generation goes on."""
     request: p.SaveContext = call.request
     p.check_snapshot_name(request.name)
     _store(state)
-    tenant, snapshot = state.tenant, _captured(state, request.context, request.length)
+    tenant, copied = state.tenant, _captured(state, request.context, request.length)
 
     def write(place: SnapshotPlace) -> p.SavedContext:
-        return place.save(tenant, request.name, snapshot, overwrite=request.overwrite)
+        return place.save(tenant, request.name, copied.finish(), overwrite=request.overwrite)
 
-    _await(state, call, write, lambda saved: saved, nbytes=snapshot.nbytes)
+    _await(state, call, write, lambda saved: saved, nbytes=copied.nbytes)
 
 
-def _captured(state: SessionState, handle: int, length: int) -> Snapshot:
+def _captured(state: SessionState, handle: int, length: int) -> Capture:
     """Return a copy of a context, or of what a generation that runs on it would leave if ``length`` tokens were delivered."""
     running = state.running_on(state.context(handle).context)
     if running is None:
@@ -41,7 +41,7 @@ def _captured(state: SessionState, handle: int, length: int) -> Snapshot:
         copy.context.release()
 
 
-def _capture(entry: OpenContext) -> Snapshot:
+def _capture(entry: OpenContext) -> Capture:
     return capture(entry.model.engine, entry.model.info, entry.context, _marks(entry))
 
 
