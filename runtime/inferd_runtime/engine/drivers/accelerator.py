@@ -14,6 +14,8 @@ from inferd_runtime.engine.driver import DeviceLost
 
 Result = TypeVar("Result")
 WARM_UPS = 2
+BEFORE_OTHERS = -1
+"""A stream's priority: recorded kernels keep that of the stream on which they were recorded."""
 FETCHED = 2
 """Parts that are on their way to the host before the next one is made: each takes device memory until it has arrived."""
 
@@ -74,11 +76,19 @@ class CudaAccelerator:
     that is never dropped holds the pool: one whose recordings have all been dropped cannot be used again.
     """
 
-    def __init__(self, device: torch.device) -> None:
+    def __init__(self, device: torch.device, *, beside: bool = False) -> None:
+        """``beside``: work is queued on a stream of its own, and comes before what other streams of the device have queued.
+        Else on the thread's current one, which is the same for all threads.
+        """
         self.device = torch.device("cuda", device.index or 0)
         self.processors = torch.cuda.get_device_properties(self.device).multi_processor_count
+        self._priority = BEFORE_OTHERS if beside else 0
+        self._own: torch.cuda.Stream | None = None
+        if beside:
+            torch.cuda.synchronize(self.device)  # the weights are there: they came on another stream
+            self._own = self._stream()
         with self.active():
-            self._side = torch.cuda.Stream(self.device)  # type: ignore[no-untyped-call]
+            self._side = self._stream()
             self._copies = torch.cuda.Stream(self.device)  # type: ignore[no-untyped-call]
             self._pool = torch.cuda.graph_pool_handle()
             self._anchor: Callable[[], None] | None = None
@@ -87,8 +97,11 @@ class CudaAccelerator:
     @contextmanager
     def active(self) -> Iterator[None]:
         """See :class:`Accelerator`."""
-        with self._watched(), torch.cuda.device(self.device):
+        with self._watched(), torch.cuda.device(self.device), torch.cuda.stream(self._own):
             yield
+
+    def _stream(self) -> torch.cuda.Stream:
+        return torch.cuda.Stream(self.device, self._priority)  # type: ignore[no-untyped-call]
 
     @contextmanager
     def _watched(self) -> Iterator[None]:
@@ -138,7 +151,7 @@ class CudaAccelerator:
     def _reset_recording(self, current: torch.cuda.Stream) -> None:
         """Replace stream and pool after a failed recording, which leaves its stream current and its pool in use."""
         torch.cuda.set_stream(current)
-        self._side = torch.cuda.Stream(self.device)  # type: ignore[no-untyped-call]
+        self._side = self._stream()
         self._pool, self._anchor = torch.cuda.graph_pool_handle(), None
 
     def _capture(self, body: Callable[[], Result]) -> tuple[Callable[[], None], Result]:

@@ -46,7 +46,8 @@ class DriverOptions:
     see :class:`~inferd_runtime.engine.engine.EngineOptions`. ``kv_dtype`` "" is the model's own, or fp8. ``graphs``: whether
     steps are recorded as CUDA graphs. ``products``: how few rows are multiplied, see
     :func:`~inferd_runtime.engine.drivers.product_choice.choose_products`. ``weights``: how they are held on the CPU, see
-    :func:`~inferd_runtime.models.weights.held.plan_holding`.
+    :func:`~inferd_runtime.models.weights.held.plan_holding`. ``beside``: steps run beside another model's on the same GPU, on a
+    stream of their own, and before what waits there.
     """
 
     pages: int
@@ -58,6 +59,7 @@ class DriverOptions:
     graphs: bool = True
     products: str = "auto"
     weights: str = ""
+    beside: bool = False
 
 
 DeviceDriver = TorchDriver | CudaDriver
@@ -69,9 +71,11 @@ def build_driver(loaded: LoadedModel, options: DriverOptions) -> DeviceDriver:
     like = next(loaded.module.parameters())
     if like.device.type != "cuda":
         return reference_driver(loaded, fused, options)
-    fast = fast_driver(loaded, fused, options, triton_kernels(), CudaAccelerator(like.device))
+    accelerator = CudaAccelerator(like.device, beside=options.beside)
+    fast = fast_driver(loaded, fused, options, triton_kernels(), accelerator)
     try:
-        fine = agrees(fast, fast.plain, EXACT if like.dtype == torch.float32 and not options.kv_dtype else ROUNDED)
+        with accelerator.active():
+            fine = agrees(fast, fast.plain, EXACT if like.dtype == torch.float32 and not options.kv_dtype else ROUNDED)
         reason = "their logits differ from the reference's"
     except kernel_failures() as error:
         fine, reason = False, f"{type(error).__name__}: {error}"
@@ -166,6 +170,13 @@ def fast_driver(
     loaded: LoadedModel, fused: ModelPass | None, options: DriverOptions, kernels: KernelSuite, accelerator: Accelerator
 ) -> CudaDriver:
     """Return the driver that runs kernels and recorded steps."""
+    with accelerator.active():
+        return _fast_driver(loaded, fused, options, kernels, accelerator)
+
+
+def _fast_driver(
+    loaded: LoadedModel, fused: ModelPass | None, options: DriverOptions, kernels: KernelSuite, accelerator: Accelerator
+) -> CudaDriver:
     kv, like = loaded.probe.kv, next(loaded.module.parameters())
     dtype = cache_dtype(options.kv_dtype) or like.dtype
     block = CacheBlock(kv.keys, kv.values, dtype, options.pages, options.page_size, accelerator.device)

@@ -139,6 +139,7 @@ class ResultSlot:
 
     def __init__(self, accelerator: Accelerator, size: int) -> None:
         self._host = accelerator.staging(size * 4).view(torch.int32)
+        self.active = accelerator.active
         self.taken = False
 
     def receive(self, packed: Tensor) -> Tensor:
@@ -165,13 +166,20 @@ class LaunchedStep:
         """See :class:`~inferd_runtime.engine.driver.Launched`."""
         try:
             self.done()
-            sampled = SampledTokens(*read_verdicts(self.verdicts[: self.sequences].numpy().copy()))
-            if self.rejecting is not None and self.rejected is not None:
-                sampled = merged(sampled, self.rejecting, *(one.cpu().numpy() for one in self.rejected))
-            hidden = self.logits.new_empty(0, 0) if self.hidden is None else self.hidden
-            return StepResult(Outputs(to_host(self.logits), to_host(hidden)), sampled)
+            with self.slot.active():
+                return StepResult(self._outputs(), self._sampled())
         finally:
             self.slot.taken = False
+
+    def _sampled(self) -> SampledTokens:
+        sampled = SampledTokens(*read_verdicts(self.verdicts[: self.sequences].numpy().copy()))
+        if self.rejecting is None or self.rejected is None:
+            return sampled
+        return merged(sampled, self.rejecting, *(one.cpu().numpy() for one in self.rejected))
+
+    def _outputs(self) -> Outputs:
+        hidden = self.logits.new_empty(0, 0) if self.hidden is None else self.hidden
+        return Outputs(to_host(self.logits), to_host(hidden))
 
 
 def to_host(rows: Tensor) -> FloatRows:

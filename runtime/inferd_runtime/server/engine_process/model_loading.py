@@ -99,7 +99,8 @@ def load_drivers(settings: EngineSettings, plan: ModelPlan, followers: Followers
     use_threads(threads, max((model.module for model in loaded), key=default_threads), followers.ranks)
     pages = _divide_pages(settings, plan, placed, loaded, followers)
     each = [settings] * len(plan.served) + [draft_engine_settings(settings)] * len(plan.drafts)
-    drivers = [_build_driver(*one, followers) for one in zip(each, plan.all, loaded, pages, strict=True)]
+    beside = [False] * len(plan.served) + [True] * len(plan.drafts)
+    drivers = [_build_driver(*one, followers) for one in zip(each, plan.all, loaded, pages, beside, strict=True)]
     phases.end("weights, cache")
     return [DrivenModel(*one) for one in zip(each, plan.all, loaded, drivers, strict=True)]
 
@@ -181,8 +182,8 @@ def _free_bytes(
 
 
 def _build_driver(
-    settings: EngineSettings, model: ModelOptions, loaded: LoadedModel, pages: int, followers: Followers
+    settings: EngineSettings, model: ModelOptions, loaded: LoadedModel, pages: int, beside: bool, followers: Followers
 ) -> ServingDriver:
     if settings.tensor_parallel > 1:
         return followers.lead(loaded, pages, settings.page_size)
-    return build_driver(loaded, driver_options(settings, pages, model.weights))
+    return build_driver(loaded, replace(driver_options(settings, pages, model.weights), beside=beside))
