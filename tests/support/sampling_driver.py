@@ -11,11 +11,11 @@ import numpy as np
 from inferd.protocol import ConstraintError
 from inferd_runtime.engine.driver import StepResult
 from inferd_runtime.engine.sampling.device_sampling import ABSENT, Rejecting, SampledTokens, SamplingInputs, merged
-from inferd_runtime.engine.sampling.host_sampling import LogitRows, Masks, RowSampler, draw
-from inferd_runtime.engine.sampling.noise import MASK
-from inferd_runtime.engine.sampling.penalties import Entries
+from inferd_runtime.engine.sampling.host_sampling import LogitRows, Masks, RowSampler, allowed_tokens, draw
+from inferd_runtime.engine.sampling.noise import MASK, gumbel
+from inferd_runtime.engine.sampling.penalties import Entries, adjust
 from inferd_runtime.engine.sampling.rejection import reject
-from inferd_runtime.models.batch import Batch, Ids, Outputs
+from inferd_runtime.models.batch import Batch, FloatRows, Ids, Outputs
 from inferd_runtime.testing.null_driver import NullDriver
 
 
@@ -54,6 +54,8 @@ class SamplingNullDriver(NullDriver):
         outputs = self.forward(batch)
         samples = [self._sample(sampling, row, outputs.logits[at]) for row, at in enumerate(sampling.rows.tolist())]
         drawn = agree(sampling, samples)
+        if sampling.confident:
+            drawn = drawn._replace(confidence=self._confidence(sampling, samples, outputs.logits))
         if sampling.rejecting is not None:
             drawn = merged(drawn, sampling.rejecting, *self._reject(sampling, sampling.rejecting, outputs.logits))
         self._last = drawn.tokens[:, 0].tolist()
@@ -68,6 +70,21 @@ class SamplingNullDriver(NullDriver):
             return draw(logits, sampler_of(sampling, row), int(sampling.positions[row]), mask, entries)
         except ConstraintError:
             return ABSENT
+
+    def _confidence(self, sampling: SamplingInputs, samples: Sequence[int], logits: LogitRows) -> FloatRows:
+        """Return the share of each row's sample in the softmax of its scores with their noise."""
+        assert len(samples) == len(sampling.first)
+        shares = []
+        for row, at in enumerate(sampling.rows.tolist()):
+            mask, entries, sampler = mask_of(sampling, row), entries_of(sampling, row), sampler_of(sampling, row)
+            scores = logits[at] if entries is None else adjust(logits[at], entries)
+            ids = np.arange(len(scores)) if mask is None else allowed_tokens(mask, len(scores))
+            noisy = scores[ids].astype(np.float64)
+            if sampler.temperature:
+                noisy = noisy / sampler.temperature + gumbel(sampler.key, int(sampling.positions[row]), ids)
+            best = noisy[ids == samples[row]]
+            shares.append(1 / np.exp(noisy - best).sum() if len(best) else 0.0)
+        return np.asarray(shares, np.float32)
 
     def _reject(self, sampling: SamplingInputs, rejecting: Rejecting, logits: LogitRows) -> tuple[Ids, Ids]:
         """Return how many tokens of each draft are accepted, and what is emitted."""

@@ -8,6 +8,7 @@ from functools import partial
 
 from inferd_runtime.draft_models.messages import AnswerCallback, AskDraft, DraftAnswer
 from inferd_runtime.draft_models.sequence import DraftSequence
+from inferd_runtime.engine.driver import SamplingDriver
 from inferd_runtime.engine.engine import Engine
 
 MAX_SEQUENCES = 1024
@@ -25,6 +26,7 @@ class DraftHost:
         self.engine = engine
         self._eos = frozenset(eos_tokens)
         self._most = most
+        self._device_vocab = engine.driver.vocab_size if isinstance(engine.driver, SamplingDriver) else 0
         self._sequences: OrderedDict[tuple[Hashable, int], DraftSequence] = OrderedDict()
 
     def __len__(self) -> int:
@@ -36,7 +38,8 @@ class DraftHost:
         if request.spec is not None:
             self.drop(client, request.sequence)
             context = self.engine.create_context(request.spec.tenant, request.spec.salt)
-            self._sequences[key] = DraftSequence(context, request.spec, self._eos, partial(self._forget, key))
+            forget = partial(self._forget, key)
+            self._sequences[key] = DraftSequence(context, request.spec, self._eos, forget, self._device_vocab)
             self.engine.submit(self._sequences[key])
         sequence = self._sequences.get(key)
         if sequence is None or not sequence.holds(request.start):

@@ -36,11 +36,16 @@ def draw_guess(logits: LogitRows, sampler: RowSampler, position: int) -> Guess:
     """
     if sampler.temperature == 0:
         token = int(np.argmax(logits))
-        return Guess(token, _share(logits, float(logits[token])) ** GREEDY)
+        return guess_of(token, _share(logits, float(logits[token])), sampler)
     tokens, scores = candidates(logits, sampler, position)
     noisy = scores + gumbel(sampler.key, position, tokens)
     best = int(np.argmax(noisy))
     return Guess(int(tokens[best]), _share(noisy, float(noisy[best])))
+
+
+def guess_of(token: int, share: float, sampler: RowSampler) -> Guess:
+    """Return a token that was drawn with that share in the softmax, here or on the device (``kernels/confidence.py``)."""
+    return Guess(token, share**GREEDY if sampler.temperature == 0 else share)
 
 
 def _share(scores: npt.NDArray[np.floating], best: float) -> float:

@@ -5,16 +5,17 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
+from functools import cache
 from math import inf, prod
 
 import numpy as np
 
 from inferd.protocol import InferdError
-from inferd_runtime.draft_models.draft_sampling import Guess, draw_freely, draw_guess
+from inferd_runtime.draft_models.draft_sampling import Guess, draw_freely, draw_guess, guess_of
 from inferd_runtime.draft_models.messages import AnswerCallback, AskDraft, DraftAnswer, DraftSpec
 from inferd_runtime.engine.job import NextWork
-from inferd_runtime.engine.sampling.host_sampling import LogitRows
-from inferd_runtime.engine.sampling.penalties import History, adjust
+from inferd_runtime.engine.sampling.host_sampling import LogitRows, Masks
+from inferd_runtime.engine.sampling.penalties import Entries, History, adjust
 from inferd_runtime.engine.sequences.cached_sequence import CachedSequence
 from inferd_runtime.engine.stages import Verified, Work
 from inferd_runtime.speculation.bridge import common_prefix
@@ -42,17 +43,22 @@ class DraftSequence:
 
     The path grows until the request is met or the context is full; without distributions, also until end-of-text is drawn or
     the path gets unlikely. ``failed`` is called when the engine gives the sequence up. Errors become answers.
+
+    ``device_vocab``: the vocabulary of a driver that samples, which then draws the tokens, but for those with distributions and
+    samplers of the host's; 0: the host draws.
     """
 
     def __init__(
-        self, context: CachedSequence, spec: DraftSpec, eos_tokens: Collection[int], failed: Callable[[], None]
-    ) -> None:
+        self, context: CachedSequence, spec: DraftSpec, eos_tokens: Collection[int], failed: Callable[[], None],
+        device_vocab: int = 0,
+    ) -> None:  # fmt: skip
         self.context = context
         self.priority = 0
         self.speculates = False
         self._spec = spec
         self._eos = eos_tokens
         self._failed = failed
+        self._vocab = 0 if spec.probabilities or spec.sampler.host_only else device_vocab
         self._path: list[Guess] = []
         self._ended = False
         self._open: _OpenRequest | None = None
@@ -156,13 +162,24 @@ class DraftSequence:
     def work(self, budget: int, draft: Draft) -> Work:
         """Return the pending tokens in chunks, the last of them with the logits of the next token."""
         pending = self.context.tokens[self.context.table.length :]
-        return Work(pending, 1) if len(pending) <= budget else Work(pending[:budget])
+        if len(pending) > budget:
+            return Work(pending[:budget])
+        if not self._vocab:
+            return Work(pending, 1)
+        masks = narrow_mask(self._spec.width, self._vocab) if self._spec.width < self._vocab else None
+        entries = self._entries(min(self._spec.width, self._vocab))
+        return Work(
+            pending, 1, masks=masks, sampler=self._spec.sampler, adjustments=None if entries is None else [entries],
+            confident=True,
+        )  # fmt: skip
 
     def commit(self, done: Verified) -> None:
         """Draw a token, and answer the request if that is enough."""
         if self._open is None:
             return
-        if done.work.rows and done.logits is not None:
+        if done.tokens:
+            self._take(guess_of(done.tokens[0], done.confidence, self._spec.sampler))
+        elif done.work.rows and done.logits is not None:
             position = len(self.context.tokens)
             draw = draw_freely if self._spec.probabilities else draw_guess
             self._take(draw(self._adjusted(done.logits[0, : self._spec.width]), self._spec.sampler, position))
@@ -175,16 +192,21 @@ class DraftSequence:
             self._answer()
 
     def _adjusted(self, logits: LogitRows) -> LogitRows:
-        """Return the row with the target's penalties and biases, after the committed tokens and the path."""
+        """Return the row with the target's penalties and biases."""
+        entries = self._entries(len(logits))
+        return logits if entries is None else adjust(logits, entries)
+
+    def _entries(self, width: int) -> Entries | None:
+        """Return the target's penalties and biases after the committed tokens and the path, of ids below ``width``, if any."""
         penalties = self._spec.sampler.penalties
         if penalties is None:
-            return logits
+            return None
         tokens, certain = self.context.tokens, len(self.context.tokens) - len(self._path)
         if self._history is None:
             self._history, self._counted = History(penalties, tokens[: self._spec.prompt]), self._spec.prompt
         self._history.advance(tokens[self._counted : certain])
         self._counted = max(self._counted, certain)
-        return adjust(logits, self._history.entries(tokens[certain:]).below(len(logits)))
+        return self._history.entries(tokens[certain:]).below(width)
 
     def _take(self, guess: Guess) -> None:
         """Append a token to the path. End-of-text ends the draft, but not one with distributions: being shorter it would be in
@@ -202,3 +224,11 @@ class DraftSequence:
         self._answer(error.message)
         self.drop()
         self._failed()
+
+
+@cache
+def narrow_mask(width: int, vocab_size: int) -> Masks:
+    """Return the mask, int32[1, ceil(vocab_size / 32)], that allows ids below ``width``. Not to be changed."""
+    bits = np.zeros(-(-vocab_size // 32) * 32, np.uint8)
+    bits[:width] = 1
+    return np.packbits(bits, bitorder="little").view(np.int32)[None]

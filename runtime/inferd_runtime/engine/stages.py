@@ -23,7 +23,8 @@ class Work(NamedTuple):
     has none). ``scored``: the job also reads the sampled rows' logits as the model gave them. ``hidden``: the job also reads
     the final hidden states of so many last tokens. ``placement`` is set where positions or visibility are not those of plain
     text; the scheduler fills in the context's own, and that of a draft tree. ``admit`` returns the tokens that the job writes
-    where the sampled ones would overdraw its budget: the same up to some place, and another one there.
+    where the sampled ones would overdraw its budget: the same up to some place, and another one there. ``confident``: where the
+    device samples the one row, the job also reads how sure it was.
     """
 
     tokens: Sequence[int]
@@ -37,6 +38,7 @@ class Work(NamedTuple):
     adjustments: Sequence[Entries] | None = None
     scored: bool = False
     admit: Callable[[Sequence[int]], Sequence[int]] | None = None
+    confident: bool = False
 
 
 class Verified(NamedTuple):
@@ -44,7 +46,8 @@ class Verified(NamedTuple):
 
     ``path``: which nodes of the draft were accepted, in order. ``logits`` (float32[rows, V]) and ``hidden`` (float32[hidden,
     E]) are views that end with the step. ``cost``: the step's time, by the cost model, relative to one without drafts;
-    ``saved``: the seconds that the accepted part was worth, less what the whole draft cost.
+    ``saved``: the seconds that the accepted part was worth, less what the whole draft cost. ``confidence``: the sampled token's
+    share (``kernels/confidence.py``), if the work asked for it and the device sampled.
     """
 
     work: Work
@@ -54,6 +57,7 @@ class Verified(NamedTuple):
     hidden: FloatRows | None = None
     cost: float = 1.0
     saved: float = 0.0
+    confidence: float = 1.0
 
     @property
     def accepted(self) -> int:

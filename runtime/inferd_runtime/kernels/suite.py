@@ -7,7 +7,7 @@ from typing import NamedTuple
 
 from torch import Tensor
 
-from inferd_runtime.kernels import attention, cache, elementwise, product, quantized, sampling, verify
+from inferd_runtime.kernels import attention, cache, confidence, elementwise, product, quantized, sampling, verify
 from inferd_runtime.kernels.attention_rule import AttentionRule
 from inferd_runtime.kernels.cache import CacheBlock
 from inferd_runtime.kernels.quantized import QuantizedKernels
@@ -32,6 +32,7 @@ class KernelSuite(NamedTuple):
     copy_pages: Callable[[CacheBlock, Tensor, Tensor], None]
     gather_pages: Callable[[CacheBlock, Tensor], Tensor]
     scatter_pages: Callable[[CacheBlock, Tensor, Tensor], None]
+    confidence: Callable[[Tensor, SampleRows, Tensor], Tensor]
 
 
 def reference_kernels() -> KernelSuite:
@@ -39,7 +40,7 @@ def reference_kernels() -> KernelSuite:
     return KernelSuite(
         attention.paged_attention, cache.write_kv, elementwise.rotate_and_write, elementwise.silu_mul,
         product.few_rows_product, quantized.REFERENCE, sampling.sample, verify.agree, verify.rejection,
-        cache.move_tokens, cache.copy_pages, cache.gather_pages, cache.scatter_pages,
+        cache.move_tokens, cache.copy_pages, cache.gather_pages, cache.scatter_pages, confidence.confidence,
     )  # fmt: skip
 
 
@@ -48,6 +49,7 @@ def triton_kernels() -> KernelSuite:
     from inferd_runtime.kernels.triton import (
         attention,
         cache,
+        confidence,
         elementwise,
         product,
         quantized,
@@ -58,6 +60,6 @@ def triton_kernels() -> KernelSuite:
 
     return KernelSuite(
         attention.paged_attention, cache.write_kv, elementwise.rotate_and_write, elementwise.silu_mul,
-        product.few_rows_product, quantized.KERNELS, sampling.sample, verify.agree, rejection.rejection, cache.move_tokens,
-        cache.copy_pages, cache.gather_pages, cache.scatter_pages,
+        product.few_rows_product, quantized.KERNELS, sampling.sample, verify.agree, rejection.rejection,
+        cache.move_tokens, cache.copy_pages, cache.gather_pages, cache.scatter_pages, confidence.confidence,
     )  # fmt: skip

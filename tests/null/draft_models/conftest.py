@@ -57,13 +57,19 @@ class Target:
 
 
 @pytest.fixture
-def make_host() -> Callable[..., DraftHost]:
+def draft_driver() -> type[NullDriver]:
+    """What runs a draft model; the host draws its tokens."""
+    return NullDriver
+
+
+@pytest.fixture
+def make_host(draft_driver: type[NullDriver]) -> Callable[..., DraftHost]:
     """``make_host(seed, eos=..., most=..., **driver)``: a draft model."""
 
     def make(seed: int = 0, eos: Sequence[int] = (), most: int = 64, **driver: Any) -> DraftHost:
         settings = {"vocab_size": 12, **driver}
         return DraftHost(
-            Engine(NullDriver(seed=seed, **settings), EngineOptions(token_budget=32, swap_bytes=0)), eos, most=most
+            Engine(draft_driver(seed=seed, **settings), EngineOptions(token_budget=32, swap_bytes=0)), eos, most=most
         )
 
     return make

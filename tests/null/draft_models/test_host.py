@@ -8,6 +8,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 from hypothesis import given, settings, strategies as st
+from sampling_driver import SamplingNullDriver
 from tiers import examples
 
 from inferd_runtime.draft_models.draft_host import DraftHost
@@ -22,6 +23,12 @@ from inferd_runtime.testing.speculation import penalised
 MakeHost = Callable[..., DraftHost]
 Sampler = Callable[..., RowSampler]
 PROMPT = [1, 2, 3, 4, 5]
+
+
+@pytest.fixture(params=[NullDriver, SamplingNullDriver], ids=["host draws", "device draws"])
+def draft_driver(request: pytest.FixtureRequest) -> type[NullDriver]:
+    """Both ways, the same answers."""
+    return request.param  # type: ignore[no-any-return]
 
 
 @pytest.fixture
@@ -235,7 +242,8 @@ def test_any_course_of_requests_draws_what_the_model_would_write(data: st.DataOb
     penalties = Penalties(1.3, 0.5, 0.4, (2, 99), (0.7, 1.0)) if data.draw(st.booleans()) else None
     drawn = RowSampler(0.7, 0, 1.0, 0.0, seed, penalties)
     reference = NullDriver(vocab_size=6, seed=seed)
-    host = DraftHost(Engine(NullDriver(vocab_size=6, seed=seed, pages=24), EngineOptions(token_budget=8)), [5])
+    kind = data.draw(st.sampled_from([NullDriver, SamplingNullDriver]))
+    host = DraftHost(Engine(kind(vocab_size=6, seed=seed, pages=24), EngineOptions(token_budget=8)), [5])
     held: list[int] = data.draw(st.lists(st.integers(0, 4), min_size=1, max_size=20))
     told, given, prompt = 0, 0, len(held)
     answers: list[tuple[int, DraftAnswer]] = []

@@ -161,6 +161,7 @@ class LaunchedStep:
     done: Callable[[], None]
     rejecting: Rejecting | None = None
     rejected: tuple[Tensor, Tensor] | None = None
+    confidence: Tensor | None = None
 
     def wait(self) -> StepResult:
         """See :class:`~inferd_runtime.engine.driver.Launched`."""
@@ -173,6 +174,8 @@ class LaunchedStep:
 
     def _sampled(self) -> SampledTokens:
         sampled = SampledTokens(*read_verdicts(self.verdicts[: self.sequences].numpy().copy()))
+        if self.confidence is not None:
+            return sampled._replace(confidence=self.confidence.cpu().numpy())
         if self.rejecting is None or self.rejected is None:
             return sampled
         return merged(sampled, self.rejecting, *(one.cpu().numpy() for one in self.rejected))

@@ -35,7 +35,7 @@ from inferd_runtime.engine.drivers.torch_driver import TorchDriver
 from inferd_runtime.engine.sampling.device_sampling import SamplingInputs, host_inputs
 from inferd_runtime.kernels.cache import CacheBlock, resolve_copies
 from inferd_runtime.kernels.failures import kernel_failures
-from inferd_runtime.kernels.sampling import Adjustments
+from inferd_runtime.kernels.sampling import Adjustments, SampleRows, adjusted
 from inferd_runtime.kernels.suite import KernelSuite
 from inferd_runtime.kv.table import PageCopy
 from inferd_runtime.models.batch import Batch, Outputs, PageData
@@ -145,22 +145,41 @@ class CudaDriver:
         # Copies: the next step leaves its own in the same place.
         logits = done.logits[sampled:wanted].clone()
         hidden = None if done.hidden is None else done.hidden.clone()
-        rejected = self._reject(done.logits, sampling)
+        rejected, confidence = self._reject(done.logits, sampling), self._confidence(done, sampling)
         verdicts = slot.receive(done.packed)
         mark = self._accelerator.mark()
         slot.taken = True
-        return LaunchedStep(slot, verdicts, len(sampling.first), logits, hidden, mark, sampling.rejecting, rejected)
+        count = len(sampling.first)
+        return LaunchedStep(slot, verdicts, count, logits, hidden, mark, sampling.rejecting, rejected, confidence)
 
     def _reject(self, logits: Tensor, sampling: SamplingInputs) -> tuple[Tensor, Tensor] | None:
         """Verify the drafts that were sampled. Not recorded: they are few, and their probabilities are large."""
         if sampling.rejecting is None:
             return None
+        count, rows = len(sampling.rows), self._samplers(sampling)
+        return reject(logits[:count], rows, sampling.first, sampling.rejecting, self._kernels.rejection)
+
+    def _confidence(self, done: DeviceOutputs, sampling: SamplingInputs) -> Tensor | None:
+        """Return how sure the draws were, if that is asked for: float32[S]. Not recorded: draft models alone ask."""
+        count = len(sampling.rows)
+        if not sampling.confident or not count:
+            return None
+        if count != len(sampling.first):
+            raise ValueError(
+                f"{len(sampling.first)} sequences with {count} rows: the confidence is that of one row each"
+            )
+        rows, logits = self._samplers(sampling), done.logits[:count]
+        if rows.adjustments is not None:
+            logits = adjusted(logits, rows.adjustments)
+        return self._kernels.confidence(logits, replace(rows, adjustments=None), done.packed[:count, 1].contiguous())
+
+    def _samplers(self, sampling: SamplingInputs) -> SampleRows:
+        """Return a step's samplers on the device once more, with its penalties."""
         count = len(sampling.rows)
         shape = StepBucket(count, max(1, len(sampling.first)), 1, 1, 0)
         samplers = {name: one for name, one in pack_sampling(sampling).items() if not name.startswith("draft")}
         self._staging.upload(shape, samplers, NO_PAGES, sampling.masks)
-        rows = replace(sample_rows(self._staging.inputs(shape)), adjustments=self._adjustments(sampling, count))
-        return reject(logits[:count], rows, sampling.first, sampling.rejecting, self._kernels.rejection)
+        return replace(sample_rows(self._staging.inputs(shape)), adjustments=self._adjustments(sampling, count))
 
     def _needs_reference(self, batch: Batch) -> bool:
         """True if the batch has something that no kernel does: an adapter, or a placement that is no tree."""

@@ -65,7 +65,7 @@ class SamplingInputs:
 
     ``first`` int32[S]: a sequence's first row of the N. ``lengths`` int32[S]: nodes of its draft; ``tokens`` and ``parents``
     int32[S, K]: those, padded. ``adjusted`` None: no row has penalties or biases. ``rejecting`` None: no draft was sampled; one
-    that was has no nodes here.
+    that was has no nodes here. ``confident``: how sure each draw was is wanted; every sequence has one row then.
     """
 
     rows: Ids
@@ -84,17 +84,19 @@ class SamplingInputs:
     parents: Ints
     adjusted: Adjusted | None = None
     rejecting: Rejecting | None = None
+    confident: bool = False
 
 
 class SampledTokens(NamedTuple):
     """What the device sampled. ``accepted`` int[S]: the number of accepted nodes. ``tokens`` int[S, K + 1]: their tokens and one
     sample more. ``path`` int[S, K]: the accepted nodes. Entries after those have no meaning. A token of ABSENT: its mask allows
-    none.
+    none. ``confidence`` float32[S]: if it was asked for.
     """
 
     accepted: npt.NDArray[np.integer]
     tokens: npt.NDArray[np.integer]
     path: npt.NDArray[np.integer]
+    confidence: npt.NDArray[np.float32] | None = None
 
 
 def is_sampled(work: Work) -> bool:
@@ -128,6 +130,7 @@ def sampling_inputs(plan: Sequence[Planned], vocab_size: int) -> SamplingInputs:
         parents=parents,
         adjusted=_adjusted([item.work for item in sampled]),
         rejecting=_rejecting([item.work.draft for item in sampled]),
+        confident=any(item.work.confident for item in sampled),
     )
 
 
@@ -251,4 +254,5 @@ def read_sampled(work: Work, sampled: SampledTokens, index: int) -> Verified:
     tokens = sampled.tokens[index, : accepted + 1].tolist()
     if tokens[-1] == ABSENT:
         raise ConstraintError("the constraint leaves no token to go on with")
-    return Verified(work, tokens, sampled.path[index, :accepted].tolist())
+    confidence = 1.0 if sampled.confidence is None else float(sampled.confidence[index])
+    return Verified(work, tokens, sampled.path[index, :accepted].tolist(), confidence=confidence)

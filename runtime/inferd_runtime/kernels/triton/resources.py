@@ -26,7 +26,9 @@ from triton.compiler import ASTSource, CompiledKernel
 from inferd_runtime.kernels.triton.interpreted import INTERPRETED
 from inferd_runtime.kernels.triton.variant import Variant
 
-MODULES = ("cache", "elementwise", "product", "quantized", "attention", "sampling", "verify", "rejection")
+MODULES = (
+    "cache", "elementwise", "product", "quantized", "attention", "sampling", "verify", "rejection", "confidence",
+)  # fmt: skip
 BY_CAPABILITY = ("attention", "elementwise", "product")
 """Whose ``variants(capability)`` depend on the device."""
 SHARED_LIMITS = {80: 163 << 10, 90: 227 << 10, 100: 227 << 10}
