@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from urllib.parse import quote
 
@@ -25,7 +26,7 @@ def attach(argv: list[str]) -> int:
     add_settings(parser, CLIENT_SETTINGS)
     add_json(parser, "print one JSON object {result, usage} and nothing else; what the program prints goes to stderr")
     parsed = parser.parse_args(argv)
-    options = TalkOptions(not parsed.no_input, parsed.json_input, cancels=False, files=parsed.files_folder)
+    options = replace(TalkOptions.of(parsed), cancels=False)
     return anyio.run(_attached, Server.of(settings_of(parsed)), parsed.run, parsed.replay, parsed.as_json, options)
 
 

@@ -3,18 +3,20 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import os
 import signal
 import sys
 import threading
 from collections.abc import AsyncGenerator
 from contextlib import aclosing
-from typing import Any
+from pathlib import Path
+from typing import Any, Protocol
 
 import anyio
 import anyio.abc
 
-from inferd.client import EventsDropped, RunHandle, StreamEvent
+from inferd.client import EventsDropped, StreamEvent
 from inferd.protocol import InferdError, reply_from_plain, shown
 from inferd.protocol.files import FileHead
 from inferd_runtime.cli.boundary import EXIT_INTERRUPTED
@@ -69,14 +71,56 @@ def _read_some() -> bytes:
         return b""
 
 
-class Conversation:
-    """One run, followed until it is over."""
+class FollowedRun(Protocol):
+    """What a conversation needs of a run: see :class:`inferd.client.RunHandle`."""
 
-    def __init__(self, run: RunHandle, screen: RunScreen, options: TalkOptions) -> None:
+    id: str
+
+    @property
+    def record(self) -> dict[str, Any]:
+        """The run as it was shown last."""
+        ...
+
+    async def refresh(self) -> dict[str, Any]:
+        """Return the run as it is now."""
+        ...
+
+    def events(self, start: int = 0) -> AsyncGenerator[StreamEvent]:
+        """Yield the run's events."""
+        ...
+
+    async def send(self, value: Any) -> None:
+        """Hand over a message."""
+        ...
+
+    async def end_messages(self) -> None:
+        """Say that there are no more messages."""
+        ...
+
+    async def send_file(self, path: Path) -> None:
+        """Hand over a file."""
+        ...
+
+    async def save_file(self, file: FileHead, folder: Path) -> Path:
+        """Keep a file of the program's."""
+        ...
+
+    async def cancel(self) -> None:
+        """Ask the run to end."""
+        ...
+
+
+class Conversation:
+    """One run, followed until it is over. ``alone``: nobody else can send it anything."""
+
+    def __init__(self, run: FollowedRun, screen: RunScreen, options: TalkOptions, *, alone: bool = False) -> None:
         self._run = run
         self._screen = screen
         self._options = options
         self._lines = TypedLines()
+        self._alone = alone
+        self._sent = anyio.Event()
+        self._unanswered = 0
         self._interrupted = self._hinted = False
 
     async def follow(self, start: int = 0, live: int = 0) -> int:
@@ -88,6 +132,7 @@ class Conversation:
         async with anyio.create_task_group() as tasks:
             if self._options.cancels:
                 self._heed_interrupt(tasks)
+            tasks.start_soon(self._send_files, live)
             async with aclosing(shown_events(self._run, start)) as events:
                 async for event in events:
                     ended = self._screen.show_json(event)
@@ -96,6 +141,8 @@ class Conversation:
                         await self._file(event["file"])
                     if event["type"] == "waiting" and event["index"] >= live:
                         tasks.start_soon(self._answer)
+                    if event["type"] == "waiting_file":
+                        tasks.start_soon(self._answer_for_file, event["index"])
             tasks.cancel_scope.cancel()
         return EXIT_INTERRUPTED if self._interrupted else code
 
@@ -122,6 +169,28 @@ class Conversation:
         except InferdError as error:
             say(f"[{what}: {error.message}]", sys.stderr)
 
+    async def _send_files(self, live: int) -> None:
+        """Send the files that were asked for. Where the program waits for one before that, it gets one of them."""
+        for path in self._options.sends:
+            try:
+                await self._run.send_file(path)
+            except InferdError as error:
+                say(f"[{path} was not sent: {error.message}]", sys.stderr)
+        self._unanswered = (await self._run.refresh())["next_event"] if self._options.sends else live
+        self._sent.set()
+
+    async def _answer_for_file(self, index: int) -> None:
+        """Say that there are no more files, where nobody else can send one."""
+        await self._sent.wait()
+        if index < self._unanswered:
+            return
+        if not self._alone:
+            say(f"[{self._run.id} waits for a file: inferd send {self._run.id} --file PATH]", sys.stderr)
+            return
+        say("[the program waits for a file, and there are no more: --send-file PATH sends one]", sys.stderr)
+        with contextlib.suppress(InferdError):  # it is over, or was told before
+            await self._run.end_messages()
+
     async def _answer(self) -> None:
         """Send the next line, or say that there is none. What goes wrong is told, and the run followed all the same."""
         if not self._options.reads:
@@ -145,7 +214,7 @@ class Conversation:
             say(f"[{text}]", sys.stderr)
 
 
-async def shown_events(run: RunHandle, start: int = 0) -> AsyncGenerator[dict[str, Any]]:
+async def shown_events(run: FollowedRun, start: int = 0) -> AsyncGenerator[dict[str, Any]]:
     """Yield a run's events as the server sends them, with one of type ``dropped`` for those that are no longer kept."""
     while True:
         try:

@@ -9,11 +9,12 @@ from __future__ import annotations
 import argparse
 import contextlib
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NoReturn
 
+from inferd.protocol import InvalidRequest
 from inferd_runtime.cli.parsing import LIMIT_SETTINGS, Parser, settings_of
 from inferd_runtime.cli.program_options import ProgramInterface, add_program_options, arguments_of
 from inferd_runtime.settings.settings import Settings
@@ -26,6 +27,7 @@ option before PROGRAM."""
 
 NO_INPUT_HELP = "do not read messages for the program from standard input"
 FILES_HELP = "write the files that the program sends into this folder; nothing there is overwritten"
+SEND_HELP = "a file for the program's session.receive_file(); may be given several times"
 JSON_INPUT_HELP = "a message that is JSON stands for its value; without, all are text"
 
 
@@ -33,12 +35,25 @@ JSON_INPUT_HELP = "a message that is JSON stands for its value; without, all are
 class TalkOptions:
     """``reads``: standard input has messages for the run, a line each. ``json_input``: a line that is JSON stands for its value.
     ``cancels``: Ctrl+C cancels the run. ``files``: the folder for files that it sends; None: they are only listed.
+    ``sends``: files for it.
     """
 
     reads: bool = True
     json_input: bool = False
     cancels: bool = True
     files: Path | None = None
+    sends: tuple[Path, ...] = ()
+
+    @classmethod
+    def of(cls, *parsed: argparse.Namespace, reads: bool = True) -> TalkOptions:
+        """Return what the options of :func:`add_talk` say, in one or several parts. Raises InvalidRequest for what is no file."""
+        folder = next((part.files_folder for part in parsed if getattr(part, "files_folder", None)), None)
+        sends = [path for part in parsed for path in getattr(part, "sent_files", None) or []]
+        for path in sends:
+            if not path.is_file():
+                raise InvalidRequest(f"--send-file: {path} is no file")
+        reads = reads and not _given(parsed, "no_input")
+        return cls(reads, _given(parsed, "json_input"), files=folder, sends=tuple(sends))
 
 
 @dataclass(frozen=True)
@@ -82,17 +97,13 @@ def parse(grammar: CommandSyntax, argv: list[str]) -> ProgramCommand:
     add_program_options(tail, interface)
     grammar.after(tail, interface.names)
     second = tail.parse_args(first.rest[1:] if first.rest[:1] == ["--"] else first.rest)
-    settings = settings_of(first, second)
-    limits = {name: getattr(settings, name) for name in LIMIT_SETTINGS if _given(first, second, f"setting_{name}")}
+    both = (first, second)
+    settings = settings_of(*both)
+    limits = {name: getattr(settings, name) for name in LIMIT_SETTINGS if _given(both, f"setting_{name}")}
     return ProgramCommand(
         arguments_of(second, interface), settings, limits,
-        _given(first, second, "as_json"), _given(first, second, "detach"),
-        _given(first, second, "retry_safe"),
-        TalkOptions(
-            not _given(first, second, "no_input") and getattr(second, "whole_input", None) != "-",
-            _given(first, second, "json_input"),
-            files=getattr(first, "files_folder", None) or getattr(second, "files_folder", None),
-        ),
+        _given(both, "as_json"), _given(both, "detach"), _given(both, "retry_safe"),
+        TalkOptions.of(*both, reads=getattr(second, "whole_input", None) != "-"),
     )  # fmt: skip
 
 
@@ -102,7 +113,10 @@ def add_talk(parser: Parser, taken: frozenset[str]) -> None:
         parser.add_argument("--no-input", dest="no_input", action="store_true", help=NO_INPUT_HELP)
     if "json_input" not in taken:
         parser.add_argument("--json-input", dest="json_input", action="store_true", help=JSON_INPUT_HELP)
-
+    if "send_file" not in taken:
+        parser.add_argument(
+            "--send-file", dest="sent_files", type=Path, metavar="PATH", action="append", default=None, help=SEND_HELP
+        )
     if "files" not in taken:
         parser.add_argument("--files", dest="files_folder", type=Path, metavar="DIR", help=FILES_HELP)
 
@@ -119,5 +133,5 @@ def _no_constant(name: str) -> NoReturn:
     raise ValueError(name)  # NaN and infinities are Python's, not JSON's
 
 
-def _given(first: argparse.Namespace, second: argparse.Namespace, name: str) -> bool:
-    return bool(getattr(first, name, None) or getattr(second, name, None))
+def _given(parsed: Iterable[argparse.Namespace], name: str) -> bool:
+    return any(getattr(part, name, None) for part in parsed)

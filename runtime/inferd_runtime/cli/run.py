@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import json
 import logging
 import sys
 from contextlib import AsyncExitStack
@@ -72,30 +71,35 @@ def _add_options(parser: Parser, taken: frozenset[str]) -> None:
 
 
 async def _execute(command: ProgramCommand, program: Program) -> int:
-    """Start a runtime with one worker, run the program, show what it does. A cancelled task cancels the run."""
+    """Start a runtime with one worker, run the program, show what it does, talk to it. A cancelled task cancels the run."""
     # A run on a warm server does not wait for this import.
     from inferd_runtime.server.supervisor.runtime import open_runtime
 
     limits = with_limits(program.limits_over(command.settings.limits), command.limits)
     arguments = msgspec.json.encode(command.arguments).decode()
-    screen = RunScreen(command.as_json)
     settings = replace(command.settings, workers=1, max_workers=1)
     phases = Phases()
     phases.end("command")
     async with AsyncExitStack() as stack:
         with notice(_loading(settings)):
-            runtime = await stack.enter_async_context(open_runtime(settings, spare=0))
+            runtime = await stack.enter_async_context(open_runtime(settings, spare=0, wait=False))
+            # While the engine starts: this import takes its time.
+            from inferd_runtime.cli.conversation import Conversation
+            from inferd_runtime.cli.own_run import OwnRun
+
+            await runtime.wait_ready()
         phases.end("start")
         dependencies = program.interface.manifest.dependencies
         bundle = await with_packages(program.bundle, dependencies, package_finder(settings))
         run = runtime.launch(replace(program, bundle=bundle), arguments, limits=limits)
-        async for event in run.follow():
-            screen.show(event.kind, json.loads(event.payload) if event.kind == "message" else event.payload)
-        ending = await run.wait()
+        talk = replace(
+            command.talk, cancels=False
+        )  # what interrupts this process ends the runtime, and the run with it
+        code = await Conversation(OwnRun(run, runtime.files), RunScreen(command.as_json), talk, alone=True).follow()
         phases.end("run")
     phases.end("stop")
     log.info("%s", phases)
-    return screen.finish(ending.result, ending.error, ending.usage)
+    return code
 
 
 def _execute_on(server: Server, command: ProgramCommand, program: Program) -> int:

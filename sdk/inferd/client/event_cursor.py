@@ -31,7 +31,8 @@ class EventsDropped(ClientError):
 
 @dataclass(frozen=True)
 class StreamEvent:
-    """Something that happened in a run. ``kind``: started | stdout | stderr | message | call | waiting | file | finished.
+    """Something that happened in a run. ``kind``: started | stdout | stderr | message | call | waiting | waiting_file | file |
+    finished.
 
     ``index`` counts from 0 without gaps; ``time`` is in seconds since the epoch; ``data`` is all of it, as the server sent it.
     """

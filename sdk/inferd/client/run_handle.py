@@ -138,17 +138,7 @@ class RunHandle:
 
         Raises Unavailable for a file that is not what the program sent.
         """
-        opened = await anyio.to_thread.run_sync(new_file, Path(folder), file.name)
-        digest = hashlib.sha256()
-        with opened:
-            async with aclosing(self.read_file(file.file)) as pieces:
-                async for piece in pieces:
-                    digest.update(piece)
-                    await anyio.to_thread.run_sync(opened.write, piece)
-        if digest.hexdigest() != file.sha256:
-            await anyio.Path(opened.name).unlink()
-            raise Unavailable(f"{file.name}: what came is not the file that the program sent")
-        return Path(opened.name)
+        return await write_new_file(file, Path(folder), self.read_file(file.file))
 
     async def send_file(self, path: str | Path, *, name: str = "", media_type: str = ANY_TYPE) -> None:
         """Hand a file to the program's ``session.receive_file``, in pieces; a lost connection is made again for each.
@@ -178,6 +168,21 @@ def result_of(ended: dict[str, Any]) -> Any:
         error = ended["error"]
         raise ErrorInfo(error["code"], error["message"], error["detail"]).to_exception()
     return ended["result"]
+
+
+async def write_new_file(file: FileHead, folder: Path, pieces: AsyncGenerator[bytes]) -> Path:
+    """Write a program's file, which comes in pieces, into a folder; returns where it is. See :meth:`RunHandle.save_file`."""
+    opened = await anyio.to_thread.run_sync(new_file, folder, file.name)
+    digest = hashlib.sha256()
+    with opened:
+        async with aclosing(pieces):
+            async for piece in pieces:
+                digest.update(piece)
+                await anyio.to_thread.run_sync(opened.write, piece)
+    if digest.hexdigest() != file.sha256:
+        await anyio.Path(opened.name).unlink()
+        raise Unavailable(f"{file.name}: what came is not the file that the program sent")
+    return Path(opened.name)
 
 
 async def _pause(backoff: Backoff, lost: Unavailable) -> None:

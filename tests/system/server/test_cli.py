@@ -326,6 +326,17 @@ def test_lines_become_messages_of_a_program_that_waits_for_them(inferd: CommandL
         assert inferd("send", run).returncode == 2
 
 
+def test_a_program_without_a_server_is_talked_to_as_well(inferd: CommandLine, tmp_path: Path) -> None:
+    (tmp_path / "asks.py").write_text(ASKS)
+    (tmp_path / "once.py").write_text(ASKS_ONCE)
+    done = inferd("run", "--json-input", str(tmp_path / "asks.py"), input='{"two": 2}\nNaN\nlast')
+    assert done.stdout.splitlines() == ["next?"] * 4 + ['[{"two": 2}, "NaN", "last"]'], done.stderr
+    ended = inferd("run", "--json", str(tmp_path / "once.py"), input="")
+    assert json.loads(ended.stdout)["error"]["message"] == "no more", "a typed end, not a run that hangs"
+    missing = inferd("run", str(tmp_path / "once.py"), "--send-file", str(tmp_path / "none"))
+    assert (missing.returncode, "is no file" in missing.stderr) == (2, True), missing.stderr
+
+
 def test_attaching_to_a_run_shows_it_and_talks_to_it(inferd: CommandLine, tmp_path: Path) -> None:
     (tmp_path / "asks.py").write_text(ASKS)
     with server(inferd):

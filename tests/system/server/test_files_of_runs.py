@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import json
 import os
 import subprocess
 import sys
@@ -17,8 +18,14 @@ from cutting_relay import cutting_relay
 
 from inferd import Client, EndOfMessages, InvalidRequest, LimitExceeded, NotFound
 from inferd.protocol.files import MAX_FILE_BYTES
+from inferd_runtime.cli.conversation import Conversation
+from inferd_runtime.cli.own_run import OwnRun
+from inferd_runtime.cli.program_command import TalkOptions
+from inferd_runtime.cli.run_screen import RunScreen
+from inferd_runtime.sandbox.messages import Bundle
 from inferd_runtime.sandbox.runner_build.component import ensure_runner
 from inferd_runtime.server.gateway.app import Gateway, open_gateway
+from inferd_runtime.server.programs.bundles import make_program
 from inferd_runtime.server.services import run_files
 from inferd_runtime.server.supervisor.commands import Commands, default_commands
 
@@ -209,6 +216,22 @@ async def test_files_of_runs_that_are_over_make_room_and_scripts_are_refused_by_
                 await call
 
 
+async def test_a_run_that_nobody_else_can_reach_gets_its_files_and_hears_of_their_end(
+    gateway: Gateway, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "a.txt").write_text("hello")
+    program = make_program(Bundle("two", {"main.py": TURNS}))
+    run = gateway.runtime.launch(program, "{}")
+    talk = TalkOptions(cancels=False, sends=(tmp_path / "a.txt",), files=tmp_path / "out")
+    with anyio.fail_after(60):
+        conversation = Conversation(OwnRun(run, gateway.runtime.files), RunScreen(as_json=True), talk, alone=True)
+        assert await conversation.follow() == 2
+    out, err = capsys.readouterr()
+    assert json.loads(out)["error"]["message"] == "the launcher sends no more files"
+    assert (tmp_path / "out" / "turned-a.txt").read_text() == "olleh"
+    assert "there are no more: --send-file PATH" in err
+
+
 async def test_the_command_line_keeps_files_and_sends_them(gateway: Gateway, ann: Client, tmp_path: Path) -> None:
     source = """
         from inferd import session
@@ -227,6 +250,10 @@ async def test_the_command_line_keeps_files_and_sends_them(gateway: Gateway, ann
         with anyio.fail_after(60):
             return await anyio.run_process([sys.executable, "-m", "inferd_runtime.cli", *arguments], check=False)
 
+    sent = await inferd(
+        "launch", *own, "copies", "--send-file", str(tmp_path / "a.txt"), "--files", str(tmp_path / "in")
+    )
+    assert (sent.stdout, len(list((tmp_path / "in").iterdir()))) == (b"5\n", 2), sent.stderr
     launched = (await inferd("launch", *own, "--detach", "copies")).stdout.decode().strip()
     assert (await inferd("send", *own, launched, "--file", str(tmp_path / "a.txt"))).returncode == 0
     kept = await inferd("attach", *own, launched, "--replay", "--files", str(tmp_path / "out"))

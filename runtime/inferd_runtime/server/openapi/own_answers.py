@@ -157,7 +157,9 @@ class ShownEvent(Struct):
     """
 
     index: int
-    type: Literal["started", "stdout", "stderr", "message", "waiting", "call", "file", "dropped", "finished"]
+    type: Literal[
+        "started", "stdout", "stderr", "message", "waiting", "waiting_file", "call", "file", "dropped", "finished"
+    ]
     time: float
     text: str | UnsetType = UNSET
     message: Any | UnsetType = UNSET

@@ -300,7 +300,7 @@ class FileService:
         return Done()
 
     async def _receive(self, caller: Caller, request: ReceiveFile) -> Handed:
-        run = _run(caller)
+        run, told = _run(caller), False
         while True:
             files = self._store.of(run.id, run.tenant)
             if files is not None:
@@ -310,6 +310,9 @@ class FileService:
                     return Handed(file.head(), undo=partial(files.unread.appendleft, file))
             if run.messages_ended:
                 raise EndOfMessages("the launcher sends no more files")
+            if not told:
+                run.awaits_file()
+                told = True
             await run.change()
 
     async def _read(self, caller: Caller, request: ReadFile) -> FilePiece:

@@ -214,6 +214,11 @@ class Run:
         if self.ending is None:
             self._record("call", entry, len(entry))
 
+    def awaits_file(self) -> None:
+        """Note that the program waits for a file of its launcher's."""
+        if self.ending is None and (self.replay is None or self.replay.over):
+            self._record("waiting_file", None, 0)
+
     def filed(self, entry: str) -> None:
         """Note a file that the program has sent, as a JSON object."""
         if self.ending is None:
