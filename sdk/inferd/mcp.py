@@ -45,6 +45,7 @@ from inferd.protocol.mcp import (
 from inferd.tools.function import ToolFunction, tool
 from inferd.transport import Transport, current_transport
 
+MAX_PAGES = 32
 UNUSABLE, MAX_NAME = re.compile(r"[^A-Za-z0-9_-]"), 64
 """What the name of a tool cannot have where a model calls it."""
 OFFERED = ("tools", "resources", "prompts")
@@ -171,13 +172,13 @@ async def offer(name: str, server: ToolSource, *, run: str = "") -> AsyncIterato
 
     ``server``: a session of the official ``mcp`` package, or anything with its methods ``list_tools()`` and
     ``call_tool(name, arguments)`` (and ``list_resources``, ``read_resource``, ``list_prompts``, ``get_prompt``, where it has
-    them). ``run``: the one run that may use it; "": all of the tenant's.
+    them). ``run``: the one run that may use it, by its id, whatever its manifest names; "": all of the tenant's that name it.
 
     Raises InvalidRequest for a name that is taken. Calls that are open when the body ends, raise Unavailable in the programs.
     """
     transport = current_transport()
     await transport.call(OfferMcp(name, run))
-    relay = asyncio.create_task(_relay(transport, name, server), name=f"inferd offer {name}")
+    relay = asyncio.create_task(relay_calls(transport, name, server), name=f"inferd offer {name}")
     try:
         yield
     finally:
@@ -187,7 +188,8 @@ async def offer(name: str, server: ToolSource, *, run: str = "") -> AsyncIterato
             await transport.call(WithdrawMcp(name))
 
 
-async def _relay(transport: Transport, name: str, server: ToolSource) -> None:
+async def relay_calls(transport: Transport, name: str, server: ToolSource) -> None:
+    """Answer the calls of a server that is offered, until that ends: raises the error that says so."""
     tasks: set[asyncio.Task[None]] = set()
     try:
         while True:
@@ -203,7 +205,8 @@ async def _relay(transport: Transport, name: str, server: ToolSource) -> None:
 
 async def _answer(transport: Transport, name: str, server: ToolSource, call: RelayedMcpCall) -> None:
     try:
-        answer = AnswerMcpCall(name, call.number, await _replied(name, server, call))
+        async with asyncio.timeout(call.request.get("timeout_s", DEFAULT_CALL_TIMEOUT)):  # the caller waits no longer
+            answer = AnswerMcpCall(name, call.number, await _replied(name, server, call))
     except Exception as error:  # noqa: BLE001 - the boundary of one call: whatever a server does wrong is its caller's
         answer = AnswerMcpCall(name, call.number, problem=cut(str(error) or type(error).__name__))
     with contextlib.suppress(InferdError):  # nobody waits for it, or it cannot be sent
@@ -214,10 +217,11 @@ async def _replied(name: str, server: ToolSource, call: RelayedMcpCall) -> dict[
     """Return the reply to a call as plain values."""
     asked, op = call.request, call.op.partition(".")[2]
     if op == "connect":
-        return to_plain(McpConnected(name, offers=[one for one in OFFERED if hasattr(server, f"list_{one}")]))  # type: ignore[no-any-return]
+        return to_plain(_about(name, server))  # type: ignore[no-any-return]
     if op == "list_tools":
-        found = _plain(await server.list_tools())
-        return {"tools": [_tool(one) for one in found.get("tools", [])]}
+        return {"tools": [_tool(one) for one in await _listed(server.list_tools, "tools")]}
+    if op in ("list_resources", "list_prompts"):
+        return {"items": await _listed(getattr(server, op), LISTED[op]), "description": ""}
     if op == "call_tool":
         result = _plain(await server.call_tool(asked["tool"], asked["arguments"]))
         structured, failed = result.get("structuredContent"), bool(result.get("isError"))
@@ -225,6 +229,31 @@ async def _replied(name: str, server: ToolSource, call: RelayedMcpCall) -> dict[
     keys = {"read_resource": ("uri",), "get_prompt": ("prompt", "arguments")}.get(op, ())
     found = _plain(await getattr(server, op)(*(asked[key] for key in keys)))
     return {"items": found[LISTED[op]], "description": found.get("description") or ""}
+
+
+def _about(name: str, server: ToolSource) -> McpConnected:
+    """Return what a server says about itself, as far as it has the official session's attributes."""
+    info, can = getattr(server, "server_info", None), getattr(server, "server_capabilities", None)
+    title, version, instructions = (
+        cut(str(getattr(of, key, None) or ""))
+        for of, key in ((info, "name"), (info, "version"), (server, "instructions"))
+    )
+    offers = [one for one in OFFERED if (getattr(can, one, None) if can else getattr(server, f"list_{one}", None))]
+    return McpConnected(name, title, version, instructions, offers)
+
+
+async def _listed(list_page: Any, key: str) -> list[Any]:
+    """Return what a server lists, over its pages."""
+    found = _plain(await list_page())
+    items = list(found.get(key, []))
+    for _ in range(MAX_PAGES):
+        if not found.get("nextCursor"):
+            return items
+        from mcp_types import PaginatedRequestParams  # of the official package, whose session pages are of
+
+        found = _plain(await list_page(params=PaginatedRequestParams(cursor=found["nextCursor"])))
+        items += found.get(key, [])
+    raise InvalidRequest(f"{key} come on more than {MAX_PAGES} pages")
 
 
 def _plain(value: Any) -> dict[str, Any]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+from pathlib import Path
 from typing import Any
 from urllib.parse import quote
 
@@ -17,13 +18,16 @@ from inferd_runtime.cli.parsing import (
     add_settings,
     settings_of,
 )
-from inferd_runtime.cli.program_command import CommandSyntax, TalkOptions, add_talk, parse
+from inferd_runtime.cli.program_command import CommandSyntax, ProgramCommand, TalkOptions, add_talk, parse
 from inferd_runtime.cli.program_options import ProgramInterface
 from inferd_runtime.cli.run_screen import RunScreen
 from inferd_runtime.settings.settings import FIELDS
 
 DESCRIPTION = """Run an uploaded program: NAME, NAME@VERSION or sha256:HASH. What is typed is sent to it once it waits for a
 message. Ctrl+C cancels the run; losing the connection does not."""
+MCP_HELP = (
+    "servers of tools (mcp.json), started here for this run and those that it launches; they end with this command"
+)
 JSON_HELP = "print one JSON object {result, usage} and nothing else; what the program prints goes to stderr"
 
 
@@ -50,6 +54,8 @@ def launch(argv: list[str]) -> int:
     body: dict[str, Any] = {"program": program, "arguments": command.arguments, "limits": command.limits}
     if command.retry_safe:
         body["retry_safe"] = True
+    if command.mcp_file is not None:
+        return _launch_with_servers(server, body, command, command.mcp_file)
     run = server.post("/v1/runs", body)
     if not command.detach:
         return follow(server, run["id"], RunScreen(command.as_json), command.talk)
@@ -91,6 +97,8 @@ def _add_options_after(parser: Parser, taken: frozenset[str]) -> None:
     if "retry_safe" not in taken:
         text = "start it again if what it runs on crashes: it says the same each time with the same seed"
         parser.add_argument("--retry-safe", dest="retry_safe", action="store_true", help=text)
+    if "mcp_file" not in taken:
+        parser.add_argument("--mcp-file", dest="brought_file", type=Path, metavar="FILE", help=MCP_HELP)
     add_talk(parser, taken)
 
 
@@ -100,6 +108,30 @@ def follow(server: Server, run: str, screen: RunScreen, options: TalkOptions) ->
     import anyio
 
     return anyio.run(_followed, server, run, screen, options)
+
+
+def _launch_with_servers(server: Server, body: dict[str, Any], command: ProgramCommand, servers: Path) -> int:
+    """Launch and follow a run that may use the servers of a file, which are started here and end with this command."""
+    if command.detach:
+        raise InvalidRequest(
+            "--mcp-file with --detach: the servers of the file end with this command, so it has to stay"
+        )
+    import anyio
+
+    async def launched() -> int:
+        from inferd_runtime.cli.conversation import Conversation
+
+        async with server.client() as client, client.mcp(servers) as brought:
+            run = await client.launch(
+                body["program"],
+                body["arguments"],
+                limits=body["limits"],
+                retry_safe=body.get("retry_safe"),
+                mcp=brought,
+            )
+            return await Conversation(run, RunScreen(command.as_json), command.talk).follow()
+
+    return anyio.run(launched)
 
 
 async def _followed(server: Server, name: str, screen: RunScreen, options: TalkOptions) -> int:

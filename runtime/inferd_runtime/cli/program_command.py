@@ -67,6 +67,8 @@ class ProgramCommand:
     detach: bool
     retry_safe: bool = False
     talk: TalkOptions = TalkOptions()
+    mcp_file: Path | None = None
+    """Servers of tools that the command brings along."""
 
 
 @dataclass(frozen=True)
@@ -104,6 +106,7 @@ def parse(grammar: CommandSyntax, argv: list[str]) -> ProgramCommand:
         arguments_of(second, interface), settings, limits,
         _given(both, "as_json"), _given(both, "detach"), _given(both, "retry_safe"),
         TalkOptions.of(*both, reads=getattr(second, "whole_input", None) != "-"),
+        next((part.brought_file for part in both if getattr(part, "brought_file", None)), None),
     )  # fmt: skip
 
 

@@ -4,16 +4,21 @@ from __future__ import annotations
 
 import base64
 from collections.abc import Mapping
+from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
-from typing import Any
+from typing import TYPE_CHECKING, Any
 from urllib.parse import quote
 
 from inferd.client.http_link import HttpLink
 from inferd.client.run_handle import RunHandle
 from inferd.program.json_values import to_json_value
 from inferd.program.sources import ENTRY, ProgramSources, read_program
+
+if TYPE_CHECKING:
+    from inferd.client.brought_servers import BroughtServers
+    from inferd.mcp import ToolSource
 
 DEFAULT_SERVER = "http://127.0.0.1:7070"
 PATIENCE_S = 60.0
@@ -85,6 +90,7 @@ class Client:
         seed: int | None = None,
         idempotency_key: str | None = None,
         retry_safe: bool | None = None,
+        mcp: BroughtServers | None = None,
     ) -> RunHandle:
         """Start a run of a program: NAME, NAME@VERSION, sha256:HASH, or what :meth:`upload` returned.
 
@@ -95,14 +101,40 @@ class Client:
             idempotency_key: a launch with the same key starts no second run. With one, a launch whose connection is lost is
                 asked for again; without, ConnectionLost says that it may have started or not.
             retry_safe: whether the run may be started again after a crash; None: as the program says.
+            mcp: servers of tools that the run, and those that it launches, may use, from :meth:`mcp`.
         """
         reference = program.reference if isinstance(program, ServerProgram) else program
         body: dict[str, Any] = {"program": reference, "arguments": to_json_value(dict(arguments or {}), "arguments")}
         optional = {"limits": None if limits is None else dict(limits), "seed": seed, "retry_safe": retry_safe}
         body |= {key: value for key, value in optional.items() if value is not None}
         headers = {} if idempotency_key is None else {"Idempotency-Key": idempotency_key}
+        if mcp is not None:
+            body["mcp"] = headers["X-Session-Id"] = (
+                mcp.key
+            )  # the header has a cluster start it where the servers are offered
         again = idempotency_key is not None
         return RunHandle(self._link, await self._link.request("POST", "/v1/runs", body, headers, again=again))
+
+    def mcp(
+        self, servers: str | Path | Mapping[str, ToolSource], *, key: str = ""
+    ) -> AbstractAsyncContextManager[BroughtServers]:
+        """Bring servers of tools along while the body runs, for the runs that are launched with them, and no others:
+
+            async with client.mcp("mcp.json") as tools:
+                run = await client.launch("agent", mcp=tools)
+                await run.result()
+
+        ``servers``: a file as other hosts of MCP have it (commands, and URLs of streamable HTTP), or open sessions of the
+        official package, by the names that programs connect to. They are started here, on this machine, which needs
+        ``pip install 'inferd[mcp]'``. A lost connection is made again, for the client's patience. ``key``: under which they are
+        offered; a client that gives the same one as before brings them again for the runs that it launched then.
+
+        Entering raises InvalidRequest for what is no such file and for a name that the operator uses, Unavailable for a server
+        that does not start.
+        """
+        from inferd.client.brought_servers import brought_servers
+
+        return brought_servers(self._link, servers, key)
 
     async def attach(self, run: str) -> RunHandle:
         """Return a run by its id. Raises NotFound."""

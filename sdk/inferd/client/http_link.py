@@ -31,7 +31,7 @@ class HttpLink:
 
     def __init__(self, url: str, token: str | None, ca: str | None, patience_s: float) -> None:
         self.url = server_address(url)
-        self.patience_s = patience_s
+        self.patience_s, self.token, self.ca = patience_s, token, ca
         if token is not None and (not isinstance(token, str) or not token or not VISIBLE_ASCII.issuperset(token)):
             raise InvalidRequest("token must be a string of visible ASCII characters")  # it stands in a header
         headers = {"Accept": "application/json"} | ({} if token is None else {"Authorization": f"Bearer {token}"})

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import AsyncGenerator, Awaitable, Callable, Iterator, Mapping
-from contextlib import ExitStack
+from contextlib import AbstractContextManager, ExitStack
 from pathlib import Path
 from types import TracebackType
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from anyio.from_thread import BlockingPortal, start_blocking_portal
 
@@ -16,6 +16,9 @@ from inferd.client.run_handle import RunHandle
 from inferd.protocol import InvalidRequest
 from inferd.protocol.files import ANY_TYPE, FileHead
 
+if TYPE_CHECKING:
+    from inferd.client.brought_servers import BroughtServers
+
 T = TypeVar("T")
 
 
@@ -23,11 +26,11 @@ class _Waiting:
     """Waits in this thread for what happens in the portal's."""
 
     def __init__(self, portal: BlockingPortal) -> None:
-        self._portal = portal
+        self.portal = portal
 
     def call(self, function: Callable[[], Awaitable[T]]) -> T:
         """Return what a coroutine returns. An interrupt cancels it."""
-        future = self._portal.start_task_soon(function)
+        future = self.portal.start_task_soon(function)
         try:
             return future.result()
         except BaseException:
@@ -158,6 +161,10 @@ class SyncClient:
         """Start a run; ``options`` are those of the async client."""
         run = self._waiting.call(lambda: self._client.launch(program, arguments, **options))
         return SyncRunHandle(self._waiting, run)
+
+    def mcp(self, servers: str | Path, *, key: str = "") -> AbstractContextManager[BroughtServers]:
+        """Bring the servers of tools of a file along while the body runs."""
+        return self._waiting.portal.wrap_async_context_manager(self._client.mcp(servers, key=key))
 
     def attach(self, run: str) -> SyncRunHandle:
         """Return a run by its id."""

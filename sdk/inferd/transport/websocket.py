@@ -40,15 +40,19 @@ VISIBLE_ASCII = frozenset(map(chr, range(0x21, 0x7F)))
 
 
 class Connection:
-    """One session with a runtime, made by :func:`inferd.connect`. An async context manager, entered once."""
+    """One session with a runtime, made by :func:`inferd.connect`. An async context manager, entered once.
 
-    def __init__(self, url: str, token: str | None, ca: str | None = None) -> None:
+    ``session``: in a cluster it goes to the same runtime as other requests with that ``X-Session-Id``.
+    """
+
+    def __init__(self, url: str, token: str | None, ca: str | None = None, session: str = "") -> None:
         if not isinstance(url, str) or not url.startswith(("ws://", "wss://")):
             raise InvalidRequest(f"url must start with ws:// or wss://, not {url!r}")
         if token is not None and (not isinstance(token, str) or not token or not VISIBLE_ASCII.issuperset(token)):
             raise InvalidRequest("token must be a string of visible ASCII characters")  # it stands in a header
         self._url = url.rstrip("/") + PATH
         self._token = token
+        self._session = session
         self._trusted = _trusted(url, ca)
         self._link: Link | None = None
         self._restore: Any = None
@@ -56,7 +60,7 @@ class Connection:
     async def __aenter__(self) -> Connection:
         if self._link is not None:
             raise InvalidRequest("a connection is entered once: call inferd.connect() again")
-        self._link = Link(await _open(self._url, self._token, self._trusted))
+        self._link = Link(await _open(self._url, self._token, self._trusted, self._session))
         self._restore = use_transport(self)
         return self
 
@@ -196,8 +200,10 @@ def _trusted(url: str, ca: str | None) -> ssl.SSLContext | None:
         raise InvalidRequest(f"ca: {ca!r} is no file of certificates: {error}") from error
 
 
-async def _open(url: str, token: str | None, trusted: ssl.SSLContext | None) -> ClientConnection:
+async def _open(url: str, token: str | None, trusted: ssl.SSLContext | None, session: str) -> ClientConnection:
     headers = {} if token is None else {"Authorization": f"Bearer {token}"}
+    if session:
+        headers["X-Session-Id"] = session
     try:
         socket = await open_websocket(
             url,

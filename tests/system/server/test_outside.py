@@ -15,9 +15,10 @@ import httpx
 import lying_tool_server
 import pytest
 from web_servers import Connection, WebServer, web_server
+from web_tools import over_http, reply_json
 
 import inferd
-from inferd import Forbidden, LimitExceeded, NotFound, http, mcp
+from inferd import Client, Forbidden, InvalidRequest, LimitExceeded, NotFound, SyncClient, Unavailable, http, mcp
 from inferd_runtime.sandbox.runner_build.component import ensure_runner
 from inferd_runtime.server.gateway.app import open_gateway
 from inferd_runtime.server.supervisor.commands import Commands, default_commands
@@ -358,3 +359,123 @@ async def test_a_client_that_leaves_ends_its_calls(outside: Outside) -> None:
     assert (await outside.served.finished(run))["state"] == "succeeded"
     result = (await outside.served.client.get(f"/v1/runs/{run['id']}")).json()["result"]
     assert result == ["unavailable", "the client that offered the server of tools desk has gone"]
+
+
+BROUGHT = """
+from inferd import *
+from inferd import mcp, session
+
+async def ask(name: str) -> list:
+    try:
+        async with mcp.connect(name) as server:
+            tools = [tool.name for tool in await server.list_tools()]
+            result = await server.call_tool("add", {"a": 1, "b": 2})
+            return [server.about.title, tools, mcp.text_of(result)]
+    except InferdError as error:
+        return [error.code]
+
+async def main(names: list[str], child: str = "") -> list:
+    found = [await mcp.servers(), *[await ask(name) for name in names]]
+    if child:
+        found.append(await (await launch(child, {"names": names})).result())
+    await session.send(found)
+    return found
+"""
+
+
+def stdio(mode: str = "") -> dict[str, Any]:
+    return {"command": sys.executable, "args": ["-S", "${SCRIPT}", mode], "env": {"KEY": "${NO_KEY:-x}"}}
+
+
+async def sum_of(connection: Connection, message: dict[str, Any]) -> None:
+    told = connection.header("X-Token")
+    await reply_json(connection, message, {"content": [{"type": "text", "text": f"{told}: 3"}]})
+
+
+def written(path: Path, told: Any) -> Path:
+    path.write_text(json.dumps(told))
+    return path
+
+
+@pytest.fixture
+def brought_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.setenv("SCRIPT", lying_tool_server.__file__)
+    return written(tmp_path / "mcp.json", {"mcpServers": {"mine": stdio(), "off": {**stdio(), "disabled": True}}})
+
+
+async def test_a_client_brings_its_servers_for_the_runs_that_it_launches_with_them_alone(
+    outside: Outside, brought_file: Path
+) -> None:
+    url = outside.served.gateway.url
+    said = ["liar", ["echo", "add"], "3"]
+    async with Client(url, ANN) as ann, Client(url, BOB) as bob, web_server(over_http(sum_of)) as web:
+        program = await ann.upload({"main.py": BROUGHT}, name="brought")
+        bobs = await bob.upload({"main.py": BROUGHT}, name="brought")
+        entry = {"type": "http", "url": web.url("/mcp"), "headers": {"X-Token": "t-${SCRIPT}"}}
+        written(brought_file, {"servers": {"mine": stdio(), "web": entry}})
+        async with ann.mcp(brought_file) as tools:
+            run = await ann.launch(program, {"names": ["mine", "web"], "child": "brought"}, mcp=tools)
+            names, mine, at_url, child = await run.result()
+            assert (names, mine) == (["mine", "web"], said), "no manifest names them"
+            assert at_url == ["web", [], f"t-{lying_tool_server.__file__}: 3"]
+            assert child == [names, mine, at_url], "what it launches sees them as well"
+            for stranger, theirs in ((ann, program), (bob, bobs)):
+                run = await stranger.launch(theirs, {"names": ["mine"]})
+                assert (await run.result())[1] == ["client.not_found"]
+            async with ann.mcp(brought_file) as others:  # another launch may use the same names
+                assert await (await ann.launch(program, {"names": ["mine"]}, mcp=others)).result() == [names, said]
+        run = await ann.launch(program, {"names": ["mine"]}, mcp=tools)
+        assert await run.result() == [[], ["client.not_found"]], "they end with the block"
+
+
+async def test_what_is_wrong_with_a_brought_server_is_told_before_the_launch(
+    outside: Outside, brought_file: Path
+) -> None:
+    async with Client(outside.served.gateway.url, ANN) as ann:
+        wrong: list[tuple[Any, type[Exception], str]] = [
+            ({"mcpServers": {"liar": stdio()}}, InvalidRequest, "operator has a server"),
+            ({"mcpServers": {"x": {"command": "/no/such/command"}}}, Unavailable, "x does not start"),
+            ({"mcpServers": {"x": {**stdio(), "args": ["-c", "import sys; sys.exit('I am wrong')"]}}}, Unavailable, "I am wrong"),
+            ({"mcpServers": {"x": {"type": "sse", "url": "http://127.0.0.1:1/"}}}, InvalidRequest, "'sse'"),
+            ({"mcpServers": {"x": {"command": "${NO_SUCH}"}}}, InvalidRequest, "NO_SUCH"),
+            ({"mcpServers": {"../x": stdio()}}, InvalidRequest, "must match"),
+            ({"mcpServers": {"x": {"command": "c", "args": [1]}}}, InvalidRequest, "args"),
+            ({"mcpServers": []}, InvalidRequest, "no object"),
+        ]  # fmt: skip
+        for told, kind, why in wrong:
+            written(brought_file, told)
+            with pytest.raises(kind, match=why):
+                async with ann.mcp(brought_file):
+                    pytest.fail("it was taken")
+
+
+async def test_a_brought_server_that_crashes_is_an_error_of_its_call_and_comes_back(
+    outside: Outside, brought_file: Path
+) -> None:
+    written(brought_file, {"mcpServers": {"mine": stdio("crash")}})
+    async with Client(outside.served.gateway.url, ANN) as ann, ann.mcp(brought_file) as tools:
+        program = await ann.upload({"main.py": BROUGHT}, name="brought")
+        run = await ann.launch(program, {"names": ["mine", "mine"]}, mcp=tools)
+        assert await run.result() == [["mine"], ["client.invalid"], ["client.invalid"]]
+        calls = [event.data["call"]["call"] for event in await run.logs() if event.kind == "call"]
+        assert calls == ["mcp.connect", "mcp.list_tools", "mcp.call_tool"] * 2, "it greeted and listed again"
+
+
+async def test_the_command_line_brings_servers_and_so_does_the_blocking_client(
+    outside: Outside, brought_file: Path
+) -> None:
+    url = outside.served.gateway.url
+
+    def blocking() -> Any:
+        with SyncClient(url, ANN) as client:
+            program = client.upload({"main.py": BROUGHT}, name="brought")
+            with client.mcp(brought_file) as tools:
+                return client.launch(program, {"names": ["mine"]}, mcp=tools).result()
+
+    expected = [["mine"], ["liar", ["echo", "add"], "3"]]
+    with anyio.fail_after(60):
+        assert await anyio.to_thread.run_sync(blocking) == expected
+        command = [sys.executable, "-m", "inferd_runtime.cli", "launch", "--url", url, "--token", ANN, "--json"]
+        command += ["--mcp-file", str(brought_file), "brought", "--names", "mine"]
+        done = await anyio.run_process(command, check=False)
+    assert json.loads(done.stdout)["result"] == expected, done.stderr

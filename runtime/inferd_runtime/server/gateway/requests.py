@@ -27,7 +27,8 @@ class LaunchBody(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """``POST /v1/runs``. ``program`` is a name, ``name@version`` or a hash; ``limits`` holds only what to change.
 
     ``retry_safe``: the run may be started again after a crash (None: as the program says), and is deterministic for a ``seed``
-    (None: one is drawn).
+    (None: one is drawn). ``mcp``: the run, and those that it launches, may use the servers of tools that are offered under this
+    key.
     """
 
     program: str
@@ -35,6 +36,7 @@ class LaunchBody(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     limits: dict[str, Any] = {}
     retry_safe: bool | None = None
     seed: Annotated[int, msgspec.Meta(ge=0, lt=1 << 53)] | None = None
+    mcp: Annotated[str, msgspec.Meta(max_length=64)] = ""
 
 
 class MessageBody(msgspec.Struct, frozen=True, forbid_unknown_fields=True):

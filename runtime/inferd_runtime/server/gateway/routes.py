@@ -173,7 +173,7 @@ class Api:
         limits = check_limits(program, body.limits, self.runtime.settings)
         self.runtime.use.check_limits(tenant, limits.cpu_s, limits.memory_mb)
         retry_safe = program.retry_safe if body.retry_safe is None else body.retry_safe
-        asked = RunRequest(program, arguments, limits, key, retry_safe, body.seed)
+        asked = RunRequest(program, arguments, limits, key, retry_safe, body.seed, mcp=body.mcp)
         earlier = await self.runtime.keeper.launched(tenant, key, asked.fingerprint) if key else None
         if earlier is not None:
             request.scope[SUBJECT_KEY] = earlier.id

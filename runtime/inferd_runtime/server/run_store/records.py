@@ -86,6 +86,7 @@ class Relaunch(msgspec.Struct, frozen=True):
     bundle: Bundle
     arguments: str
     seed: int
+    mcp: str = ""
 
     @property
     def size(self) -> int:

@@ -115,8 +115,13 @@ class McpService:
     async def servers(self, caller: Caller, request: ListMcpServers) -> McpServers:
         """Return the names of the servers that a caller may use."""
         declared = _declared(caller)
-        offered = [name for name in self._offers.names(caller) if declared is None or name in declared]
+        offered = [name for name in self._offers.names(caller) if self._agreed(caller, name)]
         return McpServers(sorted({*self._servers.names(caller.tenant, declared), *offered}))
+
+    def _agreed(self, caller: Caller, server: str) -> bool:
+        """Return True if its manifest, or who offers the server, has named the other one."""
+        declared, offer = _declared(caller), self._offers.find(caller, server)
+        return declared is None or server in declared or (offer is not None and offer.run != "")
 
     async def offer(self, caller: Caller, request: OfferMcp) -> Done:
         """Take a client's server. Raises InvalidRequest for a name that the operator has given to the tenant."""
@@ -129,7 +134,7 @@ class McpService:
         offer = self._offers.find(caller, request.server)
         if offer is None:
             entry = self._servers.find(request.server, caller.tenant, _declared(caller))
-        else:
+        elif not self._agreed(caller, request.server):
             check_declared(request.server, _declared(caller))
         seconds = OTHER_SECONDS
         if isinstance(request, CallMcpTool):

@@ -49,7 +49,10 @@ T = TypeVar("T")
 
 @dataclass(eq=False)
 class Offer:
-    """A client's server: calls that it has not fetched, and those that it has not answered. ``run``: whom it is for; "": all."""
+    """A client's server: calls that it has not fetched, and those that it has not answered.
+
+    ``run``: whom it is for, a run, or those that were launched with this key and their children; "": all.
+    """
 
     caller: Caller
     server: str
@@ -73,30 +76,33 @@ class McpOffers:
     """All offers. Belongs to one event loop."""
 
     def __init__(self) -> None:
-        self._offers: dict[tuple[str, str], Offer] = {}
+        self._offers: dict[tuple[str, str, str], Offer] = {}
+        """By tenant, server, and whom it is for."""
         self._numbers = itertools.count(1)
 
     def names(self, caller: Caller) -> list[str]:
         """Return the servers that are offered to a caller."""
-        return sorted(offer.server for offer in self._offers.values() if _is_for(offer, caller))
+        return sorted({offer.server for offer in self._offers.values() if _is_for(offer, caller)})
 
     def find(self, caller: Caller, server: str) -> Offer | None:
-        """Return the offer of that name to a caller."""
-        offer = self._offers.get((caller.tenant, server))
-        return offer if offer is not None and _is_for(offer, caller) else None
+        """Return the offer of that name to a caller: one that is for it before one that is for all."""
+        names = (run for run in (*_names(caller), "") if (caller.tenant, server, run) in self._offers)
+        run = next(names, None)
+        return None if run is None else self._offers[caller.tenant, server, run]
 
     async def offer(self, caller: Caller, asked: OfferMcp) -> Done:
         """Take an offer. Raises InvalidRequest for a name that is taken, LimitExceeded for too many."""
         check_server_name(asked.server)
         if len(asked.run) > MAX_RUN_NAME:
             raise InvalidRequest(f"{shown(asked.run)} is no run's id")
-        if (caller.tenant, asked.server) in self._offers:
+        own = (offer for offer in self._offers.values() if offer.caller is caller)
+        if (caller.tenant, asked.server, asked.run) in self._offers or any(one.server == asked.server for one in own):
             raise InvalidRequest(f"a server of tools named {shown(asked.server)} is offered already")
-        if sum(tenant == caller.tenant for tenant, _ in self._offers) >= MAX_OFFERS:
+        if sum(tenant == caller.tenant for tenant, *_ in self._offers) >= MAX_OFFERS:
             raise LimitExceeded(
                 f"the tenant's clients offer {MAX_OFFERS} servers already", limit="mcp_offers", value=MAX_OFFERS
             )
-        self._offers[caller.tenant, asked.server] = Offer(caller, asked.server, asked.run)
+        self._offers[caller.tenant, asked.server, asked.run] = Offer(caller, asked.server, asked.run)
         return Done()
 
     async def withdraw(self, caller: Caller, asked: WithdrawMcp) -> Done:
@@ -152,13 +158,14 @@ class McpOffers:
                 offer.unfetched.remove(call)
 
     def _own(self, caller: Caller, server: str) -> Offer:
-        offer = self._offers.get((caller.tenant, server))
-        if offer is None or offer.caller is not caller:
+        found = (offer for offer in self._offers.values() if offer.caller is caller and offer.server == server)
+        offer = next(found, None)
+        if offer is None:
             raise NotFound(f"this client offers no server of tools named {shown(server)}")
         return offer
 
     def _end(self, offer: Offer) -> None:
-        del self._offers[offer.caller.tenant, offer.server]
+        del self._offers[offer.caller.tenant, offer.server, offer.run]
         offer.gone = True
         offer.notify()
         for future in offer.open.values():
@@ -167,7 +174,12 @@ class McpOffers:
 
 
 def _is_for(offer: Offer, caller: Caller) -> bool:
-    return offer.caller.tenant == caller.tenant and offer.run in ("", caller.id)
+    return offer.caller.tenant == caller.tenant and offer.run in ("", *_names(caller))
+
+
+def _names(caller: Caller) -> list[str]:
+    """Return what an offer may call a caller: by its id, and by the key of its launch."""
+    return [caller.id, *([caller.run.mcp] if caller.run is not None and caller.run.mcp else [])]
 
 
 def _reply(offer: Offer, answer: AnswerMcpCall, kind: type[T]) -> T:

@@ -42,6 +42,8 @@ class RunRequest:
     retry_safe: bool = False
     seed: int | None = None
     parent: str | None = None
+    mcp: str = ""
+    """Under which key clients offer it servers of tools."""
 
     @property
     def fingerprint(self) -> str:

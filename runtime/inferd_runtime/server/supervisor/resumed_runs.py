@@ -26,7 +26,7 @@ def resumed_run(unfinished: UnfinishedRun, capacity: int) -> Run:
         program, relaunch.arguments, unfinished.tenant, record.limits, buffer,
         id=record.id, created_at=record.created_at, started_at=started,
         started_mono=None if started is None else time.monotonic(),
-        retry_safe=True, seed=relaunch.seed, attempts=unfinished.attempts,
+        retry_safe=True, seed=relaunch.seed, mcp=relaunch.mcp, attempts=unfinished.attempts,
         inputs=list(unfinished.inputs), input_bytes=sum(len(text) + EVENT_OVERHEAD for text in unfinished.inputs),
         messages_ended=NO_MORE in unfinished.inputs, replay=RunReplay(unfinished.said), stored_index=buffer.next_index,
     )  # fmt: skip

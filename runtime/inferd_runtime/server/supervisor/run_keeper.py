@@ -129,7 +129,7 @@ class RunKeeper:
                 self._begun_to_survive(run, self.archive)
 
     def _begun_to_survive(self, run: Run, archive: RunArchive) -> None:
-        relaunch = Relaunch(run.program.bundle, run.arguments, run.seed)
+        relaunch = Relaunch(run.program.bundle, run.arguments, run.seed, run.mcp)
         job = partial(_keep_relaunch, run.id, relaunch, run.said)
         if archive.save(job, relaunch.size):
             self.watch(run)

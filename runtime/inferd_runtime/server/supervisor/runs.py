@@ -58,6 +58,8 @@ class Run:
     """The id of the request that launched it."""
     parent: str | None = None
     """The run, or the script's session, that launched it as a child."""
+    mcp: str = ""
+    """The key under which clients offer servers of tools to it and to the runs that it launches."""
     placed: bool = False
     """True once a worker was told to start it."""
     on_used: Callable[[Used], None] = field(default=lambda used: None, repr=False)

@@ -179,6 +179,7 @@ class Runtime:
             asked.program, asked.arguments, tenant, asked.limits, EventBuffer(self.settings.run_event_bytes),
             id=self.new_run_id(), on_cancel=self._end, on_message=self._deliver, retry_safe=asked.retry_safe,
             seed=secrets.randbits(SEED_BITS) if asked.seed is None else asked.seed, parent=asked.parent,
+            mcp=asked.mcp,
         )  # fmt: skip
         self.fleet.pool.submit(run.id, tenant)
         self.runs.add(run)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import sys
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
@@ -15,7 +14,8 @@ import pytest
 pytest.importorskip("mcp")
 
 import lying_tool_server
-from web_servers import Answer, Connection, web_server
+from web_servers import Connection, web_server
+from web_tools import over_http, reply_json
 
 from inferd import InferdError, InvalidRequest, LimitExceeded, Unavailable
 from inferd.protocol.mcp import (
@@ -155,37 +155,6 @@ def test_lines_are_cut_where_they_end_and_bounded() -> None:
         lines.feed(b"x" * 11)
     with pytest.raises(InferdError):
         LineBuffer(10).feed(b"ok\n" + b"x" * 11 + b"\n")
-
-
-def greeting(message: dict[str, Any]) -> dict[str, Any]:
-    version = message["params"]["protocolVersion"]
-    return {"protocolVersion": version, "capabilities": {"tools": {}}, "serverInfo": {"name": "web", "version": "1"}}
-
-
-def over_http(reply: Callable[[Connection, dict[str, Any]], Awaitable[None]]) -> Answer:
-    """A server of tools that greets, and answers calls by a function."""
-
-    async def answer(connection: Connection) -> None:
-        if connection.head.startswith("POST"):
-            body = await connection.reader.readexactly(int(connection.header("Content-Length") or 0))
-            message = json.loads(body)
-            if message["method"] == "initialize":
-                await reply_json(connection, message, greeting(message))
-            elif message["method"] == "tools/call":
-                await reply(connection, message)
-            elif "id" in message:
-                await reply_json(connection, message, {"tools": []})
-            else:
-                await connection.answer(b"", "202 Accepted")
-        else:
-            await connection.answer(b"", "405 Method Not Allowed")
-
-    return answer
-
-
-async def reply_json(connection: Connection, message: dict[str, Any], result: Any) -> None:
-    body = json.dumps({"jsonrpc": "2.0", "id": message["id"], "result": result}).encode()
-    await connection.answer(body, Content_Type="application/json")
 
 
 async def good(connection: Connection, message: dict[str, Any]) -> None:

@@ -112,7 +112,9 @@ class Launches:
         limits = self._limits(parent.node, caller.tenant, program, request.limits)
         arguments = check_arguments(program, request.arguments)
         request.arguments.clear()  # as JSON they are many times smaller, and it may wait
-        asked = RunRequest(program, arguments, limits, parent=caller.id)
+        asked = RunRequest(
+            program, arguments, limits, parent=caller.id, mcp="" if caller.run is None else caller.run.mcp
+        )
         run = self._launcher.launch_request(asked, caller.tenant)
         self._note(parent, run, time.monotonic())
         self._write_audit(caller, run)
