@@ -192,7 +192,7 @@ class HeldServer:
         with tempfile.TemporaryFile("w+", encoding="utf-8", errors="replace") as printed:
             try:
                 async with AsyncExitStack() as stack:
-                    with anyio.fail_after(START_S):
+                    async with asyncio.timeout(START_S):  # no scope of anyio's: those of the session outlive this block
                         session = await _open(stack, self._entry, printed)
                     ready.set_result(session)
                     await anyio.sleep_forever()

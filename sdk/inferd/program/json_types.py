@@ -2,8 +2,7 @@
 
 Supported: None, bool, int, float, str, Any, list[T], dict[str, T], Literal, Enum, Optional and other unions,
 dataclasses, TypedDicts (total or not), type aliases, NewType, Annotated with a description string, all nested and
-recursive, written as types or as strings. A pydantic model is supported where it stands alone; its own methods do
-the work.
+recursive, written as types or as strings; and pydantic models, whose own methods do the work.
 """
 
 from __future__ import annotations
@@ -15,7 +14,8 @@ import typing
 from collections.abc import Callable, Iterable
 from typing import Any, Literal, NoReturn
 
-from inferd.program.pydantic_models import is_pydantic, pydantic_schema, validated
+from inferd.program.pydantic_models import REFERENCE, is_pydantic, pydantic_parts, pydantic_schema, renamed, validated
+from inferd.program.replaced_types import instead_of
 from inferd.protocol import InvalidRequest
 
 PLAIN_TYPES: dict[Any, dict[str, Any]] = {
@@ -118,7 +118,7 @@ def _resolved(kind: Any) -> Any:
 
 
 def _refuse(kind: Any, path: str, why: str = "") -> NoReturn:
-    raise InvalidRequest(f"{path}: {type_name(kind)} is not supported{': ' + why if why else ''}")
+    raise InvalidRequest(f"{path}: {type_name(kind)} is not supported: {why or instead_of(kind)}")
 
 
 def _is_plain(kind: Any) -> bool:
@@ -137,7 +137,7 @@ def _check_literals(values: Iterable[Any], kind: Any, path: str) -> list[Any]:
     listed = list(values)
     for value in listed:
         if type(value) not in JSON_SCALARS:
-            _refuse(kind, path, f"{value!r} is not a JSON value")
+            _refuse(kind, path, f"{value!r} is not a JSON value: use text, numbers, True, False and None")
     return listed
 
 
@@ -152,7 +152,11 @@ def _description(kind: Any, path: str) -> tuple[Any, str]:
     inner, *extras = typing.get_args(kind)
     text = extras[0] if isinstance(extras[0], str) else getattr(extras[0], "description", None)
     if len(extras) != 1 or not isinstance(text, str) or getattr(extras[0], "metadata", None):
-        _refuse(kind, path, "Annotated takes one description string here, or an object that says nothing else")
+        _refuse(
+            kind,
+            path,
+            "Annotated takes one description string here, or an object that says nothing else; limits go into a pydantic model",
+        )
     return inner, text
 
 
@@ -176,7 +180,7 @@ class SchemaBuilder:
         if isinstance(kind, type) and issubclass(kind, enum.Enum):
             return {"enum": _check_literals((member.value for member in kind), kind, path)}
         if is_pydantic(kind):
-            _refuse(kind, path, "a pydantic model must be the outermost type")
+            return self._model(kind)
         _refuse(kind, path)
 
     def _generic(self, kind: Any, origin: Any, path: str) -> dict[str, Any]:
@@ -202,9 +206,24 @@ class SchemaBuilder:
             self.definitions[name] = object_schema(properties, [field.name for field in fields if field.required])
         return {"$ref": f"#/$defs/{self._names[kind]}"}
 
-    def _free_name(self, name: str) -> str:
+    def _model(self, kind: type[Any]) -> dict[str, Any]:
+        """Return a reference to a pydantic model, whose schema brings the definitions of the models in it."""
+        if kind not in self._names:
+            root, parts = pydantic_parts(kind)
+            names = {name: name for name in parts}
+            known = {name: self.definitions[name] for name in parts if name in self.definitions}
+            if known != {
+                name: closed(renamed(parts[name], names)) for name in known
+            }:  # of other classes with these names
+                for name in parts:
+                    names[name] = self._free_name(name, frozenset(parts) - {name})
+            self.definitions |= {names[name]: closed(renamed(part, names)) for name, part in parts.items()}
+            self._names[kind] = names[root]
+        return {"$ref": REFERENCE + self._names[kind]}
+
+    def _free_name(self, name: str, others: frozenset[str] = frozenset()) -> str:
         taken, number = name, 2
-        while taken in self.definitions:
+        while taken in self.definitions or taken in others:
             taken, number = f"{name}{number}", number + 1
         return taken
 
@@ -238,7 +257,7 @@ def closed(schema: dict[str, Any]) -> dict[str, Any]:
 
 
 def _closed_part(key: str, value: Any) -> Any:
-    if key in ("properties", "$defs", "patternProperties") and isinstance(value, dict):
+    if key in ("properties", "$defs", "definitions", "patternProperties") and isinstance(value, dict):
         return {name: closed(part) for name, part in value.items()}
     if key in ("items", "additionalProperties") and isinstance(value, dict):
         return closed(value)

@@ -115,8 +115,9 @@ def tool(
 
     Its name is the function's, its description the first paragraph of the docstring. The schema of its arguments is made from
     the annotations, which are those that a program's ``main`` may have: scalars, lists, dicts, ``Literal``, ``Optional``, enums,
-    dataclasses, TypedDicts. What is said of a parameter is the text of ``Annotated[T, "text"]``, or the ``description`` of an
-    object there (such as pydantic's ``Field``), or its entry in the docstring's ``Args:``.
+    dataclasses, TypedDicts, pydantic models, in each other as well. What is said of a parameter is the text of
+    ``Annotated[T, "text"]``, or the ``description`` of an object there (such as pydantic's ``Field``), or its entry in the
+    docstring's ``Args:``.
 
     ``parameters``: a JSON Schema of an object instead, which the model is held to; the function gets plain values by name.
 
@@ -161,15 +162,28 @@ def _types(function: Callable[..., Any], label: str) -> dict[str, Any]:
         parameters = inspect.signature(function).parameters
         hints = typing.get_type_hints(_annotated(function), include_extras=True)
     except (NameError, TypeError, ValueError, SyntaxError, AttributeError) as error:
-        raise InvalidRequest(f"the tool {label}: its parameters cannot be read: {error}") from None
+        raise InvalidRequest(_unreadable(function, label, error)) from None
     for name, parameter in parameters.items():
         if parameter.kind not in (parameter.POSITIONAL_OR_KEYWORD, parameter.KEYWORD_ONLY):
             raise InvalidRequest(
                 f"the tool {label}, parameter {name}: give every argument a name of its own, without * and /"
             )
         if name not in hints:
-            raise InvalidRequest(f"the tool {label}, parameter {name}: it has no annotation")
+            raise InvalidRequest(
+                f"the tool {label}, parameter {name}: it has no annotation: write one, such as `{name}: str`, or pass parameters="
+            )
     return {name: hints[name] for name in parameters}
+
+
+def _unreadable(function: Callable[..., Any], label: str, error: Exception) -> str:
+    """Return what is told of annotations that cannot be evaluated: whose it is, where it is a text that names what is missing."""
+    missing = getattr(error, "name", None)
+    notes = getattr(_annotated(function), "__annotations__", {})
+    culprit = next(
+        (name for name, note in notes.items() if missing and isinstance(note, str) and missing in note), None
+    )
+    place = f"the tool {label}" + (f", parameter {culprit}" if culprit else "")
+    return f"{place}: its annotation cannot be read: {error}; name a type that the module knows, or pass parameters="
 
 
 def _schema(
@@ -199,6 +213,9 @@ def _property(builder: SchemaBuilder, hint: Any, parameter: inspect.Parameter, p
         schema = builder.build(hint, place)
     except RecursionError:
         raise InvalidRequest(f"{place}: an alias that contains itself is not supported: use a class") from None
+    except InvalidRequest as error:  # of a field of a class: the parameter is what the author has before him
+        message = error.message if error.message.startswith(place) else f"{place}: {error.message}"
+        raise InvalidRequest(message) from None
     if text:
         schema = {"description": text, **schema}
     if parameter.default is parameter.empty:

@@ -3,20 +3,28 @@
 from __future__ import annotations
 
 import asyncio
+import datetime
 import functools
+import json
+import re
 import threading
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from decimal import Decimal
 from enum import Enum
-from typing import Annotated, Any, Literal, Optional
+from typing import Annotated, Any, Generic, Literal, Optional, TypedDict, TypeVar
 
+import jsonschema
 import pytest
 from hypothesis import given, strategies as st
-from pydantic import Field
+from pydantic import BaseModel, Field, create_model
 
 import inferd
 from inferd import InvalidRequest
 from inferd.tools import ToolFunction
 from inferd.tools.docstrings import described
+
+T = TypeVar("T")
 
 
 class Unit(Enum):
@@ -167,13 +175,13 @@ def not_a_text_key(x: dict[int, str]) -> None:
 @pytest.mark.parametrize(
     ("function", "message"),
     [
-        (no_annotation, "tool no_annotation, parameter x: it has no annotation"),
+        (no_annotation, "tool no_annotation, parameter x: it has no annotation: write one, such as `x: str`"),
         (many, "tool many, parameter args: give every argument a name"),
         (keywords, "tool keywords, parameter kwargs: give every argument a name"),
         (by_place, "tool by_place, parameter x: give every argument a name"),
         (bounded, "parameter x: .*an object that says nothing else"),
-        (a_set, r"tool a_set, parameter values: set\[int\] is not supported"),
-        (unknown, "tool unknown: its parameters cannot be read: .*Missing"),
+        (a_set, r"tool a_set, parameter values: set\[int\] is not supported: use list\[T\]"),
+        (unknown, "tool unknown, parameter x: its annotation cannot be read: .*Missing.* or pass parameters="),
         (not_a_text_key, "JSON keys are strings"),
         (lambda: None, "cannot be called '<lambda>'"),
         (3, "a tool must be a function"),
@@ -196,6 +204,142 @@ def test_names_that_a_call_cannot_have_are_refused(name: str) -> None:
 def test_schemas_that_are_none_are_refused(schema: Any) -> None:
     with pytest.raises(InvalidRequest, match="the tool look"):
         inferd.tool(weather, name="look", parameters=schema)
+
+
+class Address(BaseModel):
+    city: str
+    zip: int = Field(ge=1, description="its number")
+
+
+class Person(BaseModel):
+    name: str
+    born: datetime.date | None = None
+    homes: list[Address] = []
+    friend: Person | None = None
+    pet: Literal["cat", "dog"] = "cat"
+
+
+@dataclass
+class Letter:
+    to: Person
+    tags: dict[str, Unit] = field(default_factory=dict)
+    copy: list[Address] | None = None
+
+
+class Options(TypedDict, total=False):
+    letter: Letter
+    urgent: bool
+
+
+@inferd.tool
+async def send(
+    to: Person, count: int, letters: list[Letter], options: Options | None = None, at: Address | None = None
+) -> Any:
+    """Send."""
+    return to, count, letters, options, at
+
+
+ADA = {"name": "Ada", "born": "1815-12-10", "homes": [{"city": "London", "zip": 2}], "friend": {"name": "Mary"}}
+
+
+def test_models_stand_beside_other_parameters_and_in_each_other_and_arrive_as_instances() -> None:
+    values = {
+        "to": ADA,
+        "count": 1,
+        "letters": [{"to": {"name": "Bo"}, "tags": {"a": "K"}}],
+        "options": {"urgent": True},
+    }
+    jsonschema.validate(values, send.parameters)
+    assert set(send.parameters["$defs"]) == {"Person", "Address", "Letter", "Options"}, "each once"
+    to, count, letters, options, at = asyncio.run(send.run(json.dumps(values)))
+    assert to == Person.model_validate(ADA)
+    assert (to.friend.name, to.born) == ("Mary", datetime.date(1815, 12, 10))
+    assert (count, options, at) == (1, {"urgent": True}, None)
+    assert letters == [Letter(Person(name="Bo"), {"a": Unit.KELVIN})]
+    for wrong in ({**ADA, "nme": 1}, {**ADA, "homes": [{"city": "x", "zip": "y"}]}, {"pet": "cat"}):
+        with pytest.raises(jsonschema.ValidationError):
+            jsonschema.validate({**values, "to": wrong}, send.parameters)
+    with pytest.raises(InvalidRequest, match=r"(?s)^to: .*homes.0.zip"):
+        asyncio.run(send.run(json.dumps({**values, "to": {**ADA, "homes": [{"city": "x", "zip": 0}]}})))
+
+
+def test_two_models_of_one_name_stay_apart() -> None:
+    def made(kind: Any) -> Any:
+        return create_model("Same", inner=(create_model("Inner", value=(kind, ...)), ...))
+
+    async def both(a: Any, b: Any) -> str:
+        return f"{a.inner.value!r} {b.inner.value!r}"
+
+    both.__annotations__ = {"a": made(int), "b": made(str)}
+    it = inferd.tool(both)
+    jsonschema.validate({"a": {"inner": {"value": 1}}, "b": {"inner": {"value": "1"}}}, it.parameters)
+    with pytest.raises(jsonschema.ValidationError):
+        jsonschema.validate({"a": {"inner": {"value": 1}}, "b": {"inner": {"value": 1}}}, it.parameters)
+    assert asyncio.run(it.run('{"a": {"inner": {"value": 1}}, "b": {"inner": {"value": "1"}}}')) == "1 '1'"
+
+
+def test_models_of_the_first_pydantic_bring_their_definitions_along() -> None:
+    class First:
+        """Stands for a model of pydantic 1, which the sandbox can have."""
+
+        @classmethod
+        def schema(cls) -> dict[str, Any]:
+            part = {"type": "object", "properties": {"x": {"type": "integer"}}}
+            inner = {"$ref": "#/definitions/Part"}
+            return {"type": "object", "properties": {"part": inner}, "definitions": {"Part": part}}
+
+        schema_json = schema
+
+        @classmethod
+        def parse_obj(cls, value: Any) -> Any:
+            return ("parsed", value)
+
+    async def use(first: Any, n: int) -> Any:
+        return first
+
+    use.__annotations__ = {"first": First, "n": int}
+    made = inferd.tool(use)
+    assert made.parameters["$defs"]["First"]["properties"]["part"] == {"$ref": "#/$defs/Part"}
+    jsonschema.validate({"first": {"part": {"x": 1}}, "n": 1}, made.parameters)
+    with pytest.raises(jsonschema.ValidationError):
+        jsonschema.validate({"first": {"part": {"y": 1}}, "n": 1}, made.parameters)
+    assert asyncio.run(made.run('{"first": {"part": {}}, "n": 1}')) == ("parsed", {"part": {}})
+
+
+class OfFunctions(BaseModel):
+    call: Callable[[], int]
+
+
+@dataclass
+class Deep:
+    parts: list[set[int]]
+
+
+@dataclass
+class Box(Generic[T]):
+    value: T
+
+
+REFUSED = [
+    (tuple[int, str], "use list[T], or a dataclass"), (Sequence[int], "use list[T]"), (datetime.datetime, "use str, and convert"),
+    (Decimal, "use float, or str"), (bytes, "use str, in Base64"), (Callable[[int], int], "use Literal"), (object(), "use bool"),
+    (threading.Thread, "use a dataclass, a TypedDict or a pydantic model"),
+    (Deep, "Deep.parts[]: set[int] is not supported: use list"),
+    (Box[int], "use Box without type arguments"), (T, "use the type that it stands for"), (type[int], "use Literal"),
+    (Mapping[str, int], "use dict[str, T]"), (OfFunctions, "use types that JSON has"),
+    (Enum("E", {"A": (1, 2)}), "use text, numbers"),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("kind", "instead"), REFUSED)
+def test_a_refusal_names_the_parameter_and_what_to_use_instead(kind: Any, instead: str) -> None:
+    def take(x: int, wrong: Any) -> None:
+        pass
+
+    take.__annotations__["wrong"] = kind
+    with pytest.raises(InvalidRequest, match=re.escape(instead)) as caught:
+        inferd.tool(take)
+    assert caught.value.message.startswith("the tool take, parameter wrong")
 
 
 def test_partial_functions_are_tools() -> None:

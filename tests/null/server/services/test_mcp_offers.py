@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import anyio
@@ -166,10 +168,30 @@ async def test_an_offer_belongs_to_its_client_and_tenant() -> None:
             await at.ask(other, ListMcpTools("desk"))
     for name in ("desk", "tools", "a b"):
         with pytest.raises(InvalidRequest):
-            await at.ask(thief, OfferMcp(name))
+            await at.ask(thief, OfferMcp(name, "run-1"))
+    with pytest.raises(InvalidRequest):
+        await at.ask(CLIENT, OfferMcp("desk"))
+    await at.ask(thief, OfferMcp("desk"))  # for all others: who has one of its own keeps that
+    assert at.mcp._offers.find(PROGRAM, "desk").caller is CLIENT  # type: ignore[union-attr]
+    await at.ask(thief, WithdrawMcp("desk"))
     await at.ask(CLIENT, WithdrawMcp("desk"))
     with pytest.raises(NotFound):
         await at.ask(PROGRAM, ListMcpTools("desk"))
+
+
+async def test_an_offer_for_a_launch_needs_no_manifest_and_holds_for_what_the_run_launches() -> None:
+    at = Family()
+    await at.ask(CLIENT, OfferMcp("desk", "key-1"))
+    plain = Manifest("p")
+    for key, seen in (("key-1", ["desk"]), ("", []), ("key-2", [])):
+        run = SimpleNamespace(mcp=key)
+        caller = Caller("ann", "run-7", manifest=plain, run=run)  # type: ignore[arg-type]
+        assert (await at.ask(caller, ListMcpServers())).servers == seen
+        assert (await at.ask(replace(caller, tenant="bob"), ListMcpServers())).servers == []
+    await at.ask(CLIENT, WithdrawMcp("desk"))
+    await at.ask(CLIENT, OfferMcp("desk"))
+    with pytest.raises(Forbidden, match="manifest"):
+        await at.ask(Caller("ann", "run-7", manifest=plain), ListMcpTools("desk"))
 
 
 async def test_offers_and_their_calls_are_bounded() -> None:
