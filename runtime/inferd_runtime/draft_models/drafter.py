@@ -12,7 +12,7 @@ import numpy as np
 from inferd_runtime.draft_models.draft_sampling import Guess
 from inferd_runtime.draft_models.lengths import DraftExperience, DraftLength
 from inferd_runtime.draft_models.messages import AskDraft, DraftAnswer, DraftSpec, DraftTransport
-from inferd_runtime.draft_models.step_watch import StepWatch
+from inferd_runtime.draft_models.step_watch import StepWatch, TokenTimer
 from inferd_runtime.speculation.bridge import TokenBridge, common_prefix
 from inferd_runtime.speculation.counters import DraftModelCounters
 from inferd_runtime.speculation.drafter import Drafter
@@ -91,12 +91,24 @@ class DraftModelDrafter(Drafter):
         self._pause, self._skip = 1, 0
         self._lost_pause = 1
         self._proposed = self._verified = 0
+        self._set_aside: list[int] = []
+        """Committed tokens that only matter if the draft model is asked again."""
+        self._timer = TokenTimer(link.clock, link.experience.worth)
 
     # -- Drafter --------------------------------------------------------------------------------------------------
 
+    def begin(self, prompt: Sequence[int]) -> None:
+        """See :class:`Drafter`. The first step reads the prompt as well, and is not timed."""
+        self.observe(prompt)
+        self._timer.restart()
+
     def observe(self, tokens: Sequence[int]) -> None:
         """Consume the committed tokens from the stream, or discard it; then ask the draft model for more."""
-        # What was drawn while the step ran has arrived, and is a hit or a miss.
+        self._timer.count(len(tokens), caught_up=self._warm)
+        if not self._length.asks:
+            return self._stop_asking(tokens)
+        if self._set_aside:
+            tokens, self._set_aside = [*self._set_aside, *tokens], []
         self._link.transport.poll()
         self._end_step(len(tokens))
         drawn, length = len(self._stream), len(self._bridge.path)
@@ -115,6 +127,18 @@ class DraftModelDrafter(Drafter):
             self._wanted = 0
             return
         self._choose()
+
+    def _stop_asking(self, tokens: Sequence[int]) -> None:
+        """Do as little as there is without a draft model, and forget what it has drawn."""
+        self._set_aside += tokens
+        self._end_step(len(tokens))
+        self._sent, self._wanted, self._valid_from = None, 0, self._requests + 1
+        self._stream, self._stream_ended, self._warm = [], False, False
+
+    @property
+    def resting(self) -> bool:
+        """See :class:`Drafter`. In a trial without drafts it is asked, as that measures its steps."""
+        return bool(self._set_aside) and not self._link.experience.worth.trying
 
     def _end_step(self, tokens: int) -> None:
         self._watch.end(tokens, beside=self._works_beside or self._proposed > 0)
@@ -189,6 +213,7 @@ class DraftModelDrafter(Drafter):
             return
         self._dropped = True
         self._sent = None
+        self._timer.close()
         if self._begun:
             self._link.transport.drop(self._number)
         self._on_drop(self._watch.speed)

@@ -5,6 +5,8 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 
+from inferd_runtime.draft_models.worth import DraftWorth
+
 MARGIN = 1.03
 """A draft has to promise at least this much more speed than none."""
 DECAY, SLOW_DECAY = 0.95, 0.99
@@ -74,6 +76,7 @@ class DraftExperience:
 
     def __init__(self) -> None:
         self.calibration = Calibration()
+        self.worth = DraftWorth()
         self.acceptance = Average(0.02, FIRST_ACCEPTANCE)
         self.confidence = Average(0.02, FIRST_ACCEPTANCE)
         self.round_trip = 0.0
@@ -126,6 +129,9 @@ class DraftLength:
     further ahead, and no step waits.
     """
 
+    measured = True
+    """False: drafts are asked for whatever they were measured to cost."""
+
     def __init__(self, experience: DraftExperience, *, most: int, overlaps: bool) -> None:
         self._experience = experience
         self._most = most
@@ -142,6 +148,11 @@ class DraftLength:
     def acceptance(self) -> float:
         """The chance that a drafted token is accepted if the one before it is."""
         return self._right / self._tried
+
+    @property
+    def asks(self) -> bool:
+        """False while the draft model is not to be asked at all, as tokens take longer with it (:class:`DraftWorth`)."""
+        return self._experience.worth.drafts or not self.measured
 
     def choose(self) -> tuple[int, bool]:
         """Count a step, and return how many tokens to ask for after it, and True if that is only a probe."""

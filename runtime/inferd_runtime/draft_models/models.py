@@ -44,6 +44,7 @@ class NoDrafts(Drafter):
     """The drafter of a generation whose draft model was not there when it started."""
 
     source = "draft_model"
+    resting = True
 
 
 def connect(name: str, link: DraftModelLink, target: Vocabulary, draft: Vocabulary) -> DraftModel:
@@ -143,6 +144,7 @@ class DraftModels:
         fit = [at for at, model in enumerate(self._models) if verifier != "rejection" or _gives_distributions(model)]
         here = [at for at in fit if isinstance(self._models[at], DraftModel)]
         if not name and fit:
+            here = [at for at in here if self._models[at].link.experience.worth.pays] or here
             chosen = self._bandit.choose()
             return chosen if chosen in here else (here or fit)[0]
         if name and name not in self.names:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from inferd_runtime.draft_models.lengths import DraftExperience
+from inferd_runtime.draft_models.worth import DraftWorth
 
 
 class StepWatch:
@@ -50,3 +51,30 @@ class StepWatch:
         if not self._steps or not step:
             return 0.0
         return self._tokens / (self._steps * self._experience.slowdown + self._waited / step)
+
+
+class TokenTimer:
+    """Times one generation from commit to commit, everything included, and tells :class:`DraftWorth`."""
+
+    def __init__(self, clock: Callable[[], float], worth: DraftWorth) -> None:
+        self._clock = clock
+        self._worth = worth
+        self._since: float | None = None
+        self._drafts, self._settled = worth.drafts, False
+        worth.opened()
+
+    def restart(self) -> None:
+        """Leave the step that runs now out."""
+        self._since = None
+
+    def count(self, tokens: int, *, caught_up: bool) -> None:
+        """Count a commit. ``caught_up``: the draft model knows the generation."""
+        now = self._clock()
+        if self._since is not None:
+            self._worth.count_step(tokens, now - self._since, drafts=self._drafts, settled=self._settled)
+        self._since, before, self._drafts = now, self._drafts, self._worth.drafts
+        self._settled = before == self._drafts and (caught_up or not before)
+
+    def close(self) -> None:
+        """End with the generation. Called once."""
+        self._worth.closed()

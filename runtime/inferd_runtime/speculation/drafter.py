@@ -21,6 +21,11 @@ class Drafter:
     needed = True
     """Set to False by the caller while other sources guess well enough."""
 
+    @property
+    def resting(self) -> bool:
+        """True if it will neither propose nor let a step wait before it has observed more tokens."""
+        return False
+
     def begin(self, prompt: Sequence[int]) -> None:
         """Start a generation after these tokens, the whole context. A drafter that observed the first of them learns the rest."""
         self.observe(prompt)

@@ -29,7 +29,7 @@ TRIAL = 3
 """Tokens that a source may propose when its breaker lets it try again."""
 WELL_GUESSED = 4
 """After so many accepted tokens of a source without waiting time, no step waits for another one."""
-REST_STEPS = attrgetter("rest_steps")
+RESTS, RESTING = attrgetter("rests"), attrgetter("resting")
 LOG = logging.getLogger(__name__)
 
 
@@ -67,6 +67,16 @@ class Source:
         self.rest_steps = 0
         """The number of steps for which it is not asked."""
         self._drafter: Drafter | None = drafter
+
+    @property
+    def resting(self) -> bool:
+        """See :class:`Drafter`. True once it was dropped."""
+        return self._drafter is None or self._drafter.resting
+
+    @property
+    def rests(self) -> bool:
+        """True if it is not to be asked in this step."""
+        return self.rest_steps > 0 or self.resting
 
     def begin(self, prompt: Sequence[int]) -> None:
         """See :class:`Drafter`."""
@@ -201,12 +211,12 @@ class SourceSet:
     @property
     def all_resting(self) -> bool:
         """True if no source is to be asked in this step."""
-        return all(map(REST_STEPS, self._sources))
+        return all(map(RESTS, self._sources))
 
     @property
     def resting_next_step(self) -> bool:
         """True if no source will be asked in the next step, whatever the step in flight returns."""
-        return not self._open and not self._slow and self.all_resting
+        return not self._open and self.all_resting and all(map(RESTING, self._slow))
 
     def skip_step(self) -> None:
         """Count one step of every source's rest. Only while all rest: a source that does not is asked instead."""

@@ -74,12 +74,16 @@ class Slow:
 class Race(DraftLength):
     """Four tokens, and no step waits for them."""
 
+    measured = False
+
     def choose(self) -> tuple[int, bool]:
         return 4, True
 
 
 class Wait(DraftLength):
     """Four tokens, and steps wait for them until the time is up."""
+
+    measured = False
 
     def choose(self) -> tuple[int, bool]:
         return 4, False

@@ -379,6 +379,8 @@ class Prophet:
 
 
 class Eight(DraftLength):
+    measured = False
+
     def choose(self) -> tuple[int, bool]:
         return 8, False
 

@@ -76,6 +76,8 @@ class Clock:
 class Four(DraftLength):
     """Always wants four tokens."""
 
+    measured = False
+
     def choose(self) -> tuple[int, bool]:
         return 4, False
 
@@ -124,8 +126,14 @@ def stand(spec: DraftSpec) -> Stand:
     return stand
 
 
+class Unmeasured(DraftLength):
+    """Chooses by what it learns, but asks from the first step on."""
+
+    measured = False
+
+
 def length_of(line: DraftModelLink) -> DraftLength:
-    return DraftLength(line.experience, most=6, overlaps=line.transport.overlaps)
+    return Unmeasured(line.experience, most=6, overlaps=line.transport.overlaps)
 
 
 def test_the_prompt_is_sent_once_and_then_what_is_new(stand: Stand, spec: DraftSpec) -> None:
@@ -409,3 +417,33 @@ def test_a_generation_that_ended_but_is_not_closed_holds_nothing_on_the_draft_si
     host.engine.pool.check_integrity([])
     generation.close()
     context.release()
+
+
+def test_a_pair_that_does_not_pay_is_not_asked_and_keeps_no_session(spec: DraftSpec) -> None:
+    stand = Stand(spec, DraftLength)
+    worth = stand.line.experience.worth
+    while worth.trials == 0 or worth.trying:
+        drafts = worth.drafts
+        worth.count_step(1, 0.04 if drafts else 0.01, drafts=drafts, settled=True)
+    assert not worth.pays
+    stand.drafter.begin(PROMPT)
+    for token in range(40):
+        assert stand.drafter.resting
+        assert not stand.drafter.propose(16).tokens
+        stand.step(token % 12)
+    stand.drafter.drop()
+    assert not stand.post.sent, "the prompt was not sent either"
+    assert not stand.post.dropped
+    assert stand.drafter.ready()
+
+
+def test_one_that_is_asked_again_gets_all_that_was_written_meanwhile(spec: DraftSpec) -> None:
+    stand = Stand(spec, DraftLength)
+    stand.drafter.begin(PROMPT)
+    written = []
+    while not stand.post.sent:
+        written.append(len(written) % 12)
+        stand.step(written[-1])
+    assert written, "the first steps are without drafts"
+    assert (stand.post.last.start, stand.post.last.tokens) == (0, [*PROMPT, *written])
+    assert not stand.drafter.resting

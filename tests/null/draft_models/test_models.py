@@ -36,6 +36,8 @@ MakeHost = Callable[..., DraftHost]
 class Four(DraftLength):
     """Always wants four tokens: what a thread costs beside a target without weights says nothing."""
 
+    measured = False
+
     def choose(self) -> tuple[int, bool]:
         return 4, False
 
@@ -50,7 +52,8 @@ def models_over(host: DraftHost, **names: list[bytes]) -> DraftModels:
         [
             connect(name, DraftModelLink(DirectDrafts(host), 512), target, vocabulary(tokens))
             for name, tokens in names.items()
-        ]
+        ],
+        lengths=Four,
     )
 
 

@@ -253,3 +253,28 @@ def test_counters_add_up() -> None:
     assert counters.accepted_per_position == [2, 1]
     ngram = counters.sources["ngram"]
     assert (ngram.drafted, ngram.filtered, ngram.accepted) == (3, 1, 2)
+
+
+class Slow(Scripted):
+    """Lets steps wait, unless it rests."""
+
+    rests = False
+
+    @property
+    def resting(self) -> bool:
+        return self.rests
+
+    def ready(self) -> bool:
+        return self.rests
+
+
+def test_steps_run_ahead_where_even_the_slow_source_rests() -> None:
+    slow = Slow("draft_model", Proposal())
+    sources = together(slow)
+    assert not sources.all_resting
+    assert not sources.resting_next_step
+    slow.rests = True
+    assert sources.all_resting
+    assert sources.resting_next_step
+    slow.rests = False
+    assert not sources.resting_next_step

@@ -22,6 +22,8 @@ PROMPT = [1, 2, 3, 4, 5]
 class Five(DraftLength):
     """Always wants five tokens, however little that pays on a test's clock, and waits for them as long as it may."""
 
+    measured = False
+
     def choose(self) -> tuple[int, bool]:
         return 5, False
 
