@@ -255,26 +255,21 @@ def test_counters_add_up() -> None:
     assert (ngram.drafted, ngram.filtered, ngram.accepted) == (3, 1, 2)
 
 
-class Slow(Scripted):
-    """Lets steps wait, unless it rests."""
+class Resting(Slow):
+    """One that is not asked for now."""
 
-    rests = False
+    rests = True
 
     @property
     def resting(self) -> bool:
         return self.rests
 
-    def ready(self) -> bool:
-        return self.rests
-
 
 def test_steps_run_ahead_where_even_the_slow_source_rests() -> None:
-    slow = Slow("draft_model", Proposal())
+    slow = Resting("draft_model", Proposal(()))
     sources = together(slow)
-    assert not sources.all_resting
-    assert not sources.resting_next_step
-    slow.rests = True
     assert sources.all_resting
     assert sources.resting_next_step
     slow.rests = False
+    assert not sources.all_resting
     assert not sources.resting_next_step
