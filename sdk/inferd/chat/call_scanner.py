@@ -136,6 +136,6 @@ class CallScanner(CharacterScanner):
         """Return the value that ends in front of index ``end``; fails where it is not JSON."""
         try:
             return json.loads("".join(self._taken[self._start : end]))
-        except ValueError:
+        except (ValueError, RecursionError):
             self.failed = True
             return ""

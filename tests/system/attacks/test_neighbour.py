@@ -10,6 +10,7 @@ from .test_connections import CONNECTIONS
 from .test_engine_floods import FLOODS, TEXTS, from_two_tenants
 from .test_guest_programs import FLOODS as PRINTING, HOST_CALLS
 from .test_hoards import HOARDS
+from .test_services import SERVICES
 from .test_uploads import UPLOADS
 
 ROUNDS = 3
@@ -22,7 +23,7 @@ HEAVY = (
     "12 programs with 3 MB of arguments", "3 results of 20 MB", "4 outputs of 20 MB",
 )  # fmt: skip
 MOST = (
-    *FLOODS, *HOARDS, *HOST_CALLS, *PRINTING,
+    *FLOODS, *HOARDS, *HOST_CALLS, *PRINTING, *SERVICES,
     *(one for one in UPLOADS if one.name in ("20 slow sources at once", "60 versions", "nested f-strings", "dotted keys")),
     *(one for one in TEXTS if "MB" in one.name or "at once" in one.name or "leave" in one.name),
     *(one for one in CONNECTIONS if one.name.startswith(("400", "1,021", "24", "2,000", "50,000", "chunks"))),

@@ -9,7 +9,15 @@ from contextlib import asynccontextmanager
 import anyio
 import httpcore
 
-from inferd.protocol import Cancelled, Forbidden, InferdError, InvalidRequest, LimitExceeded, Unavailable
+from inferd.protocol import (
+    Cancelled,
+    Forbidden,
+    InferdError,
+    InternalError,
+    InvalidRequest,
+    LimitExceeded,
+    Unavailable,
+)
 from inferd.protocol.http import BodyChunk, ResponseHead
 from inferd_runtime.server.egress.chunk_slot import ChunkSlot
 from inferd_runtime.server.egress.connecting import CheckedBackend, ConnectRules
@@ -71,6 +79,8 @@ class Fetch:
             self._fail(LimitExceeded(text, limit="timeout", value=seconds, raise_with="timeout="))
         except (httpcore.NetworkError, httpcore.TimeoutException, httpcore.ProtocolError, OSError, ValueError) as error:
             self._fail(_failure(error))
+        except Exception as error:  # noqa: BLE001 - the boundary of one fetch: a bug costs it, and no other tenant's
+            self._fail(InternalError(f"the request failed: {type(error).__name__}"))
         finally:
             if self._scope.cancel_called:
                 self._fail(Cancelled("the request was given up"))
@@ -110,7 +120,7 @@ class Fetch:
 
     def _fail(self, error: InferdError) -> None:
         if self._error is None:
-            error.message = self._redactor.clean_text(error.message)
+            error.message = self._redactor.clean_text(error.message.encode(errors="replace").decode())
             self._error = error
 
     def _headers(self) -> tuple[HeaderLine, ...]:

@@ -140,9 +140,10 @@ class McpService:
         if isinstance(request, CallMcpTool):
             check_call_timeout(request.timeout_s)
             seconds = request.timeout_s
+        about = {"call": request.op, "server": request.server, "tool": getattr(request, "tool", "")[:MAX_SHOWN]}
+        self._charge(caller, about)
         started, outcome = self._clock(), "abandoned"
         try:
-            self._charge(caller.tenant)
             if offer is not None:
                 reply = await self._relayed(offer, request, seconds)
             else:
@@ -154,9 +155,8 @@ class McpService:
             outcome = error.code
             raise
         finally:
-            entry_of = {"call": request.op, "server": request.server, "tool": getattr(request, "tool", "")[:MAX_SHOWN]}
             figures = {"ms": round((self._clock() - started) * 1e3, 1), "error": outcome}
-            self._log.note(caller, {key: value for key, value in {**entry_of, **figures}.items() if value})
+            self._log.note(caller, {key: value for key, value in {**about, **figures}.items() if value})
 
     async def sweep(self) -> None:
         """End servers that are finished, until cancelled."""
@@ -188,14 +188,15 @@ class McpService:
             raise_with="timeout=",
         )
 
-    def _charge(self, tenant: str) -> None:
-        """Count a call. Raises LimitExceeded if there were too many."""
-        rate, now = self._rates.setdefault(tenant, MinuteBucket()), self._clock()
+    def _charge(self, caller: Caller, about: Mapping[str, str]) -> None:
+        """Count a call. Raises LimitExceeded if there were too many, which is told of a few times alone."""
+        rate, now = self._rates.setdefault(caller.tenant, MinuteBucket()), self._clock()
         wait = rate.wait(CALLS_PER_MINUTE, now)
         if wait > 0:
-            raise _limit(
-                f"a tenant may make {CALLS_PER_MINUTE} calls a minute", "mcp_calls_per_minute", CALLS_PER_MINUTE, wait
-            )
+            text = f"a tenant may make {CALLS_PER_MINUTE} calls a minute"
+            error = _limit(text, "mcp_calls_per_minute", CALLS_PER_MINUTE, wait)
+            self._log.refused(caller, {**about, "error": error.code})
+            raise error
         rate.charge(CALLS_PER_MINUTE, now)
 
     @contextmanager

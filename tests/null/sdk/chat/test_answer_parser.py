@@ -265,3 +265,8 @@ def test_a_text_without_quotes_comes_out_while_it_is_written() -> None:
             assert told.startswith('{"city": "São')
     parser.feed("</function>\n</tool_call>")
     assert told == '{"city": "São \\"Paulo\\né"'
+
+
+def test_a_call_that_is_nested_without_end_is_text_and_no_bug() -> None:
+    text = '{"arguments": ' + "[" * 100_000 + "]" * 100_000 + ', "name": "weather"}'
+    assert parse(LLAMA, [text]) == [TextPart(text)]

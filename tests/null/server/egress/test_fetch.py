@@ -16,7 +16,7 @@ import trustme
 from hypothesis import given, strategies as st
 from web_servers import Answer, Connection, web_server
 
-from inferd import Forbidden, InferdError, InvalidRequest, LimitExceeded, NotFound, Unavailable
+from inferd import Forbidden, InferdError, InternalError, InvalidRequest, LimitExceeded, NotFound, Unavailable
 from inferd.protocol.http import AwaitHead, CloseFetch, ReadBody, ResponseHead, WriteBody
 from inferd_runtime.server.egress.fetcher_process import FetchTable, trusted_context
 from inferd_runtime.server.egress.messages import FetchOrder, HeaderLine
@@ -461,3 +461,14 @@ async def test_a_request_that_is_given_up_ends() -> None:
             await web.asked.wait()
             await fetch.table.close(CloseFetch(order.fetch))
         assert outcome == ["cancelled"]
+
+
+async def test_a_bug_costs_its_own_fetch_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    def fails(*_: object) -> None:
+        raise KeyError("a bug")
+
+    monkeypatch.setattr("inferd_runtime.server.egress.fetch.next_hop", fails)
+    async with fetching() as fetch, web_server(redirect("/again")) as broken, web_server(always(b"well")) as other:
+        with pytest.raises(InternalError):
+            await fetch.get(broken.url())
+        assert await fetch.get(other.url()) == b"well"

@@ -15,7 +15,7 @@ import inferd
 from inferd.program.interface import Interface
 from inferd.program.manifest import Manifest
 from inferd.protocol import ErrorInfo, InvalidRequest, LimitExceeded, NotFound, Unavailable
-from inferd.protocol.launches import AwaitChild
+from inferd.protocol.launches import AwaitChild, ReceiveFromChild
 from inferd.transport import restore_transport, use_transport
 from inferd_runtime.sandbox.messages import Bundle, Limits, RunFinished, RunUsage, Sent, Used
 from inferd_runtime.server.programs.bundles import Program
@@ -138,6 +138,16 @@ async def test_messages_that_were_not_kept_are_an_error_and_not_silence() -> Non
                 w.child.sent(Sent(w.child.id, '"' + "x" * 100 + '"'))
             with pytest.raises(LimitExceeded, match="not received in time"):
                 await child.receive()
+
+
+async def test_messages_behind_all_that_there_can_be_are_none_and_no_bug() -> None:
+    async with world() as w:
+        with calling(w.table) as run:
+            child = await inferd.launch("p")
+            reading = asyncio.create_task(run.call(ReceiveFromChild(child.id, after=(1 << 64) - 1)))
+            await anyio.lowlevel.checkpoint()
+            w.launcher.finish(w.child, "1")
+            assert (await reading).over
 
 
 async def test_a_result_that_is_too_long_for_a_reply_is_refused() -> None:

@@ -25,7 +25,7 @@ from inferd.protocol.mcp import (
     OfferMcp,
     WithdrawMcp,
 )
-from inferd_runtime.server.services.call_log import CallLog
+from inferd_runtime.server.services.call_log import REFUSED_PER_MINUTE, CallLog
 from inferd_runtime.server.services.caller import Caller
 from inferd_runtime.server.services.mcp import CALLS_PER_MINUTE, IDLE_SECONDS, LIFE_SECONDS, McpService
 from inferd_runtime.server.services.mcp_offers import MAX_CALLS, MAX_OFFERS
@@ -105,6 +105,21 @@ async def test_calls_per_minute_are_bounded() -> None:
     with pytest.raises(LimitExceeded) as caught:
         await at.ask(CLIENT, ListMcpTools("tools"))
     assert caught.value.detail["limit"] == "mcp_calls_per_minute"
+
+
+async def test_a_flood_of_refused_calls_fills_no_log() -> None:
+    at = Family()
+    for _ in range(CALLS_PER_MINUTE):
+        await at.ask(CLIENT, ListMcpTools("tools"))
+    for _ in range(10 * REFUSED_PER_MINUTE):
+        with pytest.raises(LimitExceeded):
+            await at.ask(CLIENT, ListMcpTools("tools"))
+    assert len(at.told) <= CALLS_PER_MINUTE + REFUSED_PER_MINUTE
+
+
+async def test_an_offer_to_a_run_of_a_megabyte_is_none() -> None:
+    with pytest.raises(InvalidRequest):
+        await Family().ask(CLIENT, OfferMcp("desk", run="x" * (1 << 20)))
 
 
 async def relayed(at: Family, answer: AnswerMcpCall | None, request: Any) -> Any:

@@ -172,7 +172,8 @@ class Launches:
         return Done()
 
     async def _receive(self, caller: Caller, request: ReceiveFromChild) -> ChildMessages:
-        run, index = self._child(caller, request.child), max(request.after, 0)
+        run = self._child(caller, request.child)
+        index = min(max(request.after, 0), run.buffer.next_index)
         while not run.complete or index < run.shown_end:
             events = await run.next_batch(index, IDLE_SECONDS)
             if any(event.kind == "dropped" for event in events):
