@@ -15,13 +15,13 @@ from measure import ratios
 from torch import Tensor
 from torch.nn.functional import scaled_dot_product_attention
 
-from inferd_runtime.engine.drivers.buckets import MOST_ROWS
-from inferd_runtime.engine.drivers.cuda_driver import PREFILL_ROWS
+from inferd_runtime.engine.drivers.buckets import StepShapes
+from inferd_runtime.engine.drivers.captured import paged_rows
 from inferd_runtime.engine.drivers.packing import pack_batch, pack_pages
-from inferd_runtime.kernels.attention import choose_splits
+from inferd_runtime.engine.drivers.staging import Staging
 from inferd_runtime.kernels.attention_rule import AttentionRule
 from inferd_runtime.kernels.cache import FP8, narrowed
-from inferd_runtime.kernels.rows import PagedRows
+from inferd_runtime.kernels.rows import FEW_ROWS, PagedRows
 from inferd_runtime.models.batch import Batch, Placement, Span
 
 RULE = AttentionRule(None, None, None)
@@ -51,7 +51,7 @@ class Layers:
 def make_layers(bench: Bench, batch: int, context: int, dtype: torch.dtype) -> Layers:
     """Random K and V on scattered pages."""
     shape = bench.sizes.model
-    each = -(-(context + MOST_ROWS + 1) // PAGE_SIZE)
+    each = -(-(context + FEW_ROWS + 1) // PAGE_SIZE)
     size = batch * each * PAGE_SIZE * shape.kv_heads * shape.width
     count = bench.copies(2 * size * dtype.itemsize)
     caches = [
@@ -71,23 +71,15 @@ def laid_out(bench: Bench, layers: Layers, rows: int, *, tree: bool = False) -> 
     """``rows`` tokens of every sequence, the first of which stands behind ``context - 1`` others, in the driver's tiles and
     splits. ``tree``: a binary one, else a chain.
     """
-    shape, start = bench.sizes.model, layers.context - 1
+    model, start = bench.sizes.model, layers.context - 1
     batch = rows_batch(layers, rows, start, tree)
-    group = shape.heads // shape.kv_heads
-    many = max(MOST_ROWS, 1 << (PREFILL_ROWS // group).bit_length() - 1)
-    tile_rows = 1 if rows == 1 else MOST_ROWS if rows <= MOST_ROWS else many
-    values = pack_batch(batch, tile_rows)
-    flat, _ = pack_pages(batch.spans, PAGE_SIZE)
-    tiles = len(values["tile_sequences"])
-    splits = choose_splits(tiles, shape.kv_heads, shape.context, bench.accelerator.processors)
-    on = {name: torch.from_numpy(np.ascontiguousarray(array)).to(bench.device) for name, array in values.items()}
-    return PagedRows(
-        slots=on["slots"], positions=on["positions"],
-        pages=torch.from_numpy(flat.reshape(layers.batch, -1).copy()).to(bench.device),
-        first=on["first"], counts=on["counts"], lengths=on["lengths"], tails=on["tails"],
-        seen=on.get("seen", torch.zeros(layers.batch * rows, dtype=torch.int64, device=bench.device)),
-        tile_sequences=on["tile_sequences"], tile_starts=on["tile_starts"], tile_rows=tile_rows, splits=splits,
-    )  # fmt: skip
+    counts, lengths = [rows] * layers.batch, [start + rows] * layers.batch
+    shape = StepShapes(sum(counts), max(lengths), model.heads // model.kv_heads).exact(counts, lengths, 1, 0)
+    pages, page_first = pack_pages(batch.spans, PAGE_SIZE)
+    staging = Staging(bench.accelerator, largest=[shape], page_entries=len(pages), masks=1, mask_words=1)
+    staging.upload(shape, {**pack_batch(batch, shape), "page_first": page_first}, pages, np.empty((0, 1), np.int32))
+    columns = torch.arange(len(pages) // layers.batch, dtype=torch.int32, device=bench.device)
+    return paged_rows(staging.inputs(shape), shape, columns)
 
 
 def rows_batch(layers: Layers, rows: int, start: int, tree: bool) -> Batch:

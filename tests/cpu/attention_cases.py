@@ -7,9 +7,10 @@ from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
+from torch.utils._pytree import tree_map
 
 from inferd_runtime.kernels.attention_rule import AttentionRule
-from inferd_runtime.kernels.rows import PagedRows
+from inferd_runtime.kernels.rows import FEW_ROWS, SPLIT_KEYS, KeySplits, PagedRows, Tiles
 
 PLAIN = AttentionRule(None, None, None)
 POISON = (float("nan"), float("inf"), float("-inf"))
@@ -31,7 +32,9 @@ class Sequenced:
 
 @dataclass(frozen=True)
 class Shape:
-    """What a batch looks like apart from its sequences. ``spare``: padding sequences, tiles and rows."""
+    """What a batch looks like apart from its sequences. ``spare``: padding sequences, tiles and rows. ``prompt_rows``: tiles of
+    their own for sequences of more rows than FEW_ROWS, if any.
+    """
 
     heads: int = 4
     shared: int = 2
@@ -39,10 +42,11 @@ class Shape:
     value_width: int = 16
     page_size: int = 4
     tile_rows: int = 1
-    splits: int = 1
+    split_keys: int = SPLIT_KEYS
     spare: int = 0
     dtype: torch.dtype = torch.float32
     cache: torch.dtype = torch.float32
+    prompt_rows: int = 0
 
 
 @dataclass(frozen=True)
@@ -89,8 +93,21 @@ def _cast(cache: Tensor, dtype: torch.dtype) -> Tensor:
 
 def on(rows: PagedRows, device: str) -> PagedRows:
     """The rows on a device."""
-    names = [name for name in PagedRows.__slots__ if isinstance(getattr(rows, name), Tensor)]
-    return replace(rows, **{name: getattr(rows, name).to(device) for name in names})
+    fields = {name: getattr(rows, name) for name in PagedRows.__slots__}
+    moved = tree_map(lambda one: one.to(device) if isinstance(one, Tensor) else one, fields)
+    return PagedRows(**moved)
+
+
+def one_split(rows: PagedRows) -> PagedRows:
+    """The same rows, each sequence's keys attended to by one program."""
+    splits = rows.splits
+    whole = splits._replace(counts=torch.ones_like(splits.counts), live=torch.zeros_like(splits.live), lines=0)
+    tiles = []
+    for each in rows.tiles:
+        first = each.splits == 0
+        kept = each._replace(sequences=each.sequences[first], starts=each.starts[first], splits=each.splits[first])
+        tiles.append(kept._replace(live=(kept.sequences >= 0).sum(dtype=torch.int32)[None]))
+    return replace(rows, tiles=tuple(tiles), splits=whole)
 
 
 def _rows(shape: Shape, sequences: Sequence[Sequenced]) -> tuple[PagedRows, Tensor]:
@@ -109,7 +126,10 @@ def _rows(shape: Shape, sequences: Sequence[Sequenced]) -> tuple[PagedRows, Tens
     seen = torch.zeros(total, dtype=torch.int64)
     tails = torch.zeros(len(tables), dtype=torch.int32)
     used = torch.zeros((max(free) + 2) * size, dtype=torch.bool)
-    tiles: list[tuple[int, int]] = []
+    cuts = [-(-length // shape.split_keys) for length in lengths]
+    split_counts = torch.ones(total, dtype=torch.int32)
+    split_first = torch.zeros(total, dtype=torch.int32)
+    lines = 0
     at = 0
     for index, each in enumerate(sequences):
         mine = [free.pop() for _ in range(needed[index])]
@@ -130,11 +150,19 @@ def _rows(shape: Shape, sequences: Sequence[Sequenced]) -> tuple[PagedRows, Tens
             row = at + each.count - len(each.parents) + node
             seen[row] = ancestors[node] - (2**64 if ancestors[node] >= 2**63 else 0)
             positions[row] = int(tails[index]) + depths[node]
-        tiles += [(index, start) for start in range(0, each.count, shape.tile_rows)]
+        if cuts[index] > 1:
+            split_counts[here] = cuts[index]
+            for row in torch.arange(here.start, here.stop)[torch.randperm(each.count)].tolist():
+                split_first[row] = lines
+                lines += cuts[index]
         at += each.count
-    tiles += [(-1, 0)] * spare
     padded = [0] * (len(tables) - len(sequences))
-    order = torch.randperm(len(tiles))
+    several = torch.nonzero(split_counts > 1)[:, 0].to(torch.int32)
+    several = several[torch.randperm(len(several))]
+    splits = KeySplits(
+        split_counts, split_first, torch.nn.functional.pad(several, (0, spare), value=-1),
+        torch.tensor([len(several)], dtype=torch.int32), lines + (spare if lines else 0), shape.split_keys,
+    )  # fmt: skip
     return PagedRows(
         slots=slots,
         positions=positions,
@@ -144,11 +172,28 @@ def _rows(shape: Shape, sequences: Sequence[Sequenced]) -> tuple[PagedRows, Tens
         lengths=torch.tensor(lengths + padded, dtype=torch.int32),
         tails=tails,
         seen=seen,
-        tile_sequences=torch.tensor([tile[0] for tile in tiles], dtype=torch.int32)[order],
-        tile_starts=torch.tensor([tile[1] for tile in tiles], dtype=torch.int32)[order],
-        tile_rows=shape.tile_rows,
-        splits=shape.splits,
+        tiles=_tiles(shape, sequences, cuts),
+        splits=splits,
     ), used
+
+
+def _tiles(shape: Shape, sequences: Sequence[Sequenced], cuts: Sequence[int]) -> tuple[Tiles, ...]:
+    """In any order; behind them what is not in use."""
+    found = []
+    for size, chosen in ((shape.tile_rows, False), (shape.prompt_rows, True)):
+        if not size:
+            continue
+        entries = [
+            (index, start, split)
+            for index, each in enumerate(sequences) if not shape.prompt_rows or (each.count > FEW_ROWS) == chosen
+            for start in range(0, each.count, size)
+            for split in range(cuts[index])
+        ]  # fmt: skip
+        order = torch.randperm(len(entries)).tolist()
+        columns = torch.tensor([entries[at] for at in order] + [(-1, 0, 0)] * shape.spare, dtype=torch.int32)
+        live = torch.tensor([len(entries)], dtype=torch.int32)
+        found.append(Tiles(*columns.view(-1, 3).t().contiguous(), live, size, len(entries) + shape.spare))
+    return tuple(found)
 
 
 def expected(case: Case, rule: AttentionRule) -> Tensor:

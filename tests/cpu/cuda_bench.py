@@ -19,6 +19,7 @@ from inferd_runtime.engine.drivers.torch_driver import TorchDriver
 from inferd_runtime.engine.engine import Engine, EngineOptions
 from inferd_runtime.engine.sampling.host_sampling import RowSampler
 from inferd_runtime.kernels.cache import CacheBlock
+from inferd_runtime.kernels.rows import SPLIT_KEYS
 from inferd_runtime.kernels.suite import KernelSuite
 from inferd_runtime.models.checks.probe import attach
 from inferd_runtime.models.lora.bank import LoraBank
@@ -30,7 +31,7 @@ from inferd_runtime.testing.speculation import GenerationUnderTest, Request
 
 PAGE_SIZE = 4
 PAGES = 128
-MOST_ROWS = 96
+MOST_ROWS = 160
 EOS = 2
 FREE_ROWS = StepTimes.linear(1.0, 1e-6)
 SAMPLERS = {
@@ -55,6 +56,7 @@ class CudaBench:
         most_rows: int = MOST_ROWS,
         device: str = "cpu",
         fixed_rows: int = 0,
+        split_keys: int = SPLIT_KEYS,
         **changes: int,
     ) -> None:
         model = make(family, vocab_size=vocab_size, **changes).to(device)
@@ -72,9 +74,7 @@ class CudaBench:
             block,
             kernels,
             self.host,
-            CudaOptions(
-                most_rows, splits=lambda tiles, keys: 2, group=probed_group(model), record=record, fixed_rows=fixed_rows
-            ),
+            CudaOptions(most_rows, probed_group(model), split_keys, record=record, fixed_rows=fixed_rows),
         )
 
 

@@ -15,7 +15,7 @@ from triton.runtime.errors import OutOfResources
 
 from inferd_grammar import GrammarCompiler, RegexGrammar, TokenTable
 from inferd_runtime.engine.driver import Driver
-from inferd_runtime.engine.drivers.buckets import bucket, captured_shapes
+from inferd_runtime.engine.drivers.buckets import StepShapes
 from inferd_runtime.engine.drivers.build import (
     DriverOptions,
     agrees,
@@ -25,7 +25,6 @@ from inferd_runtime.engine.drivers.build import (
     step_bytes,
 )  # fmt: skip
 from inferd_runtime.engine.drivers.captured import ResultSlot
-from inferd_runtime.engine.drivers.cuda_driver import tile_rows
 from inferd_runtime.engine.job import Planned
 from inferd_runtime.engine.prepare import prepare
 from inferd_runtime.engine.sampling.device_sampling import greedy_inputs, host_inputs, sampling_inputs
@@ -54,7 +53,7 @@ GROUPS = (
     {"num_attention_heads": 6, "num_key_value_heads": 2, "hidden_size": 42},
     {"num_attention_heads": 7, "num_key_value_heads": 1, "hidden_size": 42},
 )
-SHAPES = ([1, 1, 1], [16, 1, 1, 1], [20, 1, 3])
+SHAPES = ([1, 1, 1], [16, 1, 1, 1], [20, 1, 3], [40, 1, 17, 1])
 
 
 @pytest.fixture(scope="module", params=FAMILIES)
@@ -124,6 +123,21 @@ def test_masked_rows() -> None:
     plain, masked = requests_of("filtered", 2), requests_of("argmax", 2, grammar)
     requests = [replace(request, eos=END) for request in (*plain, *masked)]
     run(bench.driver, answered(bench.reference, requests), [Oracle, None, Oracle, None])
+
+
+def test_prompts_beside_decode_rows_are_replayed() -> None:
+    """In shapes of their own, with long sequences cut into splits; also where rows draft meanwhile."""
+    bench = CudaBench("llama", reference_kernels(), split_keys=64)
+    for counts in ([100, 1, 1], [40, 20, 3, 1], [17]):
+        batch = _batch(bench.driver, counts, 60)
+        read = np.asarray([span.first + span.count - 1 for span in batch.spans])
+        batch = replace(batch, logit_rows=read, tokens=np.arange(len(batch.tokens)) % VOCAB)
+        for driver in (bench.driver, bench.reference):
+            feed_in_parts(driver, _batch(driver, [60] * len(counts), 0))
+        replays = bench.host.replays
+        got, expected = bench.driver.forward(batch).logits, bench.reference.forward(batch).logits
+        assert bench.host.replays == replays + 1
+        assert np.abs(got - expected).max() < TOLERANCE
 
 
 def test_without_recording_the_tokens_are_the_same() -> None:
@@ -244,18 +258,6 @@ def test_what_is_decided_on_the_host_is_frozen() -> None:
     assert result.tolist() == [2.0, 2.0]
 
 
-@pytest.mark.parametrize(("counts", "rows", "batch"), [([1], 1, 1), ([1] * 3, 4, 4), ([9], 16, 1), ([2, 1], 4, 2)])
-def test_buckets(counts: list[int], rows: int, batch: int) -> None:
-    shape = bucket(counts)
-    assert shape is not None
-    assert (shape.rows, shape.batch) == (rows, batch)
-
-
-@pytest.mark.parametrize("counts", [[17], [1] * 257, [16] * 70])
-def test_what_has_no_bucket(counts: list[int]) -> None:
-    assert bucket(counts) is None
-
-
 # -- Built from a loaded model ----------------------------------------------------------------------------------------
 
 
@@ -292,7 +294,7 @@ def test_what_steps_take_is_measured_with_the_largest_one() -> None:
     counting = kernels._replace(sample=lambda logits, one: rows.append(len(logits)) or kernels.sample(logits, one))
     assert measured_step_bytes(loaded, None, options, counting, host) == 0
     assert max(rows) == 20
-    assert host.recordings == len(captured_shapes(20))
+    assert host.recordings == len(StepShapes(20, 256).recorded())
     assert step_bytes(loaded, options) == 0
 
 
@@ -320,7 +322,7 @@ def test_recording_is_not_timed(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_tokens_through_tritons_kernels() -> None:
     """All of them together, in the interpreter: prompts, decode rows, chains, trees."""
-    bench = CudaBench("qwen3", triton_kernels(), record=False)
+    bench = CudaBench("qwen3", triton_kernels(), record=False, split_keys=16)
     requests = [replace(request, max_tokens=4) for request in requests_of("filtered", 3)]
     run(bench.driver, answered(bench.reference, requests), [OracleTree, Oracle, None])
 
@@ -351,13 +353,6 @@ def test_sampled_drafts_are_verified_on_the_device(llama: CudaBench, name: str) 
 
 
 # -- What a review found ----------------------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize("group", [*range(1, 13), 16, 32, 71])
-def test_tiles_of_prompts_are_powers_of_two(group: int) -> None:
-    rows = [tile_rows(longest, group) for longest in (1, 2, 16, 17, 60, 500)]
-    assert rows[:3] == [1, 16, 16]
-    assert all(count >= 16 and count & (count - 1) == 0 for count in rows[1:])
 
 
 @pytest.mark.long
@@ -443,7 +438,7 @@ def test_a_mask_of_another_width_is_refused(llama: CudaBench) -> None:
 
 def test_all_shapes_are_recorded_ahead() -> None:
     bench = CudaBench("llama", reference_kernels(), most_rows=32)
-    assert bench.driver.record_all() == len(captured_shapes(32)) == bench.host.recordings
+    assert bench.driver.record_all() == len(StepShapes(32, 256).recorded()) == bench.host.recordings
     for counts in ([1], [1] * 9, [5, 1], [16, 16], [2] * 16):
         bench.driver.forward(_batch(bench.driver, counts, 3))
-    assert bench.host.recordings == len(captured_shapes(32))
+    assert bench.host.recordings == len(StepShapes(32, 256).recorded())

@@ -12,6 +12,7 @@ import torch
 from families import VOCAB, make
 
 from inferd.protocol import InvalidRequest
+from inferd_runtime.engine.drivers.buckets import StepShapes
 from inferd_runtime.engine.drivers.packing import pack_batch
 from inferd_runtime.engine.drivers.torch_driver import TorchDriver
 from inferd_runtime.engine.job import Planned
@@ -20,7 +21,7 @@ from inferd_runtime.engine.sequences.positions import tree_placement
 from inferd_runtime.engine.stages import Work
 from inferd_runtime.kernels import product
 from inferd_runtime.kernels.cache import CacheBlock
-from inferd_runtime.kernels.rows import PagedRows
+from inferd_runtime.kernels.rows import KeySplits, PagedRows, Tiles
 from inferd_runtime.kernels.suite import KernelSuite, reference_kernels
 from inferd_runtime.kernels.triton import elementwise as triton_elementwise, product as triton_product
 from inferd_runtime.kv.pool import PagePool
@@ -37,7 +38,7 @@ from inferd_runtime.models.weights.host_products import Way
 from inferd_runtime.testing.recorded_host import RecordedHost
 
 TOLERANCE = 1e-4
-PAGE_SIZE, PAGES, TILE_ROWS = 4, 128, 4
+PAGE_SIZE, PAGES = 4, 128
 REFERENCE = reference_kernels()
 WITH_TRITON = REFERENCE._replace(
     rotate_and_write=triton_elementwise.rotate_and_write, silu_mul=triton_elementwise.silu_mul
@@ -108,7 +109,11 @@ class Bench:
         """What the pass takes, with padding behind everything."""
         pad = self.padding
         fill = {"slots": -1, "tile_sequences": -1, "counts": 0, "lengths": 0, "tails": 0}
-        arrays = {"seen": np.zeros(len(batch.tokens), np.int64), **pack_batch(batch, TILE_ROWS)}
+        counts, lengths = [span.count for span in batch.spans], [span.start + span.count for span in batch.spans]
+        shape = StepShapes(max(counts), max(lengths)).exact(counts, lengths, 1, 0)
+        packed = pack_batch(batch, shape)
+        live = {name: torch.from_numpy(packed.pop(name)) for name in [*packed] if name.endswith("_live")}
+        arrays = {"seen": np.zeros(len(batch.tokens), np.int64), **packed}
         columns = {
             name: torch.from_numpy(np.pad(array, (0, pad), constant_values=fill.get(name, 0)))
             for name, array in arrays.items()
@@ -117,7 +122,13 @@ class Bench:
         for index, span in enumerate(batch.spans):
             pages[index, : len(span.pages)] = torch.tensor(span.pages)
         tokens = columns.pop("tokens")
-        rows = PagedRows(pages=pages, tile_rows=TILE_ROWS, splits=1, **columns)
+        few = [columns.pop(f"tile_{name}") for name in ("sequences", "starts", "splits")]
+        tiles = [Tiles(*few, live["tile_live"], shape.tile_rows, len(few[0]))]
+        if shape.prompt_tiles:
+            prompts = [columns.pop(f"prompt_{name}") for name in ("sequences", "starts", "splits")]
+            tiles.append(Tiles(*prompts, live["prompt_live"], shape.prompt_rows, len(prompts[0])))
+        ones = torch.ones(len(tokens), dtype=torch.int32)
+        rows = PagedRows(pages=pages, tiles=tuple(tiles), splits=KeySplits(ones, ones, ones, ones, 0, 1024), **columns)
         hidden_rows = torch.from_numpy(batch.hidden_rows) if len(batch.hidden_rows) else None
         layout = KernelLayout(rows, self.block.keys, self.block.values, self.kernels, hidden_rows)
         return tokens, rows.positions, layout, torch.from_numpy(batch.logit_rows)

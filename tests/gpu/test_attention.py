@@ -9,6 +9,7 @@ import pytest
 import torch
 from attention_cases import PLAIN, Case, Sequenced, Shape, build, chain, check_attention, expected, on, tree
 from torch import Tensor
+from torch.utils._pytree import tree_leaves
 
 from inferd_runtime.kernels import attention
 from inferd_runtime.kernels.attention_rule import AttentionRule
@@ -38,12 +39,19 @@ def check(shape: Shape, sequences: list[Sequenced], rule: AttentionRule = PLAIN,
 
 
 @pytest.mark.parametrize(("dtype", "cache"), DTYPES)
-@pytest.mark.parametrize("splits", [1, 8, 64])
+@pytest.mark.parametrize("split_keys", [128, 1024, 16384])
 @pytest.mark.parametrize(("sequences", "tile_rows"), [(DECODE, 1), (DRAFTS, 8)], ids=["decode", "drafts"])
 def test_decoding_and_drafts(
-    sequences: list[Sequenced], tile_rows: int, splits: int, dtype: torch.dtype, cache: torch.dtype
+    sequences: list[Sequenced], tile_rows: int, split_keys: int, dtype: torch.dtype, cache: torch.dtype
 ) -> None:
-    check(replace(LARGE, dtype=dtype, cache=cache, tile_rows=tile_rows, splits=splits, spare=2), sequences)
+    check(replace(LARGE, dtype=dtype, cache=cache, tile_rows=tile_rows, split_keys=split_keys, spare=2), sequences)
+
+
+@pytest.mark.parametrize("tile_rows", [1, 16])
+def test_decode_rows_beside_prompts(tile_rows: int) -> None:
+    """Two launches, and splits of both in one scratch."""
+    few = [chain(5000, 1), chain(12, 1)] if tile_rows == 1 else [tree(8000, 8, BRANCHES), chain(5000, 1)]
+    check(replace(LARGE, tile_rows=tile_rows, prompt_rows=32, spare=2), [*few, chain(6000, 40), chain(0, 300)])
 
 
 @pytest.mark.parametrize(("dtype", "cache"), DTYPES)
@@ -55,7 +63,7 @@ def test_prompts(tile_rows: int, dtype: torch.dtype, cache: torch.dtype) -> None
 @pytest.mark.parametrize("width", [64, 80, 96, 256])
 @pytest.mark.parametrize("tile_rows", [1, 8, 64])
 def test_widths(width: int, tile_rows: int) -> None:
-    shape = replace(LARGE, heads=8, shared=4, width=width, value_width=width, tile_rows=tile_rows, splits=2)
+    shape = replace(LARGE, heads=8, shared=4, width=width, value_width=width, tile_rows=tile_rows, split_keys=1024)
     check(shape, [chain(1500, 70), tree(900, 8, BRANCHES)])
 
 
@@ -71,19 +79,19 @@ def test_rules(tile_rows: int) -> None:
     for number, (window, softcap, chunk, sink) in enumerate(
         product((None, 700), (None, 30.0), (None, 512), (None, sinks))
     ):
-        shape = replace(LARGE, tile_rows=tile_rows, splits=1 + 3 * (number % 2), spare=1)
+        shape = replace(LARGE, tile_rows=tile_rows, split_keys=256 << 3 * (number % 2), spare=1)
         check(
             shape, [tree(2040, 20, BRANCHES), chain(1300, 40)], AttentionRule(0.1, window, softcap, chunk, sink), number
         )
 
 
 def test_a_tree_of_64_nodes() -> None:
-    check(replace(LARGE, tile_rows=64, splits=2), [tree(2000, 65, [-1, *range(31), -1, *range(32, 63)])])
+    check(replace(LARGE, tile_rows=64), [tree(2000, 65, [-1, *range(31), -1, *range(32, 63)])])
 
 
 def test_what_the_interpreter_runs_gives_the_same_here() -> None:
-    for splits, tile_rows in product((1, 3), (1, 4)):
-        shape = Shape(tile_rows=tile_rows, splits=splits, spare=1, width=24, heads=6)
+    for split_keys, tile_rows in product((16, 1024), (1, 4)):
+        shape = Shape(tile_rows=tile_rows, split_keys=split_keys, spare=1, width=24, heads=6)
         for rule in (PLAIN, AttentionRule(0.3, 6, 3.0, None, torch.linspace(-1, 2, 6, device="cuda"))):
             case = build(shape, [chain(0, 1), tree(9, 6, [-1, 0, 0, 1, -1]), chain(0, 7), chain(21, 1)], device="cuda")
             check_attention(paged_attention, case, rule, expected(case, rule))
@@ -99,10 +107,10 @@ def test_every_float8_is_read_as_torch_reads_it() -> None:
     assert torch.equal(out.nan_to_num(), wanted.nan_to_num())
 
 
-@pytest.mark.parametrize("splits", [1, 16])
-def test_a_row_gives_the_same_bits_whatever_stands_beside_it(splits: int) -> None:
+@pytest.mark.parametrize("split_keys", [512, 4096])
+def test_a_row_gives_the_same_bits_whatever_stands_beside_it(split_keys: int) -> None:
     """A draft's row, as far as block sizes are the same: alone in its tile, and with seven others."""
-    case = build(replace(LARGE, tile_rows=8, splits=splits), [chain(3000, 8)], device="cuda")
+    case = build(replace(LARGE, tile_rows=8, split_keys=split_keys), [chain(3000, 8)], device="cuda")
     whole = paged_attention(case.query, case.keys, case.values, case.rows, PLAIN)
     for count in range(1, 8):
         counts, lengths = torch.full_like(case.rows.counts, count), case.rows.lengths - 8 + count
@@ -112,28 +120,47 @@ def test_a_row_gives_the_same_bits_whatever_stands_beside_it(splits: int) -> Non
         assert torch.equal(part[:count], whole[:count])
 
 
-@pytest.mark.parametrize("splits", [1, 8])
-def test_a_captured_launch_serves_other_lengths(splits: int) -> None:
-    """Only values change: lengths, rows per sequence, pages."""
-    shape = replace(LARGE, splits=splits, tile_rows=2)
+def test_a_captured_launch_serves_other_lengths() -> None:
+    """Only values change: lengths, rows per sequence, pages, how keys are cut. What else is in a step changes no bit of a row."""
+    shape = replace(LARGE, tile_rows=2)
     batches = [[chain(2000, 2), chain(10, 1)], [chain(7, 2), chain(4000, 1)], [chain(0, 1), chain(4001, 2)]]
-    cases = [build(shape, batch, number, "cuda") for number, batch in enumerate(batches)]
+    cases = [padded(build(shape, batch, number, "cuda")) for number, batch in enumerate(batches)]
     pages = max(case.keys.shape[0] for case in cases)
     width = max(case.rows.pages.shape[1] for case in cases)
     cases = [_widened(case, pages, width) for case in cases]
-    held = _widened(build(shape, batches[0], 9, "cuda"), pages, width)
+    held = _widened(padded(build(shape, batches[0], 9, "cuda")), pages, width)
     paged_attention(held.query, held.keys, held.values, held.rows, PLAIN)
     graph = torch.cuda.CUDAGraph()
     with torch.cuda.graph(graph):
         out = paged_attention(held.query, held.keys, held.values, held.rows, PLAIN)
     for case in cases:
-        for mine, its in ((held.query, case.query), (held.keys, case.keys), (held.values, case.values)):
-            mine.copy_(its)
-        for name in case.rows.__slots__:
-            if isinstance(getattr(held.rows, name), Tensor):
-                getattr(held.rows, name).copy_(getattr(case.rows, name))
+        for mine, its in zip(tree_leaves(_parts(held)), tree_leaves(_parts(case)), strict=True):
+            if isinstance(mine, Tensor):
+                mine.copy_(its)
         graph.replay()
         check_attention(lambda *given: out, case, PLAIN, exact(case, PLAIN))
+        assert torch.equal(out, paged_attention(case.query, case.keys, case.values, case.rows, PLAIN))
+
+
+def padded(case: Case, entries: int = 24, lines: int = 40) -> Case:
+    """In tables of one size."""
+
+    def longer(one: Tensor, fill: int) -> Tensor:
+        return torch.nn.functional.pad(one, (0, entries - len(one)), value=fill)
+
+    splits = case.rows.splits
+    tiles = tuple(
+        each._replace(
+            sequences=longer(each.sequences, -1), starts=longer(each.starts, 0), splits=longer(each.splits, 0)
+        )
+        for each in case.rows.tiles
+    )
+    longest = splits._replace(rows=longer(splits.rows, -1), lines=lines)
+    return replace(case, rows=replace(case.rows, tiles=tiles, splits=longest))
+
+
+def _parts(case: Case) -> list[object]:
+    return [case.query, case.keys, case.values, *(getattr(case.rows, name) for name in case.rows.__slots__)]
 
 
 def _widened(case: Case, pages: int, width: int) -> Case:
@@ -160,13 +187,13 @@ def test_far_pages_are_addressed_in_64_bits() -> None:
     assert torch.equal(out, paged_attention(case.query, case.keys, case.values, case.rows, PLAIN))
 
 
-def test_nothing_is_compiled_for_how_many_rows_there_are() -> None:
-    """Steps of every size share one binary, so that no step waits for a compiler."""
+def test_nothing_is_compiled_for_how_many_rows_or_keys_there_are() -> None:
+    """Steps of every size and length share one binary, so that no step waits for a compiler."""
     from inferd_runtime.kernels.triton.attention_kernel import attend
 
     cache = attend.device_caches[torch.cuda.current_device()][0]
     check(replace(LARGE, tile_rows=8), [chain(40, 8)])
     before = len(cache)
     for first, second in pairwise((1, 2, 15, 16, 17, 33)):
-        check(replace(LARGE, tile_rows=8), [chain(16 * second, first), *[chain(5, 1)] * second])
+        check(replace(LARGE, tile_rows=8), [chain(160 * second, first), *[chain(5, 1)] * second])
     assert len(cache) == before

@@ -9,13 +9,10 @@ import torch
 from torch import Tensor
 
 from inferd_runtime.kernels.attention_rule import AttentionRule
-from inferd_runtime.kernels.rows import PagedRows
+from inferd_runtime.kernels.rows import PagedRows, Tiles
 
 LOWEST = -1e30
 """A maximum over no scores. Finite, so that the difference of two is a number."""
-MOST_SPLITS = 64
-FEWEST_KEYS = 256
-MOST_KEYS = 8192
 
 
 def paged_attention(query: Tensor, keys: Tensor, values: Tensor, rows: PagedRows, rule: AttentionRule) -> Tensor:
@@ -28,8 +25,20 @@ def paged_attention(query: Tensor, keys: Tensor, values: Tensor, rows: PagedRows
     rows are no power of two.
     """
     check_attention(query, keys, values, rows, rule)
+    # What no tile's row is goes to one row more, which is cut off.
+    out = query.new_zeros(len(query) + 1, query.shape[1], values.shape[3])
+    for tiles in rows.tiles:
+        target, part = _attended(query, keys, values, rows, tiles, rule)
+        out.index_copy_(0, target, part)
+    return out[: len(query)]
+
+
+def _attended(
+    query: Tensor, keys: Tensor, values: Tensor, rows: PagedRows, tiles: Tiles, rule: AttentionRule
+) -> tuple[Tensor, Tensor]:
+    """Return int64[N R], rows of the step, T where there is none, and their attention [N R, H, Dv]. Splits make no difference."""
     exact = torch.float64 if query.dtype == torch.float64 else torch.float32
-    tile, row, used = _tile_rows(rows)
+    tile, row, used = _tile_rows(rows, tiles)
     at = (rows.first[tile][:, None] + row).long().clamp(0, len(query) - 1)
     visible = _visible(rows, tile, row, at, keys.shape[1], rule) & used[:, :, None]
     seen = visible.any(dim=1)
@@ -39,15 +48,14 @@ def paged_attention(query: Tensor, keys: Tensor, values: Tensor, rows: PagedRows
     scores = _scores(q, k[:, :, None], rule).masked_fill(~visible[:, None, None], float("-inf"))
     out = _softmax(scores, rule.sinks) @ v[:, :, None]
     out = out.permute(0, 3, 1, 2, 4).reshape(-1, query.shape[1], values.shape[3]).to(query.dtype)
-    # What no tile's row is goes to one row more, which is cut off.
-    target = torch.where(used, at, len(query)).view(-1)
-    return out.new_zeros(len(query) + 1, *out.shape[1:]).index_copy_(0, target, out)[: len(query)]
+    return torch.where(used, at, len(query)).view(-1), out
 
 
 def check_attention(query: Tensor, keys: Tensor, values: Tensor, rows: PagedRows, rule: AttentionRule) -> None:
     """Raises ValueError for what no attention over pages can serve, by name. Asks no value of a tensor."""
-    if rows.tile_rows < 1 or rows.tile_rows & (rows.tile_rows - 1):
-        raise ValueError(f"tiles of {rows.tile_rows} rows: a power of two is needed")
+    for tiles in rows.tiles:
+        if tiles.rows < 1 or tiles.rows & (tiles.rows - 1):
+            raise ValueError(f"tiles of {tiles.rows} rows: a power of two is needed")
     if query.shape[2] != keys.shape[3] or query.shape[1] % keys.shape[2]:
         raise ValueError(f"queries {tuple(query.shape)} do not go with keys {tuple(keys.shape)}")
     if keys.shape[:3] != values.shape[:3] or keys.dtype != values.dtype:
@@ -60,31 +68,16 @@ def check_attention(query: Tensor, keys: Tensor, values: Tensor, rows: PagedRows
         raise ValueError(f"{tuple(rule.sinks.shape)} sinks for {query.shape[1]} query heads")
 
 
-def choose_splits(tiles: int, kv_heads: int, most_keys: int, processors: int) -> int:
-    """Return the number of parts to cut the keys into, of sequences of up to ``most_keys`` keys: a power of two up to 64.
+def _tile_rows(rows: PagedRows, tiles: Tiles) -> tuple[Tensor, Tensor, Tensor]:
+    """Return each tile's sequence int64[N], its rows among that sequence's own int64[N, R], and which of them there are.
 
-    A tile and a key head are one program per part. First, 1.5 programs per processor (SM): two fit on one at the kernel's
-    block sizes, and one and a half keep a memory-bound device busy (one, and a single slow one idles the rest). Second, a part
-    of at most 8192 keys, so that the longest sequence of an uneven batch is not the last to end by far; not where there
-    are programs for eight rounds anyway. Never less than 256 keys in a part: below, starting and combining parts costs more
-    than the keys. A program that finds its part empty ends at once.
+    Of the entries of one tile, which differ in their splits, the first one has the rows.
     """
-    programs, splits = tiles * kv_heads, 1
-    while splits < MOST_SPLITS and most_keys >= 2 * splits * FEWEST_KEYS:
-        idle = 2 * programs * splits < 3 * processors
-        uneven = programs < 8 * processors and most_keys > splits * MOST_KEYS
-        if not idle and not uneven:
-            break
-        splits *= 2
-    return splits
-
-
-def _tile_rows(rows: PagedRows) -> tuple[Tensor, Tensor, Tensor]:
-    """Return each tile's sequence int64[N], its rows among that sequence's own int64[N, R], and which of them there are."""
-    tile = rows.tile_sequences.long().clamp(min=0)
-    row = rows.tile_starts[:, None].long() + torch.arange(rows.tile_rows, device=tile.device)
-    used = (rows.tile_sequences >= 0)[:, None] & (row < rows.counts[tile][:, None])
-    return tile, row, used
+    sequences, starts, splits = (each[: tiles.tiles] for each in tiles[:3])
+    tile = sequences.long().clamp(min=0)
+    row = starts[:, None].long() + torch.arange(tiles.rows, device=tile.device)
+    there = (sequences >= 0) & (splits == 0)
+    return tile, row, there[:, None] & (row < rows.counts[tile][:, None])
 
 
 def _visible(rows: PagedRows, tile: Tensor, row: Tensor, at: Tensor, page_size: int, rule: AttentionRule) -> Tensor:

@@ -21,6 +21,8 @@ from attention_cases import (
     check_attention,
     error,
     expected,
+    on,
+    one_split,
     tree,
 )
 from hypothesis import given, settings, strategies as st
@@ -28,12 +30,13 @@ from tiers import examples
 from torch import Tensor
 from torch.nn.functional import scaled_dot_product_attention
 
-from inferd_runtime.kernels.attention import choose_splits, paged_attention
+from inferd_runtime.kernels.attention import paged_attention
 from inferd_runtime.kernels.attention_rule import AttentionRule
 from inferd_runtime.kernels.rows import PagedRows
 from inferd_runtime.kernels.triton import attention as triton_kernels
 from inferd_runtime.kernels.triton.attention import (
     AttentionBlocks,
+    Device,
     choose_blocks,
     launches,
     paged_attention as triton_attention,
@@ -71,8 +74,7 @@ def test_the_reference_gives_what_torch_gives_for_one_sequence() -> None:
 def test_the_reference_asks_nothing_of_a_value() -> None:
     """On the meta device there is none."""
     case = build(Shape(tile_rows=2, spare=1), MIXED)
-    fields = {name: getattr(case.rows, name) for name in PagedRows.__slots__}
-    meta = PagedRows(**{name: x.to("meta") if isinstance(x, Tensor) else x for name, x in fields.items()})
+    meta = on(case.rows, "meta")
     rule = AttentionRule(None, 5, 2.0, 4, torch.zeros(4, device="meta"))
     out = paged_attention(case.query.to("meta"), case.keys.to("meta"), case.values.to("meta"), meta, rule)
     assert out.shape == (len(case.query), 4, 16)
@@ -80,7 +82,7 @@ def test_the_reference_asks_nothing_of_a_value() -> None:
 
 def test_the_kernel_under_every_rule() -> None:
     for number, rule in enumerate(rules(4)):
-        shape = Shape(shared=1, tile_rows=4, splits=1 + number % 2, spare=number % 2, width=16 + 8 * (number % 2))
+        shape = Shape(shared=1, tile_rows=4, split_keys=16 << number % 2, spare=number % 2, width=16 + 8 * (number % 2))
         check_attention(triton_attention, build(shape, [MIXED[1], chain(12, 2)], seed=number), rule)
 
 
@@ -91,10 +93,10 @@ def test_query_heads_of_a_key_head_share_a_program(group: int, tile_rows: int) -
     check_attention(triton_attention, build(shape, [chain(5, 2), tree(18, 5, [-1, 0, 0])]), PLAIN)
 
 
-@pytest.mark.parametrize("splits", [1, 2, 3, 5])
+@pytest.mark.parametrize("split_keys", [16, 32, 48, 1024])
 @pytest.mark.parametrize("rule", [PLAIN, AttentionRule(None, 20, None, None, torch.linspace(-1, 2, 2))])
-def test_parts_are_combined_also_where_there_are_more_than_keys(splits: int, rule: AttentionRule) -> None:
-    shape = Shape(heads=2, shared=1, page_size=16, tile_rows=4, splits=splits, spare=1)
+def test_splits_are_combined(split_keys: int, rule: AttentionRule) -> None:
+    shape = Shape(heads=2, shared=1, page_size=16, tile_rows=4, split_keys=split_keys, spare=1)
     check_attention(triton_attention, build(shape, [chain(70, 4), chain(0, 1), tree(33, 3, [-1, -1])]), rule)
 
 
@@ -119,9 +121,11 @@ def test_a_tree_may_stand_far_behind_the_keys_before_it(attend: Attention) -> No
 @pytest.mark.parametrize("cache", [None, torch.float8_e4m3fn], ids=["same", "fp8"])
 @pytest.mark.parametrize("dtype", [torch.float32, *HALF])
 def test_dtypes(attend: Attention, dtype: torch.dtype, cache: torch.dtype | None) -> None:
-    shape = Shape(dtype=dtype, cache=cache or dtype, width=64, value_width=64, tile_rows=2, splits=2, heads=2, shared=1)
+    shape = Shape(
+        dtype=dtype, cache=cache or dtype, width=64, value_width=64, tile_rows=2, split_keys=64, heads=2, shared=1
+    )
     sinks = torch.tensor([0.5, -1.0], dtype=dtype)
-    check_attention(attend, build(shape, [chain(18, 3)]), AttentionRule(None, None, None, None, sinks))
+    check_attention(attend, build(shape, [chain(78, 3)]), AttentionRule(None, None, None, None, sinks))
 
 
 def test_large_and_small_queries_meet_a_float8_cache_in_float16_without_loss() -> None:
@@ -163,8 +167,8 @@ def test_padding_is_written_and_what_is_not_seen_does_not_leak(
         return memory.fill_(float("nan")) if memory.is_floating_point() else memory
 
     monkeypatch.setattr(Tensor, "new_empty", dirty)
-    for splits, rule in ((1, PLAIN), (2, AttentionRule(None, 3, None, None, torch.ones(4)))):
-        case = build(Shape(spare=20, splits=splits, tile_rows=2), [chain(17, 2), chain(2, 3)])
+    for split_keys, rule in ((1024, PLAIN), (16, AttentionRule(None, 3, None, None, torch.ones(4)))):
+        case = build(Shape(spare=20, split_keys=split_keys, tile_rows=2), [chain(17, 2), chain(2, 3)])
         check_attention(attend, case, rule)
 
 
@@ -172,7 +176,7 @@ def test_padding_is_written_and_what_is_not_seen_does_not_leak(
 def test_pages_before_a_window_or_a_chunk_are_not_read(attend: Attention) -> None:
     """They may have been given to somebody else."""
     for rule, kept in ((AttentionRule(None, 5, None), 40), (AttentionRule(None, None, None, 16), 32)):
-        case = build(Shape(tile_rows=2, page_size=4, splits=2), [chain(44, 2)])
+        case = build(Shape(tile_rows=2, page_size=4, split_keys=16), [chain(44, 2)])
         exact = expected(case, rule)
         gone = case.rows.pages[0, : kept // 4].long()
         case.keys[gone], case.values[gone] = float("nan"), float("inf")
@@ -182,11 +186,11 @@ def test_pages_before_a_window_or_a_chunk_are_not_read(attend: Attention) -> Non
 @BOTH
 def test_a_row_that_sees_no_key_is_zero(attend: Attention) -> None:
     """Its position lies in another chunk than all keys."""
-    case = build(Shape(heads=2, shared=1, splits=2, tile_rows=2), [chain(3, 2)])
+    case = build(Shape(heads=2, shared=1, split_keys=16, tile_rows=2), [chain(20, 2)])
     rows = replace(case.rows, positions=case.rows.positions + 100)
-    for splits, sinks in product((1, 2), (None, torch.ones(2))):
+    for one, sinks in product((rows, one_split(rows)), (None, torch.ones(2))):
         rule = AttentionRule(None, None, None, 8, sinks)
-        out = attend(case.query, case.keys, case.values, replace(rows, splits=splits), rule)
+        out = attend(case.query, case.keys, case.values, one, rule)
         assert not out.any()
 
 
@@ -203,14 +207,56 @@ def test_strided_queries_are_read_where_they_stand() -> None:
 
 def test_a_row_alone_gives_the_bits_that_it_gives_beside_others() -> None:
     """Of a prompt's chunk and of a draft: the same blocks in the same order, whatever comes behind."""
-    case = build(Shape(tile_rows=4, splits=2, page_size=16, heads=2, shared=1), [chain(100, 4)])
+    case = build(Shape(tile_rows=4, split_keys=32, page_size=16, heads=2, shared=1), [chain(100, 4)])
     whole = triton_attention(case.query, case.keys, case.values, case.rows, PLAIN)
     two = torch.tensor([2], dtype=torch.int32)
     slots = torch.where(torch.arange(4) < 2, case.rows.slots, -1)
     lengths = case.rows.lengths - 2
-    fewer = replace(case.rows, slots=slots, counts=two, lengths=lengths, tails=lengths)
+    assert int(case.rows.splits.counts[0]) == 4
+    splits = case.rows.splits._replace(rows=torch.tensor([0, 1], dtype=torch.int32), live=two)
+    fewer = replace(case.rows, slots=slots, counts=two, lengths=lengths, tails=lengths, splits=splits)
     part = triton_attention(case.query, case.keys, case.values, fewer, PLAIN)
     assert torch.equal(whole[:2], part[:2])
+
+
+def test_what_else_is_in_a_step_changes_no_bit_of_a_row() -> None:
+    """Alone and beside others, in another place, with other programs at work."""
+    shape = Shape(split_keys=16, page_size=16, heads=2, shared=1)
+    mine, others = chain(70, 1), [chain(5, 1), chain(40, 1), chain(0, 1), chain(90, 1)]
+    alone = build(shape, [mine])
+    query, k, v = alone.query, *(c[alone.rows.pages[0].long()].flatten(0, 1)[:71] for c in (alone.keys, alone.values))
+    beside = build(replace(shape, spare=1), [*others, mine], seed=1)
+    row = int(beside.rows.first[len(others)])
+    beside.query[row] = query[0]
+    pages = beside.rows.pages[len(others), :5].long()
+    for cache, states in ((beside.keys, k), (beside.values, v)):
+        cache[pages] = torch.nn.functional.pad(states, (0, 0, 0, 0, 0, 9)).view(5, 16, 1, -1)
+    out = [triton_attention(one.query, one.keys, one.values, one.rows, PLAIN) for one in (alone, beside)]
+    assert torch.equal(out[0][0], out[1][row])
+
+
+def test_the_last_split_goes_on_to_the_last_key() -> None:
+    """Where the host knows less than all of a length, no key is lost."""
+    case = build(Shape(split_keys=16, page_size=16, heads=2, shared=1), [chain(60, 1)])
+    splits, (tiles,) = case.rows.splits, case.rows.tiles
+    kept = tiles.splits < 2
+    fewer = tiles._replace(sequences=tiles.sequences[kept], starts=tiles.starts[kept], splits=tiles.splits[kept])
+    live = torch.tensor([2], dtype=torch.int32)
+    rows = replace(
+        case.rows,
+        tiles=(fewer._replace(live=live),),
+        splits=splits._replace(counts=torch.full_like(splits.counts, 2)),
+    )
+    check_attention(triton_attention, replace(case, rows=rows), PLAIN)
+
+
+def test_decode_rows_and_prompts_are_launched_apart() -> None:
+    shape = Shape(heads=2, shared=1, tile_rows=2, prompt_rows=8, spare=2, split_keys=32)
+    sequences = [chain(3, 1), chain(30, 20), tree(9, 6, [-1, 0, 0, 1, -1]), chain(0, 17), chain(70, 2)]
+    case = build(shape, sequences)
+    assert [tiles.rows for tiles in case.rows.tiles] == [2, 8]
+    for attend in (paged_attention, triton_attention):
+        check_attention(attend, case, PLAIN)
 
 
 sequence = st.builds(chain, st.integers(0, 40), st.integers(1, 9)) | st.builds(
@@ -221,7 +267,7 @@ shapes = st.builds(
     lambda shared, group, **others: Shape(heads=shared * group, shared=shared, **others),
     shared=st.integers(1, 2), group=st.sampled_from([1, 2, 3, 4, 7]), width=st.sampled_from([16, 24]),
     value_width=st.sampled_from([8, 16]), page_size=st.sampled_from([1, 4, 16]), tile_rows=st.sampled_from([1, 2, 4, 16]),
-    splits=st.sampled_from([1, 2, 3]), spare=st.integers(0, 2),
+    split_keys=st.sampled_from([16, 32, 1024]), spare=st.integers(0, 2), prompt_rows=st.sampled_from([0, 8, 32]),
 )  # fmt: skip
 random_rules = st.builds(
     AttentionRule, st.none() | st.floats(0.1, 1), st.none() | st.integers(1, 30), st.none() | st.floats(1, 30),
@@ -306,7 +352,11 @@ def test_no_row_of_a_tile_stays_unwritten_because_programs_do_not_divide_it(atte
     """24 rows in programs of 16 are one program, and 8 rows that nobody computes."""
     case = build(Shape(heads=1, shared=1, tile_rows=8, dtype=torch.bfloat16, cache=torch.bfloat16), [chain(3, 24)])
     with pytest.raises(ValueError, match=f"tiles of {tile_rows} rows"):
-        attend(case.query, case.keys, case.values, replace(case.rows, tile_rows=tile_rows), PLAIN)
+        attend(case.query, case.keys, case.values, in_tiles_of(tile_rows, case), PLAIN)
+
+
+def in_tiles_of(count: int, case: Case) -> PagedRows:
+    return replace(case.rows, tiles=tuple(tiles._replace(rows=count) for tiles in case.rows.tiles))
 
 
 def test_a_launch_checks_its_tiles_whoever_asked_for_it() -> None:
@@ -314,27 +364,12 @@ def test_a_launch_checks_its_tiles_whoever_asked_for_it() -> None:
     case = build(Shape(heads=1, shared=1, tile_rows=8), [chain(3, 8)])
     given = (case.query, case.keys, case.values)
     with pytest.raises(ValueError, match="tiles of 24 rows in programs of 16: some would stay unwritten"):
-        launches(*given, replace(case.rows, tile_rows=24), PLAIN, case.query, 80)
+        launches(*given, in_tiles_of(24, case), PLAIN, case.query, Device(80, 2))
     odd = AttentionBlocks(rows=3, queries=16, keys=16, warps=4, stages=2)
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(triton_kernels, "choose_blocks", lambda *_: odd)
         with pytest.raises(ValueError, match="tiles of 8 rows in programs of 3: some would stay unwritten"):
-            launches(*given, case.rows, PLAIN, case.query, 80)
-
-
-def test_splits_fill_the_device_but_not_with_crumbs() -> None:
-    """On 132 processors."""
-    assert choose_splits(1, 8, 65536, 132) == 32  # 256 programs of 2,048 keys
-    assert choose_splits(1, 8, 2048, 132) == 8  # 256 keys each
-    assert choose_splits(1, 8, 511, 132) == 1
-    assert choose_splits(1, 1, 10**6, 132) == 64
-    assert choose_splits(64, 8, 4096, 132) == 1
-    assert choose_splits(64, 8, 65536, 132) == 8  # the longest sequence does not end long behind the others
-    assert choose_splits(1024, 8, 131072, 132) == 1
-    for tiles, heads, keys in product((1, 3, 40, 500), (1, 8), (1, 300, 5000, 10**6)):
-        splits = choose_splits(tiles, heads, keys, 132)
-        assert splits in (1, 2, 4, 8, 16, 32, 64)
-        assert splits == 1 or keys // splits >= 256
+            launches(*given, case.rows, PLAIN, case.query, Device(80, 2))
 
 
 def test_blocks_cover_tiles() -> None:
@@ -372,7 +407,7 @@ def compiled(arch: int, *names: str) -> list[str]:
 
 
 def test_it_compiles_for_a_device_without_spilling() -> None:
-    name = "attend bf16, 8 rows, 32 splits"
+    name = "attend bf16, 16 rows"
     assert compiled(90, name) == [name]
 
 

@@ -22,7 +22,7 @@ from triton.runtime.jit import JITFunction
 
 from inferd_runtime.kernels.attention_rule import AttentionRule
 from inferd_runtime.kernels.cache import CacheBlock
-from inferd_runtime.kernels.rows import PagedRows
+from inferd_runtime.kernels.rows import KeySplits, PagedRows, Tiles
 from inferd_runtime.kernels.suite import triton_kernels
 from inferd_runtime.models.passes.fused import FusedLayer
 from inferd_runtime.models.passes.kernel_layout import KernelLayout
@@ -62,9 +62,9 @@ def launches(product, rows, splits):
     kernels = triton_kernels()
     wide, narrow = of(torch.int64, rows), of(torch.int32, rows)
     per = [narrow] * 4
-    where = PagedRows(
-        wide, wide, of(torch.int32, rows, 8), *per, wide, narrow, narrow, tile_rows=1 if rows == 1 else 16, splits=splits
-    )
+    tiles = Tiles(narrow, narrow, narrow, narrow, 1 if rows == 1 else 16, rows)
+    cut = KeySplits(narrow, narrow, narrow, narrow, splits if splits > 1 else 0, 1024)
+    where = PagedRows(wide, wide, of(torch.int32, rows, 8), *per, wide, (tiles,), cut)
     block = CacheBlock([(8, 128)], [(8, 128)], torch.bfloat16, 32, 16, META)
     layout = KernelLayout(where, block.keys, block.values, kernels)
     angles = (of(torch.float32, rows, 1, 128), of(torch.float32, rows, 1, 128))

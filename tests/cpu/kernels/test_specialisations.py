@@ -24,17 +24,17 @@ from triton.backends.compiler import GPUTarget
 from triton.compiler.compiler import make_backend
 from triton.runtime.jit import JITFunction, create_function_from_signature
 
-from inferd_runtime.engine.drivers.buckets import captured_shapes
+from inferd_runtime.engine.drivers.buckets import StepShapes
 from inferd_runtime.kernels.attention_rule import AttentionRule
 from inferd_runtime.kernels.cache import CacheBlock
-from inferd_runtime.kernels.rows import PagedRows
+from inferd_runtime.kernels.rows import KeySplits, PagedRows, Tiles
 from inferd_runtime.kernels.sampling import Adjustments, SampleRows
 from inferd_runtime.kernels.triton import attention, cache, elementwise, rejection, sampling, verify
 from inferd_runtime.kernels.verify import DraftRows, Drafts, Noise
 
 META = torch.device("meta")
 BACKEND = make_backend(GPUTarget("cuda", 90, 32))
-CAPTURED = sorted({shape.rows for shape in captured_shapes(1024)})
+CAPTURED = sorted({rows for shape in StepShapes(2048, 4096).recorded() for rows in (shape.rows, shape.logits)})
 ROWS = sorted({*range(1, 81), *CAPTURED, 127, 129, 300, 513, 1000, 2000})
 found, binders = defaultdict(set), {}
 
@@ -115,8 +115,9 @@ def attend(vocab):
         for tiles, pages in ((1, 1), (rows, 16), (rows, 37)):
             query = of(torch.bfloat16, rows, 32, 128)
             per = [narrow(tiles) for _ in range(4)]
-            ends = [narrow(tiles) for _ in range(2)]
-            where = PagedRows(wide(rows), wide(rows), narrow(tiles, pages), *per, wide(rows), *ends, tile_rows=16, splits=4)
+            cut = tuple(Tiles(*(narrow(tiles) for _ in range(3)), narrow(1), size, tiles) for size in (1, 16, 32))
+            splits = KeySplits(narrow(rows), narrow(rows), narrow(rows), narrow(1), 2 * rows, 1024)
+            where = PagedRows(wide(rows), wide(rows), narrow(tiles, pages), *per, wide(rows), cut, splits)
             attention.paged_attention(query, keys, keys, where, AttentionRule(None, None, None))
 
 
@@ -134,7 +135,8 @@ SERVED = {
     "verdicts": {"_agree": 2, "_normalise": 1, "_accept": 1, "_draw": 1, "_emit": 2},
     # Up to 4, 16 and 64 moves, and more of them; pages go out and come in.
     "caches": {"_write_kv": 1, "_rotate_and_write": 1, "_silu_mul": 1, "_move_rows": 4, "_page_parts": 2},
-    "attend": {"attend": 1, "combine": 1},
+    # Tiles of one row, of drafts, and of prompts.
+    "attend": {"attend": 3, "combine": 1},
 }
 ANY = ("caches", "attend")
 """Where no vocabulary is."""

@@ -17,7 +17,6 @@ from inferd_runtime.engine.drivers.accelerator import Accelerator, CudaAccelerat
 from inferd_runtime.engine.drivers.cuda_driver import CudaDriver, CudaOptions
 from inferd_runtime.engine.drivers.product_choice import ProductChange, choose_products
 from inferd_runtime.engine.drivers.torch_driver import TorchDriver
-from inferd_runtime.kernels.attention import choose_splits
 from inferd_runtime.kernels.cache import FP8, CacheBlock
 from inferd_runtime.kernels.failures import kernel_failures
 from inferd_runtime.kernels.suite import KernelSuite, triton_kernels
@@ -77,12 +76,14 @@ def build_driver(loaded: LoadedModel, options: DriverOptions) -> DeviceDriver:
         with accelerator.active():
             fine = agrees(fast, fast.plain, EXACT if like.dtype == torch.float32 and not options.kv_dtype else ROUNDED)
         reason = "their logits differ from the reference's"
+        if fine:
+            fast.record_all()
+            fast.compile_all()
     except kernel_failures() as error:
         fine, reason = False, f"{type(error).__name__}: {error}"
     if not fine:
         logger.warning("model %s is served without kernels: %s", loaded.name, reason)
         return fast.plain
-    fast.record_all()
     return fast
 
 
@@ -183,13 +184,8 @@ def _fast_driver(
     plain = reference_driver(loaded, fused, options, block)
     heads = int(loaded.module.config.num_attention_heads)  # type: ignore[union-attr, arg-type]
     kv_heads = max(1, max(count for count, _ in kv.keys))
-
-    def splits(tiles: int, keys: int) -> int:
-        return choose_splits(tiles, kv_heads, keys, accelerator.processors)
-
-    chosen = CudaOptions(
-        options.most_rows, splits, max(1, heads // kv_heads), record=options.graphs, fixed_rows=options.fixed_rows
-    )
+    group = max(1, heads // kv_heads)
+    chosen = CudaOptions(options.most_rows, group, record=options.graphs, fixed_rows=options.fixed_rows)
     run = kernel_pass(loaded, fused, kernels, options, accelerator)
     return CudaDriver(run, plain, block, kernels, accelerator, chosen)
 

@@ -14,7 +14,7 @@ from inferd_runtime.engine.drivers.accelerator import Accelerator
 from inferd_runtime.engine.drivers.buckets import StepBucket
 from inferd_runtime.engine.drivers.staging import StepInputs
 from inferd_runtime.engine.sampling.device_sampling import Ints, Rejecting, SampledTokens, merged
-from inferd_runtime.kernels.rows import PagedRows
+from inferd_runtime.kernels.rows import KeySplits, PagedRows, Tiles
 from inferd_runtime.kernels.sampling import Adjustments, SampleRows, adjusted, processed
 from inferd_runtime.kernels.suite import KernelSuite
 from inferd_runtime.kernels.verify import DraftRows, Drafts, Noise, Verifier, read_verdicts
@@ -102,9 +102,18 @@ def reject(
     return verdict.accepted, verdict.tokens
 
 
-def paged_rows(inputs: StepInputs, shape: StepBucket, columns: Tensor, splits: int) -> PagedRows:
+def paged_rows(inputs: StepInputs, shape: StepBucket, columns: Tensor) -> PagedRows:
     """Return where a step's rows stand; ``columns`` int32[P]: 0, 1, ... up to the longest page table."""
     where = (inputs.page_first[:, None] + columns).clamp(max=len(inputs.pages) - 1)
+    tiles = []
+    # An empty step has the launch for few rows all the same: it clears what is padding.
+    if shape.tiles or not shape.prompt_tiles:
+        few = (inputs.tile_sequences, inputs.tile_starts, inputs.tile_splits, inputs.tile_live)
+        tiles.append(Tiles(*few, shape.tile_rows, shape.tiles))
+    if shape.prompt_tiles:
+        prompts = (inputs.prompt_sequences, inputs.prompt_starts, inputs.prompt_splits, inputs.prompt_live)
+        tiles.append(Tiles(*prompts, shape.prompt_rows, shape.prompt_tiles))
+    splits = (inputs.split_counts, inputs.split_first, inputs.split_rows, inputs.split_live)
     return PagedRows(
         slots=inputs.slots,
         positions=inputs.positions,
@@ -114,10 +123,8 @@ def paged_rows(inputs: StepInputs, shape: StepBucket, columns: Tensor, splits: i
         lengths=inputs.lengths,
         tails=inputs.tails,
         seen=inputs.seen,
-        tile_sequences=inputs.tile_sequences,
-        tile_starts=inputs.tile_starts,
-        tile_rows=shape.tile_rows,
-        splits=splits,
+        tiles=tuple(tiles),
+        splits=KeySplits(*splits, shape.split_lines, shape.split_keys),
     )
 
 

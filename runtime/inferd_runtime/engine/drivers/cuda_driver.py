@@ -18,7 +18,7 @@ from torch import Tensor
 
 from inferd.protocol import MAX_DRAFT
 from inferd_runtime.engine.drivers.accelerator import Accelerator
-from inferd_runtime.engine.drivers.buckets import MOST_ROWS, StepBucket, bucket, captured_shapes, exact_shape
+from inferd_runtime.engine.drivers.buckets import FEW_ROOM, PROMPT_ROOM, StepBucket, StepShapes
 from inferd_runtime.engine.drivers.captured import (
     IN_FLIGHT,
     DeviceOutputs,
@@ -29,12 +29,14 @@ from inferd_runtime.engine.drivers.captured import (
     reject,
     sample_rows,
 )  # fmt: skip
+from inferd_runtime.engine.drivers.compiling import compile_moves, compile_sampling
 from inferd_runtime.engine.drivers.packing import is_tree, pack_batch, pack_pages, pack_sampling
 from inferd_runtime.engine.drivers.staging import Staging
 from inferd_runtime.engine.drivers.torch_driver import TorchDriver
 from inferd_runtime.engine.sampling.device_sampling import SamplingInputs, host_inputs
 from inferd_runtime.kernels.cache import CacheBlock, resolve_copies
 from inferd_runtime.kernels.failures import kernel_failures
+from inferd_runtime.kernels.rows import SPLIT_KEYS
 from inferd_runtime.kernels.sampling import Adjustments, SampleRows, adjusted
 from inferd_runtime.kernels.suite import KernelSuite
 from inferd_runtime.kv.table import PageCopy
@@ -50,20 +52,18 @@ GATHERED = 32
 """Pages that are copied to or from the host at a time: they lie on the device once more meanwhile."""
 MOST_ENTRIES = 1 << 22
 """Page numbers of a step, at most: 16 MiB of them."""
-PREFILL_ROWS = 128
-"""Rows of queries that one program of the attention takes, heads of a group counted."""
 
 
 @dataclass(frozen=True)
 class CudaOptions:
-    """``most_rows``: rows of a step, at most. ``splits(tiles, keys)``: into how many parts the attention cuts so many keys.
-    ``group``: query heads per key head. ``record``: whether steps are recorded; without, all are launched kernel by kernel.
-    ``fixed_rows``: see :class:`~inferd_runtime.engine.engine.EngineOptions`: fillers stand behind a sequence's end.
+    """``most_rows``: rows of a step, at most. ``group``: query heads per key head. ``split_keys``: see
+    :class:`~inferd_runtime.kernels.rows.KeySplits`. ``record``: whether steps are recorded; without, all are launched kernel by
+    kernel. ``fixed_rows``: see :class:`~inferd_runtime.engine.engine.EngineOptions`: fillers stand behind a sequence's end.
     """
 
     most_rows: int
-    splits: Callable[[int, int], int]
     group: int = 1
+    split_keys: int = SPLIT_KEYS
     record: bool = True
     fixed_rows: int = 0
 
@@ -92,6 +92,7 @@ class CudaDriver:
         self._last = torch.zeros(options.most_rows, dtype=torch.int64, device=device)
         self._body = StepBody(run, block.keys, block.values, kernels, self._last)
         self._longest = plain.max_context + options.fixed_rows
+        self._shapes = StepShapes(options.most_rows, self._longest, options.group, options.split_keys)
         self._columns = torch.arange(-(-self._longest // plain.page_size), dtype=torch.int32, device=device)
         self._staging = self._make_staging()
         self._slots = [ResultSlot(accelerator, options.most_rows * (2 + 2 * MAX_DRAFT)) for _ in range(IN_FLIGHT)]
@@ -102,7 +103,8 @@ class CudaDriver:
     def _make_staging(self) -> Staging:
         """Return host and device memory for the inputs of any step."""
         rows = self._options.most_rows
-        largest = [StepBucket(rows, rows, rows, 1, MAX_DRAFT)]
+        few = StepBucket(rows, rows, rows, MAX_DRAFT, tiles=rows, tile_room=FEW_ROOM, split_rows=rows)
+        largest = [few, replace(few, prompt_tiles=rows, prompt_room=PROMPT_ROOM)]
         entries = min(rows * len(self._columns), MOST_ENTRIES)
         words = -(-self.vocab_size // 32)
         return Staging(self._accelerator, largest=largest, page_entries=entries, masks=rows, mask_words=words)
@@ -112,8 +114,24 @@ class CudaDriver:
         if not self._options.record:
             return 0
         with self._accelerator.active(), torch.inference_mode():
-            found = [self._recording(shape) for shape in captured_shapes(self._options.most_rows)]
+            found = [self._recording(shape) for shape in self._shapes.recorded()]
         return sum(one is not None for one in found)
+
+    @torch.inference_mode()
+    def compile_all(self) -> None:
+        """Run once whatever kernels serving may need and no recorded step has run, so that none is compiled later.
+
+        At load: pages must be unused.
+        """
+        with self._accelerator.active():
+            last = self._last.clone()
+            for shape in self._shapes.recorded():
+                recorded = self._recording(shape) if self._options.record else None
+                done = self._compute_padding(shape)() if recorded is None else recorded[1]
+            self._last.copy_(last)
+            compile_sampling(self._kernels, done.logits[:1], self._staging.mask_words)
+            compile_moves(self._kernels, self._block)
+            self._accelerator.mark()()
 
     # -- Steps ----------------------------------------------------------------------------------------------------
 
@@ -176,7 +194,7 @@ class CudaDriver:
     def _samplers(self, sampling: SamplingInputs) -> SampleRows:
         """Return a step's samplers on the device once more, with its penalties."""
         count = len(sampling.rows)
-        shape = StepBucket(count, max(1, len(sampling.first)), 1, 1, 0)
+        shape = StepBucket(count, max(1, len(sampling.first)), count)
         samplers = {name: one for name, one in pack_sampling(sampling).items() if not name.startswith("draft")}
         self._staging.upload(shape, samplers, NO_PAGES, sampling.masks)
         return replace(sample_rows(self._staging.inputs(shape)), adjustments=self._adjustments(sampling, count))
@@ -193,8 +211,9 @@ class CudaDriver:
     def _compute(self, batch: Batch, sampling: SamplingInputs) -> DeviceOutputs:
         """Replay the recorded step of the batch's shape; where there is none, run it kernel by kernel."""
         counts = [span.count for span in batch.spans]
-        shape = None if len(batch.hidden_rows) or not self._options.record else bucket(counts)
-        if shape is not None and shape.rows <= self._options.most_rows:
+        recordable = self._options.record and not len(batch.hidden_rows)
+        shape = self._shapes.of(counts, len(batch.logit_rows), sampling.tokens.shape[1]) if recordable else None
+        if shape is not None:
             recorded = self._recording(shape)
             if recorded is not None:
                 return self._replay(shape, recorded, batch, sampling)
@@ -206,7 +225,7 @@ class CudaDriver:
         """Replay a recorded step. Penalties, too many to be recorded, are applied by sampling once more behind it."""
         replay, computed = recorded
         # Before the step: copying them waits for what is queued.
-        adjustments = self._adjustments(sampling, shape.rows)
+        adjustments = self._adjustments(sampling, shape.logits)
         self._upload(shape, batch, sampling)
         replay()
         if adjustments is None:
@@ -215,16 +234,14 @@ class CudaDriver:
 
     def _compute_unrecorded(self, batch: Batch, sampling: SamplingInputs) -> DeviceOutputs:
         """Run a step kernel by kernel, in its exact shape."""
-        counts = [span.count for span in batch.spans]
-        shape = exact_shape(counts, tile_rows(max(counts), self._options.group), sampling.tokens.shape[1])
-        wanted = len(batch.logit_rows)
-        adjustments, hidden_rows = self._adjustments(sampling, max(1, wanted)), self._hidden_rows(batch)
+        wanted, counts = len(batch.logit_rows), [span.count for span in batch.spans]
+        lengths = [span.start + span.count for span in batch.spans]
+        shape = self._shapes.exact(counts, lengths, max(1, wanted), sampling.tokens.shape[1])
+        adjustments, hidden_rows = self._adjustments(sampling, shape.logits), self._hidden_rows(batch)
         self._upload(shape, batch, sampling)
+        columns = self._columns[: -(-max(lengths) // self.page_size)]
         inputs = self._staging.inputs(shape)
-        longest = max(-(-(span.start + span.count) // self.page_size) for span in batch.spans)
-        splits = self._options.splits(shape.tiles, longest * self.page_size)
-        rows = paged_rows(inputs, shape, self._columns[:longest], splits)
-        return self._body.compute(inputs.with_logit_rows(wanted), rows, hidden_rows, adjustments)
+        return self._body.compute(inputs, paged_rows(inputs, shape, columns), hidden_rows, adjustments)
 
     def _adjustments(self, sampling: SamplingInputs, rows: int) -> Adjustments | None:
         """Return penalties and biases on the device, for ``rows`` rows, of which the drawn ones come first."""
@@ -240,7 +257,7 @@ class CudaDriver:
             raise ValueError("tokens are carried over to kernels only")
         logits, hidden = self.plain.compute(batch)
         count = max(1, len(batch.logit_rows))
-        shape = StepBucket(count, max(1, len(sampling.first)), 1, 1, sampling.tokens.shape[1])
+        shape = StepBucket(count, max(1, len(sampling.first)), count, sampling.tokens.shape[1])
         self._staging.upload(shape, pack_sampling(sampling), NO_PAGES, sampling.masks)
         order = np.concatenate([sampling.rows, sampling.host_rows])
         chosen = (
@@ -249,12 +266,12 @@ class CudaDriver:
             else logits.new_zeros(1, self.vocab_size)
         )
         adjustments = self._adjustments(sampling, count)
-        return self._body.draw(self._staging.inputs(shape).with_logit_rows(count), chosen, hidden, adjustments)
+        return self._body.draw(self._staging.inputs(shape), chosen, hidden, adjustments)
 
     def _upload(self, shape: StepBucket, batch: Batch, sampling: SamplingInputs) -> None:
         pages, page_first = pack_pages(batch.spans, self.page_size)
         values: dict[str, npt.NDArray[Any]] = {
-            **pack_batch(batch, shape.tile_rows),
+            **pack_batch(batch, shape),
             **pack_sampling(sampling),
             "page_first": page_first,
             "logit_rows": batch.logit_rows[np.concatenate([sampling.rows, sampling.host_rows])],
@@ -274,12 +291,7 @@ class CudaDriver:
 
     def _record(self, shape: StepBucket) -> tuple[Replay, DeviceOutputs] | None:
         """Record a step of nothing but padding: it is run, too, and must leave the cache and the last tokens as they are."""
-        inputs, last = self._staging.inputs(shape), self._last.clone()
-        splits = self._options.splits(shape.tiles, self._longest)
-        self._staging.upload(shape, {}, NO_PAGES, NO_MASKS)
-
-        def compute() -> DeviceOutputs:
-            return self._body.compute(inputs, paged_rows(inputs, shape, self._columns, splits))
+        compute, last = self._compute_padding(shape), self._last.clone()
 
         def body() -> DeviceOutputs:
             done = compute()
@@ -296,13 +308,19 @@ class CudaDriver:
         finally:
             self._last.copy_(last)
 
+    def _compute_padding(self, shape: StepBucket) -> Callable[[], DeviceOutputs]:
+        """Stage nothing but padding. Returns a call that runs a step of it: it leaves the cache as it is."""
+        inputs = self._staging.inputs(shape)
+        self._staging.upload(shape, {}, NO_PAGES, NO_MASKS)
+        return lambda: self._body.compute(inputs, paged_rows(inputs, shape, self._columns))
+
     def _shared_logits(self, compute: Callable[[], DeviceOutputs]) -> Tensor:
         """Return where all recorded steps leave their logits: each is read before the next one runs. Of their own they would take
         gigabytes with a large vocabulary. Made before the first recording, so that it is no part of that one's memory.
         """
         if self._logits is None:
             example = compute().logits
-            most = captured_shapes(self._options.most_rows)[0].rows
+            most = max(shape.logits for shape in self._shapes.recorded())
             self._logits = example.new_empty(most, example.shape[1])
         return self._logits
 
@@ -359,10 +377,3 @@ class CudaDriver:
 
     def _indices(self, values: Sequence[int]) -> Tensor:
         return torch.tensor(list(values), dtype=torch.int64, device=self._accelerator.device)
-
-
-def tile_rows(longest: int, group: int) -> int:
-    """Rows of a tile of the attention, a power of two: as many as one program takes, where sequences are prompts."""
-    if longest <= MOST_ROWS:
-        return 1 if longest == 1 else MOST_ROWS
-    return max(MOST_ROWS, 1 << (PREFILL_ROWS // group).bit_length() - 1)

@@ -17,9 +17,6 @@ from inferd_runtime.engine.drivers.accelerator import Accelerator
 from inferd_runtime.engine.drivers.buckets import StepBucket
 
 ALIGNED = 16
-OF_LOGITS = frozenset(
-    {"logit_rows", "temperature", "top_p", "min_p", "top_k", "keys", "sampled_positions", "mask_rows"}
-)
 SIZES = {"int64": 8, "int32": 4, "float64": 8}
 TYPES = {"int64": torch.int64, "int32": torch.int32, "float64": torch.float64}
 
@@ -41,7 +38,8 @@ class StagedField(NamedTuple):
 @lru_cache(maxsize=256)
 def fields(shape: StepBucket) -> tuple[StagedField, ...]:
     """Return the arrays of a step of this shape; page numbers and masks, whose sizes vary, follow behind."""
-    rows, batch, tiles, nodes = (shape.rows,), (shape.batch,), (shape.tiles,), (shape.batch, shape.nodes)
+    rows, batch, logits, nodes = (shape.rows,), (shape.batch,), (shape.logits,), (shape.batch, shape.nodes)
+    tiles, prompts = (shape.tiles + shape.tile_room,), (shape.prompt_tiles + shape.prompt_room,)
     found, start = [], 0
     for name, dtype, sizes, filler in (
         ("tokens", "int64", rows, 0),
@@ -49,14 +47,14 @@ def fields(shape: StepBucket) -> tuple[StagedField, ...]:
         ("positions", "int64", rows, 0),
         ("slots", "int64", rows, -1),
         ("seen", "int64", rows, 0),
-        ("logit_rows", "int64", rows, 0),
-        ("temperature", "float64", rows, 0),
-        ("top_p", "float64", rows, 1),
-        ("min_p", "float64", rows, 0),
-        ("top_k", "int64", rows, 0),
-        ("keys", "int64", rows, 0),
-        ("sampled_positions", "int64", rows, 0),
-        ("mask_rows", "int32", rows, -1),
+        ("logit_rows", "int64", logits, 0),
+        ("temperature", "float64", logits, 0),
+        ("top_p", "float64", logits, 1),
+        ("min_p", "float64", logits, 0),
+        ("top_k", "int64", logits, 0),
+        ("keys", "int64", logits, 0),
+        ("sampled_positions", "int64", logits, 0),
+        ("mask_rows", "int32", logits, -1),
         ("first", "int32", batch, 0),
         ("counts", "int32", batch, 0),
         ("lengths", "int32", batch, 0),
@@ -64,6 +62,16 @@ def fields(shape: StepBucket) -> tuple[StagedField, ...]:
         ("page_first", "int32", batch, 0),
         ("tile_sequences", "int32", tiles, -1),
         ("tile_starts", "int32", tiles, 0),
+        ("tile_splits", "int32", tiles, 0),
+        ("tile_live", "int32", (1,), 0),
+        ("prompt_sequences", "int32", prompts, -1),
+        ("prompt_starts", "int32", prompts, 0),
+        ("prompt_splits", "int32", prompts, 0),
+        ("prompt_live", "int32", (1,), 0),
+        ("split_counts", "int32", rows, 1),
+        ("split_first", "int32", rows, 0),
+        ("split_rows", "int32", (shape.split_rows,), -1),
+        ("split_live", "int32", (1,), 0),
         ("draft_first", "int32", batch, 0),
         ("draft_lengths", "int32", batch, -1),
         ("draft_tokens", "int32", nodes, -1),
@@ -88,11 +96,6 @@ class StepInputs:
 
     def __getattr__(self, name: str) -> Tensor:
         return self.arrays[name]
-
-    def with_logit_rows(self, count: int) -> StepInputs:
-        """Return the same inputs with ``count`` rows of logits, but one at least."""
-        arrays = {name: array[: max(1, count)] if name in OF_LOGITS else array for name, array in self.arrays.items()}
-        return StepInputs(arrays, self.pages, self.masks)
 
 
 class Staging:

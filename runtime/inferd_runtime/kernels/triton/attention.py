@@ -1,5 +1,5 @@
 """Attention over page tables in Triton: one kernel for decoding, draft chains and trees, and chunks of prompts, and one that
-combines the parts of long sequences. Reference: :mod:`inferd_runtime.kernels.attention`.
+combines the splits of long sequences. Reference: :mod:`inferd_runtime.kernels.attention`.
 
 Everything that a launch is made of follows from shapes and from the rule, so that it can be captured in a graph and holds for
 any values. Block sizes are not searched for: that would break a capture, and every start would pay for it.
@@ -8,7 +8,7 @@ any values. Block sizes are not searched for: that would break a capture, and ev
 from __future__ import annotations
 
 from collections.abc import Iterator
-from functools import cache
+from functools import cache, lru_cache
 from typing import Any, NamedTuple
 
 import torch
@@ -18,8 +18,8 @@ from torch import Tensor
 
 from inferd_runtime.kernels.attention import LOWEST, check_attention
 from inferd_runtime.kernels.attention_rule import AttentionRule
-from inferd_runtime.kernels.rows import PagedRows
-from inferd_runtime.kernels.triton.attention_kernel import LOOSE, TABLES, attend, combine
+from inferd_runtime.kernels.rows import FEW_ROWS, SPLIT_KEYS, KeySplits, PagedRows, Tiles, prompt_tile_rows
+from inferd_runtime.kernels.triton.attention_kernel import LOOSE, attend, combine
 from inferd_runtime.kernels.triton.interpreted import INTERPRETED
 from inferd_runtime.kernels.triton.variant import Variant
 
@@ -31,6 +31,15 @@ MOST_SUMS = 128 * 128
 LEAST_CAPABILITY = 80
 CLEARED = 16
 """Rows that one program sets to zero where they are padding."""
+WORKERS = 4
+"""Programs of a launch for each processor (SM), at most: two or three of them fit on one at a time."""
+COMBINING = 8
+"""The same for the programs that combine splits, which are small."""
+CHUNK = 16
+"""Splits that are combined at a time."""
+UNKNOWN_PROCESSORS = 2
+"""Where there is no device: so few that programs have several things to do."""
+STEP_TABLES = ("pages", "slots", "positions", "first", "counts", "lengths", "tails", "seen")
 TYPES = {torch.bfloat16: tl.bfloat16, torch.float16: tl.float16, torch.float32: tl.float32}
 
 
@@ -82,7 +91,7 @@ class AttentionLaunch(NamedTuple):
     """A kernel with everything that it is launched with. All of it follows from shapes, so that it can be captured."""
 
     kernel: Any
-    grid: tuple[int, int, int]
+    grid: tuple[int]
     arguments: dict[str, Any]
     warps: int
     stages: int
@@ -92,8 +101,15 @@ class AttentionLaunch(NamedTuple):
         self.kernel[self.grid](**self.arguments, num_warps=self.warps, num_stages=self.stages)
 
 
+class Device(NamedTuple):
+    """What launches depend on: the compute capability times ten, and the number of processors (SMs)."""
+
+    capability: int
+    processors: int
+
+
 def paged_attention(query: Tensor, keys: Tensor, values: Tensor, rows: PagedRows, rule: AttentionRule) -> Tensor:
-    """See :func:`inferd_runtime.kernels.attention.paged_attention`. Allocates its result and, where there are splits, scratch.
+    """See :func:`inferd_runtime.kernels.attention.paged_attention`. Allocates its result and, where there may be splits, scratch.
 
     Raises ValueError for float64 too, and for heads whose numbers do not stand side by side.
     """
@@ -103,34 +119,41 @@ def paged_attention(query: Tensor, keys: Tensor, values: Tensor, rows: PagedRows
         if not known or states.stride(-1) != 1:
             raise ValueError(f"attention of {states.dtype} with strides {states.stride()}")
     out = query.new_empty(*query.shape[:2], values.shape[3])
-    for launch in launches(query, keys, values, rows, rule, out, compute_capability(query.device)):
+    for launch in launches(query, keys, values, rows, rule, out, device_of(query.device)):
         launch.run()
     return out
 
 
 @cache
-def compute_capability(device: torch.device) -> int:
-    """Return the compute capability times ten; in the interpreter the least that is served."""
+def device_of(device: torch.device) -> Device:
+    """Return what a device is; in the interpreter the least that is served."""
     if device.type != "cuda":
-        return LEAST_CAPABILITY
+        return Device(LEAST_CAPABILITY, UNKNOWN_PROCESSORS)
     major, minor = torch.cuda.get_device_capability(device)
-    return major * 10 + minor
+    return Device(major * 10 + minor, torch.cuda.get_device_properties(device).multi_processor_count)
 
 
 def launches(
-    query: Tensor, keys: Tensor, values: Tensor, rows: PagedRows, rule: AttentionRule, out: Tensor, capability: int
+    query: Tensor, keys: Tensor, values: Tensor, rows: PagedRows, rule: AttentionRule, out: Tensor, device: Device
 ) -> list[AttentionLaunch]:
-    """Return one launch without splits, two with, for a device of that compute capability (times ten)."""
-    scratch = _scratch(out, rows.splits)
-    first = _attend_launch(query, keys, values, rows, rule, out, scratch, capability)
-    return [first] if rows.splits == 1 else [first, _combine_launch(out, scratch, rows, rule)]
+    """Return a launch for each of the step's tiles, and where rows may have splits one that combines them."""
+    scratch = _scratch(out, rows.splits.lines)
+    tensors = {"query": query, "keys": keys, "values": values, "sinks": rule.sinks, "out": out, **scratch}
+    if keys.dtype == torch.float8_e4m3fn:
+        tensors |= {"keys": keys.view(torch.uint8), "values": values.view(torch.uint8)}
+    found = [
+        _attend_launch(tensors, keys.dtype, rows, tiles, rule, device, clears=number == 0)
+        for number, tiles in enumerate(rows.tiles)
+    ]
+    if rows.splits.lines:
+        found.append(_combine_launch(out, scratch, rows.splits, rule, device))
+    return found
 
 
-def _scratch(out: Tensor, splits: int) -> dict[str, Tensor]:
-    """Return accumulators float32[T, H, splits, Dv], maxima and sums float32[T, H, splits]; empty ones for one part."""
-    shape = (*out.shape[:2], splits) if splits > 1 else (0,)
-    tops, sums = (out.new_empty(shape, dtype=torch.float32) for _ in range(2))
-    return {"totals": out.new_empty(*shape, out.shape[2], dtype=torch.float32), "tops": tops, "sums": sums}
+def _scratch(out: Tensor, lines: int) -> dict[str, Tensor]:
+    """Return accumulators float32[lines, H, Dv], maxima and sums float32[lines, H]."""
+    tops, sums = (out.new_empty(lines, out.shape[1], dtype=torch.float32) for _ in range(2))
+    return {"totals": out.new_empty(lines, *out.shape[1:], dtype=torch.float32), "tops": tops, "sums": sums}
 
 
 def product_dtype(query: torch.dtype, cache: torch.dtype) -> torch.dtype:
@@ -143,54 +166,86 @@ def product_dtype(query: torch.dtype, cache: torch.dtype) -> torch.dtype:
     return query if cache == query else torch.float32
 
 
-def _attend_launch(
-    query: Tensor, keys: Tensor, values: Tensor, rows: PagedRows, rule: AttentionRule, out: Tensor,
-    scratch: dict[str, Tensor], capability: int,
-) -> AttentionLaunch:  # fmt: skip
-    heads, width = query.shape[1:]
-    shared, value_width = values.shape[2:]
-    group = heads // shared
-    dtype = product_dtype(query.dtype, keys.dtype)
-    bytewise = keys.dtype == torch.float8_e4m3fn
-    if bytewise:
-        keys, values = keys.view(torch.uint8), values.view(torch.uint8)
-    blocks = choose_blocks(dtype, max(width, value_width), group, rows.tile_rows, capability)
-    parts, rest = divmod(rows.tile_rows, blocks.rows)
-    if rest or rows.tile_rows & (rows.tile_rows - 1):
-        raise ValueError(f"tiles of {rows.tile_rows} rows in programs of {blocks.rows}: some would stay unwritten")
-    tiles = len(rows.tile_sequences)
-    cleared = triton.cdiv(len(query), CLEARED) if rows.splits == 1 else 0
-    arguments: dict[str, Any] = {name: getattr(rows, name) for name in TABLES}
-    arguments |= {"query": query, "keys": keys, "values": values, "sinks": rule.sinks, "out": out, **scratch}
-    arguments |= {"tiles": tiles, "rows": len(query), "table_stride": rows.pages.stride(0)}
-    arguments |= {"query_row": query.stride(0), "query_head": query.stride(1)}
-    for name, states in (("key", keys), ("value", values)):
-        arguments |= zip((f"{name}_page", f"{name}_slot", f"{name}_head"), states.stride()[:3], strict=True)
-    arguments |= {
-        "page_size": keys.shape[1], "heads": heads, "group": group, "width": width, "padded": _padded(width),
+class _Layer(NamedTuple):
+    """What the compile-time arguments of a layer's attention follow from; the same in every step."""
+
+    query: torch.dtype
+    cache: torch.dtype
+    heads: int
+    shared: int
+    width: int
+    value_width: int
+    page_size: int
+    tile_rows: int
+    split_keys: int
+    scaling: float | None
+    window: int | None
+    softcap: float | None
+    chunk: int | None
+    capability: int
+
+
+@lru_cache(maxsize=256)
+def _constants(layer: _Layer) -> tuple[AttentionBlocks, dict[str, Any]]:
+    """Return block sizes and compile-time arguments. Raises ValueError for tiles that programs do not divide."""
+    group, width, value_width = layer.heads // layer.shared, layer.width, layer.value_width
+    dtype = product_dtype(layer.query, layer.cache)
+    blocks = choose_blocks(dtype, max(width, value_width), group, layer.tile_rows, layer.capability)
+    parts, rest = divmod(layer.tile_rows, blocks.rows)
+    if rest or layer.tile_rows & (layer.tile_rows - 1):
+        raise ValueError(f"tiles of {layer.tile_rows} rows in programs of {blocks.rows}: some would stay unwritten")
+    if layer.split_keys % blocks.keys:
+        raise ValueError(f"splits of {layer.split_keys} keys in blocks of {blocks.keys}")
+    return blocks, {
+        "page_size": layer.page_size, "heads": layer.heads, "group": group, "width": width, "padded": _padded(width),
         "value_width": value_width, "value_padded": _padded(value_width),
         "group_columns": triton.next_power_of_2(group * value_width),
-        "parts": parts, "part_rows": blocks.rows, "queries": blocks.queries, "block": blocks.keys, "splits": rows.splits,
-        "scaling": width**-0.5 if rule.scaling is None else rule.scaling, "softcap": rule.softcap,
-        "window": rule.window, "chunk": rule.chunk, "dtype": TYPES[dtype],
-        "scaled": (dtype, query.dtype) == (torch.float16, torch.bfloat16),
-        "bytewise": bytewise,
-        "native": capability >= 89,
-        "twice": blocks.queries >= 64 and rule.window is None and rule.chunk is None,
+        "parts": parts, "part_rows": blocks.rows, "queries": blocks.queries, "block": blocks.keys,
+        "split_keys": layer.split_keys, "scaling": width**-0.5 if layer.scaling is None else layer.scaling,
+        "softcap": layer.softcap, "window": layer.window, "chunk": layer.chunk, "dtype": TYPES[dtype],
+        "scaled": (dtype, layer.query) == (torch.float16, torch.bfloat16),
+        "bytewise": layer.cache == torch.float8_e4m3fn,
+        "native": layer.capability >= 89,
+        "twice": blocks.queries >= 64 and layer.window is None and layer.chunk is None,
         "lowest": LOWEST, "cleared": CLEARED, "interpreted": INTERPRETED,
     }  # fmt: skip
-    return AttentionLaunch(
-        attend, (shared * parts, tiles + cleared, rows.splits), arguments, blocks.warps, blocks.stages
-    )
 
 
-def _combine_launch(out: Tensor, scratch: dict[str, Tensor], rows: PagedRows, rule: AttentionRule) -> AttentionLaunch:
-    arguments = {
-        **scratch, "sinks": rule.sinks, "out": out, "slots": rows.slots, "heads": out.shape[1], "width": out.shape[2],
-        "padded": _padded(out.shape[2]), "splits": rows.splits, "splits_padded": triton.next_power_of_2(rows.splits),
-        "lowest": LOWEST,
+def _attend_launch(
+    tensors: dict[str, Any], cache: torch.dtype, rows: PagedRows, tiles: Tiles, rule: AttentionRule, device: Device, *,
+    clears: bool,
+) -> AttentionLaunch:  # fmt: skip
+    """``cache``: its dtype, which its bytes do not show. ``clears``: the launch also sets padding to zero."""
+    query, keys, values = (tensors[name] for name in ("query", "keys", "values"))
+    (count, heads, width), (shared, value_width) = query.shape, values.shape[2:]
+    layer = _Layer(
+        query.dtype, cache, heads, shared, width, value_width, keys.shape[1], tiles.rows, rows.splits.keys,
+        rule.scaling, rule.window, rule.softcap, rule.chunk, device.capability,
+    )  # fmt: skip
+    blocks, constants = _constants(layer)
+    workers = min(WORKERS * device.processors, len(tiles.sequences) * shared * constants["parts"])
+    cleared = triton.cdiv(count, CLEARED) * shared if clears else 0
+    arguments: dict[str, Any] = {name: getattr(rows, name) for name in STEP_TABLES}
+    arguments |= tensors | {
+        "split_first": rows.splits.first, "split_counts": rows.splits.counts, "tile_sequences": tiles.sequences,
+        "tile_starts": tiles.starts, "tile_splits": tiles.splits, "tile_live": tiles.live, "workers": workers,
+        "rows": count, "table_stride": rows.pages.stride(0), "query_row": query.stride(0), "query_head": query.stride(1),
     }  # fmt: skip
-    return AttentionLaunch(combine, (len(out), out.shape[1], 1), arguments, 4, 1)
+    for name, states in (("key", keys), ("value", values)):
+        arguments |= zip((f"{name}_page", f"{name}_slot", f"{name}_head"), states.stride()[:3], strict=True)
+    return AttentionLaunch(attend, (workers + cleared,), arguments | constants, blocks.warps, blocks.stages)
+
+
+def _combine_launch(
+    out: Tensor, scratch: dict[str, Tensor], splits: KeySplits, rule: AttentionRule, device: Device
+) -> AttentionLaunch:
+    workers = min(COMBINING * device.processors, len(splits.rows) * out.shape[1])
+    arguments = {
+        **scratch, "sinks": rule.sinks, "out": out, "split_rows": splits.rows, "split_live": splits.live,
+        "split_first": splits.first, "split_counts": splits.counts, "workers": workers, "heads": out.shape[1],
+        "width": out.shape[2], "padded": _padded(out.shape[2]), "chunk": CHUNK, "lowest": LOWEST,
+    }  # fmt: skip
+    return AttentionLaunch(combine, (workers,), arguments, 4, 1)
 
 
 def _padded(width: int) -> int:
@@ -211,7 +266,7 @@ class AttentionCase(NamedTuple):
     chunk: int | None = None
     sinks: bool = False
 
-    def launches(self, tile_rows: int, splits: int, capability: int) -> list[AttentionLaunch]:
+    def launches(self, tile_rows: int, device: Device) -> list[AttentionLaunch]:
         """Return the launches over pages of 16 tokens, with tensors that have no memory."""
         meta = torch.device("meta")
         query = torch.empty(64, self.heads, self.width, dtype=self.dtype, device=meta)
@@ -219,26 +274,23 @@ class AttentionCase(NamedTuple):
         wide, narrow = (torch.empty(64, dtype=dtype, device=meta) for dtype in (torch.int64, torch.int32))
         rows = PagedRows(
             slots=wide, positions=wide, pages=narrow.view(8, 8), first=narrow, counts=narrow, lengths=narrow, tails=narrow,
-            seen=wide, tile_sequences=narrow, tile_starts=narrow, tile_rows=tile_rows, splits=splits,
+            seen=wide, tiles=(Tiles(narrow, narrow, narrow, narrow, tile_rows, 64),),
+            splits=KeySplits(narrow, narrow, narrow, narrow, 64, SPLIT_KEYS),
         )  # fmt: skip
         sinks = query[0, :, 0] if self.sinks else None
         rule = AttentionRule(None, self.window, self.softcap, self.chunk, sinks)
-        return launches(query, cache, cache, rows, rule, query, capability)
+        return launches(query, cache, cache, rows, rule, query, device)
 
 
 def variants(capability: int = 90) -> Iterator[Variant]:
     """Yield what is compiled for decoding, drafts and prompts: for 32 query heads and 8 key heads of width 128, and for what else
-    models ask for. Block sizes are those of that compute capability, times ten.
+    models ask for. Block sizes are those of that compute capability, times ten. How long sequences are makes no difference.
     """
     half, fp8 = torch.float16, torch.float8_e4m3fn
-    for name, served in (
-        ("bf16", AttentionCase()),
-        ("fp16", AttentionCase(dtype=half, cache=half)),
-        ("fp8", AttentionCase(cache=fp8)),
-    ):
-        for tile_rows, splits in ((1, 1), (1, 32), (8, 1), (8, 32), (16, 1), (128, 1)):
-            yield from _variants(name, served, tile_rows, splits, capability)
     others = {
+        "bf16": AttentionCase(),
+        "fp16": AttentionCase(dtype=half, cache=half),
+        "fp8": AttentionCase(cache=fp8),
         "width 64, window, sinks": AttentionCase(heads=64, width=64, window=128, sinks=True),
         "width 256, softcap": AttentionCase(heads=8, shared=4, width=256, softcap=50.0),
         "width 96": AttentionCase(shared=32, width=96),
@@ -247,17 +299,20 @@ def variants(capability: int = 90) -> Iterator[Variant]:
         "fp32": AttentionCase(dtype=torch.float32, cache=torch.float32),
     }
     for name, served in others.items():
-        for tile_rows, splits in ((1, 32), (8, 32), (128, 1)):
-            yield from _variants(name, served, tile_rows, splits, capability)
+        for tile_rows in (1, FEW_ROWS, prompt_tile_rows(served.heads // served.shared)):
+            yield from _variants(name, served, tile_rows, capability)
 
 
-def _variants(name: str, served: AttentionCase, tile_rows: int, splits: int, capability: int) -> Iterator[Variant]:
-    for launch in served.launches(tile_rows, splits, capability):
+def _variants(name: str, served: AttentionCase, tile_rows: int, capability: int) -> Iterator[Variant]:
+    for launch in served.launches(tile_rows, Device(capability, UNKNOWN_PROCESSORS)):
+        if launch.kernel is combine and tile_rows > 1:
+            continue
         constants = {param.name for param in launch.kernel.params if param.is_constexpr}
         constants |= {name for name, value in launch.arguments.items() if value is None}
         given = {name: value for name, value in launch.arguments.items() if name not in constants}
+        rows = "" if launch.kernel is combine else f", {tile_rows} rows"
         yield Variant(
-            f"{launch.kernel.__name__} {name}, {tile_rows} rows, {splits} splits",
+            f"{launch.kernel.__name__} {name}{rows}",
             launch.kernel,
             {name: _signature(name, value) for name, value in given.items()},
             {name: launch.arguments[name] for name in constants},

@@ -1,12 +1,13 @@
 """The kernels of attention over page tables: :mod:`inferd_runtime.kernels.triton.attention` launches them.
 
-A program takes some rows of a tile, the query heads of one key head, and one part of the keys. All its queries are the rows of
+A program takes some rows of a tile, the query heads of one key head, and one split of the keys. All its queries are the rows of
 one matrix product, so that a draft of eight tokens reads K and V as often as one token does: once. The softmax is
-computed online, in base 2 (Milakov and Gimelshein 2018; Dao, FlashAttention-2, 2023), and the parts are combined by a second
+computed online, in base 2 (Milakov and Gimelshein 2018; Dao, FlashAttention-2, 2023), and the splits are combined by a second
 kernel (Flash-Decoding, Dao et al. 2023).
 
-Parts take blocks of keys in turn, counted from key 0: which keys are summed up in which order depends on the number of
-parts alone, not on how long a sequence is nor on which of its rows are computed together.
+Splits have one size, counted from key 0: which keys are summed up in which order depends on their places alone, not on what
+else is in the step nor on which of a sequence's rows are computed together. There are as many programs as keep the device
+busy; they share out what there is to do, so that what is empty costs nothing, and no size of a step is compiled into a kernel.
 """
 
 from __future__ import annotations
@@ -16,22 +17,26 @@ import triton.language as tl
 
 from inferd_runtime.kernels.triton.interpreted import product
 
-LOOSE = ("tiles", "rows", "table_stride")
+LOOSE = ("workers", "rows", "table_stride")
 """Numbers that differ from step to step: nothing is compiled for what divides them."""
-TABLES = ("pages", "slots", "positions", "first", "counts", "lengths", "tails", "seen", "tile_sequences", "tile_starts")
+TABLES = (
+    "pages", "slots", "positions", "first", "counts", "lengths", "tails", "seen", "split_first", "split_counts",
+    "tile_sequences", "tile_starts", "tile_splits", "tile_live",
+)  # fmt: skip
 """What :class:`PagedRows` brings: parts of one block of memory, perhaps, wherever they begin."""
+COMBINED = ("split_rows", "split_live", "split_first", "split_counts")
 
 
 @triton.jit
 def _cleared(
     out: tl.tensor, slots: tl.tensor, program: tl.tensor, head: tl.tensor, total: tl.tensor, size: tl.constexpr,
-    columns: tl.constexpr, heads: tl.constexpr, cleared: tl.constexpr,
+    columns: tl.constexpr, shared: tl.constexpr, cleared: tl.constexpr,
 ):  # fmt: skip
     """Write zeroes to the padding among some rows: their columns of one key head."""
     row = program * cleared + tl.arange(0, cleared)
     slot = tl.load(slots + row, mask=row < total, other=0)
     column = tl.arange(0, columns)
-    at = row.to(tl.int64)[:, None] * (heads * size) + head * size + column[None, :]
+    at = row.to(tl.int64)[:, None] * (shared * size) + head * size + column[None, :]
     tl.store(
         out + at,
         tl.zeros([cleared, columns], out.dtype.element_ty),
@@ -120,12 +125,12 @@ def _walk(
     place: tl.tensor, seen: tl.tensor, tail: tl.tensor, before: tl.tensor, first: tl.tensor, positions: tl.tensor,
     head: tl.tensor, key_page: tl.tensor, key_slot: tl.tensor, key_head: tl.tensor, value_page: tl.tensor,
     value_slot: tl.tensor, value_head: tl.tensor, page_size: tl.constexpr, width: tl.constexpr, padded: tl.constexpr,
-    value_width: tl.constexpr, value_padded: tl.constexpr, block: tl.constexpr, step: tl.constexpr,
+    value_width: tl.constexpr, value_padded: tl.constexpr, block: tl.constexpr,
     scaling: tl.constexpr, softcap: tl.constexpr, window: tl.constexpr, chunk: tl.constexpr, masked: tl.constexpr,
     scaled: tl.constexpr, bytewise: tl.constexpr, native: tl.constexpr, interpreted: tl.constexpr,
 ):  # fmt: skip
     """Return the accumulator [queries, value_padded], maximum and sum [queries], with the blocks from ``start`` on added."""
-    for begin in range(start, stop, step):
+    for begin in range(start, stop, block):
         key = begin + tl.arange(0, block)
         inside = (key >= low) & (key < stop)
         page = tl.load(table + key // page_size, mask=inside, other=0) if masked else tl.load(table + key // page_size)
@@ -154,86 +159,93 @@ def _walk(
 def attend(
     query: tl.tensor, keys: tl.tensor, values: tl.tensor, sinks: tl.tensor, out: tl.tensor, totals: tl.tensor,
     tops: tl.tensor, sums: tl.tensor, pages: tl.tensor, slots: tl.tensor, positions: tl.tensor, first: tl.tensor,
-    counts: tl.tensor, lengths: tl.tensor, tails: tl.tensor, seen: tl.tensor, tile_sequences: tl.tensor,
-    tile_starts: tl.tensor, tiles: tl.tensor, rows: tl.tensor, table_stride: tl.tensor, query_row: tl.tensor,
+    counts: tl.tensor, lengths: tl.tensor, tails: tl.tensor, seen: tl.tensor, split_first: tl.tensor,
+    split_counts: tl.tensor, tile_sequences: tl.tensor, tile_starts: tl.tensor, tile_splits: tl.tensor,
+    tile_live: tl.tensor, workers: tl.tensor, rows: tl.tensor, table_stride: tl.tensor, query_row: tl.tensor,
     query_head: tl.tensor, key_page: tl.tensor, key_slot: tl.tensor, key_head: tl.tensor, value_page: tl.tensor,
     value_slot: tl.tensor, value_head: tl.tensor, page_size: tl.constexpr, heads: tl.constexpr, group: tl.constexpr,
     width: tl.constexpr, padded: tl.constexpr, value_width: tl.constexpr, value_padded: tl.constexpr,
     group_columns: tl.constexpr, parts: tl.constexpr, part_rows: tl.constexpr, queries: tl.constexpr,
-    block: tl.constexpr, splits: tl.constexpr, scaling: tl.constexpr, softcap: tl.constexpr, window: tl.constexpr,
+    block: tl.constexpr, split_keys: tl.constexpr, scaling: tl.constexpr, softcap: tl.constexpr, window: tl.constexpr,
     chunk: tl.constexpr, dtype: tl.constexpr, scaled: tl.constexpr, bytewise: tl.constexpr, native: tl.constexpr,
     twice: tl.constexpr, lowest: tl.constexpr, cleared: tl.constexpr, interpreted: tl.constexpr,
 ):  # fmt: skip
-    """Attend. Grid (key heads * parts of a tile, tiles and the programs that clear padding, splits)."""
-    head = tl.program_id(0) // parts
-    part = tl.program_id(0) % parts
-    # Of a prompt the last rows see most: they begin first.
-    tile = tiles - 1 - tl.program_id(1)
-    split = tl.program_id(2)
-    if tile < 0:
-        if (splits == 1) & (part == 0):
-            _cleared(out, slots, -1 - tile, head, rows, group * value_width, group_columns, heads // group, cleared)
-        return
-    sequence = tl.load(tile_sequences + tile)
-    if sequence < 0:
-        return
-    start_row = tl.load(tile_starts + tile) + part * part_rows
-    count = tl.load(counts + sequence)
-    if start_row >= count:
-        return
-    length = tl.load(lengths + sequence)
-    tail = tl.load(tails + sequence)
-    begin = tl.load(first + sequence)
-    before = length - count
-
-    index = tl.arange(0, queries)
-    row = start_row + index // group
-    used = (index < part_rows * group) & (row < count)
-    at = (begin + row).to(tl.int64)
-    head_at = head * group + index % group
-    column = tl.arange(0, padded)
-    pointers = query + at[:, None] * query_row + head_at[:, None] * query_head + column[None, :]
-    q = tl.load(pointers, mask=used[:, None] & (column < width)[None, :], other=0)
-    reach = tl.full([queries], 1.0, tl.float32)
-    if scaled:
-        reach = _reach(q)
-        q = q.to(tl.float32) / reach[:, None]
-    q = q.to(dtype)
-    bits = tl.load(seen + at, mask=used, other=0)
-    own = before + row
-
-    place = tl.load(positions + at, mask=used, other=0x7FFFFFFF).to(tl.int32)
-    low = _lowest_key(place, tail, window, chunk)
-    stop = before + tl.minimum(start_row + part_rows, count)
-
-    top = tl.full([queries], lowest, tl.float32)
-    denominator = tl.zeros([queries], tl.float32)
-    total = tl.zeros([queries, value_padded], tl.float32)
-    opening = low // block
-    start = (opening + (split + splits - opening % splits) % splits) * block
-    table = pages + sequence.to(tl.int64) * table_stride
-    if twice:
-        # The blocks that all rows see whole need no mask.
-        whole = tl.minimum(tail, _own_first(before, start_row)) // block * block
-        total, top, denominator = _walk(
-            total, top, denominator, q, reach, keys, values, table, start, whole, low, own, place, bits, tail, before, begin,
-            positions, head, key_page, key_slot, key_head, value_page, value_slot, value_head,
-            page_size, width, padded, value_width, value_padded, block, splits * block, scaling, softcap,
-            window, chunk, False, scaled, bytewise, native, interpreted,
+    """Attend. Grid (the programs that share out the entries of all key heads, and those that clear padding behind them)."""
+    shared: tl.constexpr = heads // group
+    program = tl.program_id(0)
+    if program >= workers:
+        _cleared(
+            out, slots, (program - workers) // shared, (program - workers) % shared, rows, group * value_width,
+            group_columns, shared, cleared,
         )  # fmt: skip
-        start += tl.cdiv(tl.maximum(whole - start, 0), splits * block) * (splits * block)
-    total, top, denominator = _walk(
-        total, top, denominator, q, reach, keys, values, table, start, stop, low, own, place, bits, tail, before, begin,
-        positions, head, key_page, key_slot, key_head, value_page, value_slot, value_head,
-        page_size, width, padded, value_width, value_padded, block, splits * block, scaling, softcap,
-        window, chunk, True, scaled, bytewise, native, interpreted,
-    )  # fmt: skip
+        return
+    live = tl.load(tile_live)
+    for item in range(program, live * shared * parts, workers):
+        # Of a prompt the last rows see most: they begin first.
+        tile = live - 1 - item // (shared * parts)
+        head = item % (shared * parts) // parts
+        sequence = tl.load(tile_sequences + tile)
+        split = tl.load(tile_splits + tile)
+        start_row = tl.load(tile_starts + tile) + item % parts * part_rows
+        count = tl.load(counts + sequence)
+        length = tl.load(lengths + sequence)
+        tail = tl.load(tails + sequence)
+        begin = tl.load(first + sequence)
+        many = tl.load(split_counts + begin)
+        before = length - count
 
-    line = at * heads + head_at
-    if splits == 1:
-        _deliver(out, sinks, total, top, denominator, line, head_at, used, value_width, value_padded)
-    else:
-        _keep_part(totals, tops, sums, total, top, denominator, line * splits + split, used, value_width, value_padded)
+        index = tl.arange(0, queries)
+        row = start_row + index // group
+        used = (index < part_rows * group) & (row < count)
+        at = (begin + row).to(tl.int64)
+        head_at = head * group + index % group
+        column = tl.arange(0, padded)
+        pointers = query + at[:, None] * query_row + head_at[:, None] * query_head + column[None, :]
+        q = tl.load(pointers, mask=used[:, None] & (column < width)[None, :], other=0)
+        reach = tl.full([queries], 1.0, tl.float32)
+        if scaled:
+            reach = _reach(q)
+            q = q.to(tl.float32) / reach[:, None]
+        q = q.to(dtype)
+        bits = tl.load(seen + at, mask=used, other=0)
+        own = before + row
+
+        place = tl.load(positions + at, mask=used, other=0x7FFFFFFF).to(tl.int32)
+        low = _lowest_key(place, tail, window, chunk)
+        # A program behind the last row of its sequence has nothing to do; the last split goes on to the last key.
+        stop = tl.where(start_row < count, before + tl.minimum(start_row + part_rows, count), 0)
+        stop = tl.where(split < many - 1, tl.minimum(stop, (split + 1) * split_keys), stop)
+
+        top = tl.full([queries], lowest, tl.float32)
+        denominator = tl.zeros([queries], tl.float32)
+        total = tl.zeros([queries, value_padded], tl.float32)
+        start = tl.maximum(low // block * block, split * split_keys)
+        table = pages + sequence.to(tl.int64) * table_stride
+        if twice:
+            # The blocks that all rows see whole need no mask.
+            whole = tl.minimum(tl.minimum(tail, _own_first(before, start_row)), stop) // block * block
+            total, top, denominator = _walk(
+                total, top, denominator, q, reach, keys, values, table, start, whole, low, own, place, bits, tail,
+                before, begin, positions, head, key_page, key_slot, key_head, value_page, value_slot, value_head,
+                page_size, width, padded, value_width, value_padded, block, scaling, softcap,
+                window, chunk, False, scaled, bytewise, native, interpreted,
+            )  # fmt: skip
+            start = tl.maximum(start, whole)
+        total, top, denominator = _walk(
+            total, top, denominator, q, reach, keys, values, table, start, stop, low, own, place, bits, tail, before,
+            begin, positions, head, key_page, key_slot, key_head, value_page, value_slot, value_head,
+            page_size, width, padded, value_width, value_padded, block, scaling, softcap,
+            window, chunk, True, scaled, bytewise, native, interpreted,
+        )  # fmt: skip
+
+        if many > 1:
+            line = tl.load(split_first + at, mask=used, other=0).to(tl.int64) + split
+            _keep_split(
+                totals, tops, sums, total, top, denominator, line * heads + head_at, used, value_width, value_padded
+            )
+        else:
+            line = at * heads + head_at
+            _deliver(out, sinks, total, top, denominator, line, head_at, used, value_width, value_padded)
 
 
 @triton.jit
@@ -241,7 +253,7 @@ def _deliver(
     out: tl.tensor, sinks: tl.tensor, total: tl.tensor, top: tl.tensor, denominator: tl.tensor, line: tl.tensor,
     head: tl.tensor, used: tl.tensor, width: tl.constexpr, padded: tl.constexpr,
 ):  # fmt: skip
-    """Write the attention of each query [queries] as its row of ``out``: there was one part only."""
+    """Write the attention of each query [queries] as its row of ``out``: there was one split only."""
     if sinks is not None:
         sink = tl.load(sinks + head).to(tl.float32) * 1.4426950408889634
         higher = tl.maximum(top, sink)
@@ -255,14 +267,14 @@ def _deliver(
 
 
 @triton.jit
-def _keep_part(
+def _keep_split(
     totals: tl.tensor, tops: tl.tensor, sums: tl.tensor, total: tl.tensor, top: tl.tensor, denominator: tl.tensor,
     line: tl.tensor, used: tl.tensor, width: tl.constexpr, padded: tl.constexpr,
 ):  # fmt: skip
-    """Write the sums of one part of the keys for each query [queries], for :func:`combine`."""
+    """Write the sums of one split of the keys for each query [queries], for :func:`combine`."""
     tl.store(tops + line, top, mask=used)
     tl.store(sums + line, denominator, mask=used)
-    # Of a part that saw nothing the combination reads no accumulator.
+    # Of a split that saw nothing the combination reads no accumulator.
     column = tl.arange(0, padded)
     kept = used[:, None] & (column < width)[None, :] & (denominator != 0)[:, None]
     tl.store(totals + line[:, None] * width + column[None, :], total, mask=kept)
@@ -286,33 +298,40 @@ def _own_first(before: tl.tensor, start_row: tl.tensor):
     return before + start_row + 1
 
 
-@triton.jit(do_not_specialize_on_alignment=["slots"])
+@triton.jit(do_not_specialize=["workers"], do_not_specialize_on_alignment=COMBINED)
 def combine(
-    totals: tl.tensor, tops: tl.tensor, sums: tl.tensor, sinks: tl.tensor, out: tl.tensor, slots: tl.tensor,
-    heads: tl.constexpr, width: tl.constexpr, padded: tl.constexpr, splits: tl.constexpr, splits_padded: tl.constexpr,
-    lowest: tl.constexpr,
+    totals: tl.tensor, tops: tl.tensor, sums: tl.tensor, sinks: tl.tensor, out: tl.tensor, split_rows: tl.tensor,
+    split_live: tl.tensor, split_first: tl.tensor, split_counts: tl.tensor, workers: tl.tensor, heads: tl.constexpr,
+    width: tl.constexpr, padded: tl.constexpr, chunk: tl.constexpr, lowest: tl.constexpr,
 ):  # fmt: skip
-    """Combine the parts of one head of one row. Grid (T, H)."""
-    row = tl.program_id(0).to(tl.int64)
-    head = tl.program_id(1)
+    """Combine the splits of each head of each row that has several, ``chunk`` at a time. Grid (workers)."""
+    live = tl.load(split_live)
     column = tl.arange(0, padded)
-    line = row * heads + head
-    if tl.load(slots + row) < 0:
-        tl.store(out + line * width + column, tl.zeros([padded], out.dtype.element_ty), mask=column < width)
-        return
-    split = tl.arange(0, splits_padded)
-    inside = split < splits
-    top = tl.load(tops + line * splits + split, mask=inside, other=lowest)
-    parts = tl.load(sums + line * splits + split, mask=inside, other=0.0)
-    pointers = totals + (line * splits + split)[:, None] * width + column[None, :]
-    total = tl.load(pointers, mask=(parts != 0)[:, None] & (column < width)[None, :], other=0.0)
-    highest = tl.max(top, 0)
-    if sinks is not None:
-        sink = tl.load(sinks + head).to(tl.float32) * 1.4426950408889634
-        highest = tl.maximum(highest, sink)
-    weights = tl.exp2(top - highest)
-    denominator = tl.sum(parts * weights, 0)
-    if sinks is not None:
-        denominator += tl.exp2(sink - highest)
-    result = tl.sum(total * weights[:, None], 0) / tl.where(denominator == 0, 1.0, denominator)
-    tl.store(out + line * width + column, result.to(out.dtype.element_ty), mask=column < width)
+    for item in range(tl.program_id(0), live * heads, workers):
+        row = tl.load(split_rows + item // heads).to(tl.int64)
+        head = item % heads
+        begin = tl.load(split_first + row).to(tl.int64)
+        many = tl.load(split_counts + row)
+        highest = tl.full((), lowest, tl.float32)
+        denominator = tl.full((), 0.0, tl.float32)
+        result = tl.zeros([padded], tl.float32)
+        for part in range(0, many, chunk):
+            split = part + tl.arange(0, chunk)
+            line = (begin + split) * heads + head
+            top = tl.load(tops + line, mask=split < many, other=lowest)
+            found = tl.load(sums + line, mask=split < many, other=0.0)
+            pointers = totals + line[:, None] * width + column[None, :]
+            total = tl.load(pointers, mask=(found != 0)[:, None] & (column < width)[None, :], other=0.0)
+            higher = tl.maximum(highest, tl.max(top, 0))
+            fade, weights = tl.exp2(highest - higher), tl.exp2(top - higher)
+            denominator = denominator * fade + tl.sum(found * weights, 0)
+            result = result * fade + tl.sum(total * weights[:, None], 0)
+            highest = higher
+        if sinks is not None:
+            sink = tl.load(sinks + head).to(tl.float32) * 1.4426950408889634
+            higher = tl.maximum(highest, sink)
+            fade = tl.exp2(highest - higher)
+            denominator = denominator * fade + tl.exp2(sink - higher)
+            result = result * fade
+        result = result / tl.where(denominator == 0, 1.0, denominator)
+        tl.store(out + (row * heads + head) * width + column, result.to(out.dtype.element_ty), mask=column < width)
