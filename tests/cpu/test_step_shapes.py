@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+from dataclasses import replace
 from itertools import pairwise
 
 import numpy as np
@@ -22,6 +23,7 @@ from inferd_runtime.engine.drivers.staging import fields
 from inferd_runtime.engine.scheduling.costs import _batch
 from inferd_runtime.kernels.rows import FEW_ROWS, prompt_tile_rows
 from inferd_runtime.models.batch import Batch
+from inferd_runtime.settings.settings import EngineSettings
 from inferd_runtime.testing.null_driver import NullDriver
 
 LONG = StepShapes(2048, 131_072, group=4)
@@ -189,3 +191,11 @@ def test_memory_for_splits_is_bounded() -> None:
     assert max(shape.tile_room for shape in shapes) == FEW_ROOM
     assert max(shape.prompt_room for shape in shapes) == PROMPT_ROOM
     assert len(shapes) == len(set(shapes)) == 78
+
+
+def test_a_step_on_a_gpu_is_as_large_as_the_largest_that_is_recorded() -> None:
+    settings = EngineSettings()
+    assert settings.budget_on("cuda:1") == MIXED_ROWS[-1]
+    assert settings.budget_on("cpu") == replace(settings, tensor_parallel=2).budget_on("cuda") == 512
+    assert replace(settings, fixed_rows=8).budget_on("cuda") * 8 == MIXED_ROWS[-1]
+    assert replace(settings, token_budget=8192).budget_on("cuda") == 8192

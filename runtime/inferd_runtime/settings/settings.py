@@ -21,6 +21,8 @@ from inferd_runtime.settings.setting import NOT_NEGATIVE, Check, SettingField, r
 
 PORT = Check("be in 0..65535", lambda value: 0 <= value <= 65535)
 SECRETS_FILE = "secrets.sqlite3"
+GPU_ROWS = 2048
+"""Rows of a step on a GPU where nothing else is said: the most that are recorded."""
 FIXED_ROWS = Check(f"be 0 or in 2..{MAX_DRAFT}", lambda value: value == 0 or 2 <= value <= MAX_DRAFT)
 
 
@@ -51,7 +53,7 @@ class EngineSettings:
     threads: int | None = setting(None, "threads of the engine; default: by the models' sizes")
     pages: int | None = setting(None, "pages of the KV cache; default: by the memory that is free")
     page_size: int = setting(16, "tokens per page")
-    token_budget: int = setting(512, "tokens that one step may feed")
+    token_budget: int | None = setting(None, "tokens that one step may feed; default: 512, for a model on one GPU 2048")
     swap_mb: int = setting(
         256, "MiB of host memory for contexts that had to leave the cache; 0: they are computed again", NOT_NEGATIVE
     )
@@ -113,6 +115,13 @@ class EngineSettings:
     tenancy: Tenancy = field(default_factory=Tenancy)
     snapshots: Path | None = None
     plain: bool = False
+
+    def budget_on(self, device: str) -> int:
+        """Return the tokens of a step of a model on that device. Of a large step a GPU computes each token in less time."""
+        if self.token_budget is not None:
+            return self.token_budget
+        alone = device.startswith("cuda") and self.tensor_parallel == 1
+        return GPU_ROWS // max(1, self.fixed_rows) if alone else 512
 
     @property
     def defaults(self) -> ModelOptions:

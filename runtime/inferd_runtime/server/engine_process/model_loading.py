@@ -122,12 +122,12 @@ def step_costs(model: DrivenModel) -> tuple[StepCost, StepTimes]:
     return known_costs(driver, depends, KeptResults.named("costs", KeptCosts), clock)
 
 
-def driver_options(settings: EngineSettings, pages: int, weights: str = "") -> DriverOptions:
+def driver_options(settings: EngineSettings, pages: int, weights: str = "", device: str = "cpu") -> DriverOptions:
     """Return what the driver is built with. Its rows are enough for the steps by which the cost model is measured, too."""
     return DriverOptions(
         pages,
         settings.page_size,
-        most_rows=max(MEASURED_ROWS, settings.token_budget * max(1, settings.fixed_rows)),
+        most_rows=max(MEASURED_ROWS, settings.budget_on(device) * max(1, settings.fixed_rows)),
         plain=settings.plain,
         fixed_rows=settings.fixed_rows,
         kv_dtype="" if settings.kv_dtype == "model" else settings.kv_dtype,
@@ -166,18 +166,18 @@ def _divide_pages(
     token_bytes = [model.probe.kv.bytes_per_token(element_size(model, options)) for model in loaded]
     seen = [model.with_kv(size) for model, size in zip(placed, token_bytes, strict=True)]
     seen[0] = followers.loaded(seen[0])
-    free = _free_bytes(options, loaded, followers.available)
+    free = _free_bytes(settings, loaded, followers.available)
     return divide_with_drafts(seen, plan.owners, free, settings.page_size)
 
 
 def _free_bytes(
-    options: DriverOptions, loaded: Sequence[LoadedModel], available: Callable[[str], int]
+    settings: EngineSettings, loaded: Sequence[LoadedModel], available: Callable[[str], int]
 ) -> Callable[[str], int]:
     """Return the function from a device to the bytes for KV pages: what is available, less what steps will take beside."""
     taken: Counter[str] = Counter()
     for model in loaded:
         device = next(model.module.parameters()).device
-        taken[str(device)] += step_bytes(model, options)
+        taken[str(device)] += step_bytes(model, driver_options(settings, 1, device=str(device)))
     return lambda device: max(0, available(device) - taken[device])
 
 
@@ -186,4 +186,4 @@ def _build_driver(
 ) -> ServingDriver:
     if settings.tensor_parallel > 1:
         return followers.lead(loaded, pages, settings.page_size)
-    return build_driver(loaded, replace(driver_options(settings, pages, model.weights), beside=beside))
+    return build_driver(loaded, replace(driver_options(settings, pages, model.weights, model.device), beside=beside))

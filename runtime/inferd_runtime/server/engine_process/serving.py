@@ -120,5 +120,10 @@ def _engine_options(model: DrivenModel) -> EngineOptions:
     settings = model.settings
     cost, times = step_costs(model)
     return EngineOptions(
-        settings.token_budget, settings.swap_mb << 20, settings.tenancy, cost, settings.fixed_rows, times
+        settings.budget_on(model.options.device),
+        settings.swap_mb << 20,
+        settings.tenancy,
+        cost,
+        settings.fixed_rows,
+        times,
     )
