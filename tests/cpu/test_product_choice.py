@@ -18,8 +18,9 @@ from inferd_runtime.kernels.product import few_rows_product
 from inferd_runtime.kernels.suite import reference_kernels
 from inferd_runtime.models.loading import load
 from inferd_runtime.models.options import ModelOptions
-from inferd_runtime.models.passes.fused import FusedPass, fuse
-from inferd_runtime.models.passes.products import DenseProduct, FewRowsProduct
+from inferd_runtime.models.passes.fused import FusedPass, fuse, runs_in_a_layer
+from inferd_runtime.models.passes.kernel_layout import KernelRows
+from inferd_runtime.models.passes.products import DenseProduct, FewRowsProduct, Product
 from inferd_runtime.server.engine_process.command import EngineStart
 from inferd_runtime.server.engine_process.draft_models import draft_process_settings
 from inferd_runtime.server.engine_process.model_loading import driver_options
@@ -117,6 +118,39 @@ def test_the_faster_is_taken_for_each_shape() -> None:
     device = Device()
     assert chosen(device, lambda weight, count: 0.9 if len(weight) == 64 else 1.1) == {LARGE: True, SMALL: False}
     assert device.recordings == 2 * 2 * len(ROW_COUNTS)
+
+
+def test_what_a_layer_does_around_a_product_counts() -> None:
+    """A norm that the kernel does, too, is launched beside PyTorch's product."""
+    device = Device()
+
+    def run(product: Product, rows: Tensor) -> Tensor:
+        if not isinstance(product, FewRowsProduct):
+            device.queued += 0.2
+        return product(rows)
+
+    given = [Timed(shape, device) for shape in (LARGE, SMALL)]
+    few_rows = kernel_of(device, lambda weight, count: 1.1)
+    change = choose_products(given, few_rows, "auto", device, clock=lambda: device.now, runs={LARGE: run})
+    assert [isinstance(change(product), FewRowsProduct) for product in given] == [True, False]
+
+
+@pytest.mark.parametrize("way", ["torch", "kernel"])
+@torch.inference_mode()
+def test_products_are_timed_as_a_layer_runs_them(way: str) -> None:
+    loaded = load("tiny")
+    run = fuse(loaded.module, loaded.probe.kv, loaded.probe.rules)
+    assert isinstance(run, FusedPass)
+    layer, kernels = run.layers[0], reference_kernels()
+    runs = runs_in_a_layer(run, KernelRows(kernels))
+    rows = torch.randn(3, layer.input_norm.shape[0])
+    for product in (layer.qkv, layer.gate_up, run.head):
+        assert isinstance(product, DenseProduct)
+        served = product if way == "torch" else FewRowsProduct(product.weight, product.bias, few_rows_product)
+        expected = product(torch.nn.functional.rms_norm(rows, rows.shape[1:], layer.post_norm, layer.eps))
+        expected = kernels.silu_mul(expected) if product is layer.gate_up else expected
+        assert torch.allclose(runs[product.shape](served, rows), expected, atol=1e-5)
+    assert layer.down.shape not in runs  # type: ignore[attr-defined]
 
 
 def test_one_row_count_does_not_get_a_way_of_its_own() -> None:

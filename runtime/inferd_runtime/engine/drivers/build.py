@@ -24,7 +24,8 @@ from inferd_runtime.models.batch import Batch, FloatRows, Ids, Span
 from inferd_runtime.models.loaded import LoadedModel
 from inferd_runtime.models.lora.bank import LoraBank
 from inferd_runtime.models.passes.device import DeviceProduct, device_pass, device_products
-from inferd_runtime.models.passes.fused import FusedPass, fuse
+from inferd_runtime.models.passes.fused import FusedPass, fuse, runs_in_a_layer
+from inferd_runtime.models.passes.kernel_layout import KernelRows
 from inferd_runtime.models.passes.plain import ModelPass, PlainPass
 from inferd_runtime.models.passes.products import DenseProduct, Product
 from inferd_runtime.models.weights.held import hold_as
@@ -197,7 +198,8 @@ def kernel_pass(
     if isinstance(fused, FusedPass):
         try:
             dense = [product for product in device_products(fused) if isinstance(product, DenseProduct)]
-            change = choose_products(dense, kernels.few_rows_product, options.products, accelerator)
+            runs = runs_in_a_layer(fused, KernelRows(kernels))
+            change = choose_products(dense, kernels.few_rows_product, options.products, accelerator, runs=runs)
             return device_pass(fused, partial(_served_product, change, kernels))
         except InvalidRequest as reason:
             logger.info("model %s runs through transformers' modules: %s", loaded.name, reason)

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import logging
 from collections import defaultdict
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from statistics import median
 from time import perf_counter
 
@@ -19,7 +19,8 @@ from torch import Tensor
 
 from inferd_runtime.engine.drivers.accelerator import Accelerator
 from inferd_runtime.kernels.failures import kernel_failures
-from inferd_runtime.models.passes.products import DenseProduct, FewRows, FewRowsProduct
+from inferd_runtime.models.passes.fused import ProductRun
+from inferd_runtime.models.passes.products import DenseProduct, FewRows, FewRowsProduct, Product
 
 logger = logging.getLogger(__name__)
 WAYS = ("auto", "torch", "kernel")
@@ -28,6 +29,7 @@ ROW_COUNTS = (1, 8, 16)
 REPEATS = 5
 ProductChange = Callable[[DenseProduct], DenseProduct]
 WeightShape = tuple[int, ...]
+NO_RUNS: Mapping[WeightShape, ProductRun] = {}
 
 
 def choose_products(
@@ -36,11 +38,12 @@ def choose_products(
     way: str,
     accelerator: Accelerator,
     clock: Callable[[], float] = perf_counter,
+    runs: Mapping[WeightShape, ProductRun] = NO_RUNS,
 ) -> ProductChange:
     """Return a function from each product to the one that is served: itself, or one that multiplies few rows by ``few_rows``.
 
-    ``way``: "torch" or "kernel" for all weights, or "auto": both are timed for every shape of a weight, in seconds of ``clock``.
-    Raises ValueError for another.
+    ``way``: "torch" or "kernel" for all weights, or "auto": both are timed for every shape of a weight, in seconds of ``clock``,
+    with what a layer does around products of that shape (``runs``), of which the kernel does some. Raises ValueError for another.
     """
     if way not in WAYS:
         raise ValueError(f"products {way!r} is none of {', '.join(WAYS)}")
@@ -53,19 +56,25 @@ def choose_products(
         shapes[tuple(product.weight.shape)].append(product)
     chosen = {
         shape for shape, group in shapes.items()
-        if way == "kernel" or (way == "auto" and _faster(group, [by_kernel(one) for one in group], accelerator, clock))
+        if way == "kernel"
+        or (way == "auto" and _faster(group, [by_kernel(one) for one in group], accelerator, clock, runs.get(shape, _alone)))
     }  # fmt: skip
     return lambda product: by_kernel(product) if tuple(product.weight.shape) in chosen else product
 
 
+def _alone(product: Product, rows: Tensor) -> Tensor:
+    return product(rows)
+
+
 def _faster(
-    ours: Sequence[DenseProduct], kernels: Sequence[DenseProduct], accelerator: Accelerator, clock: Callable[[], float]
-) -> bool:
+    ours: Sequence[DenseProduct], kernels: Sequence[DenseProduct], accelerator: Accelerator, clock: Callable[[], float],
+    run: ProductRun,
+) -> bool:  # fmt: skip
     """True if the kernels are faster than PyTorch; False where they cannot be recorded."""
     weight = ours[0].weight
     try:
         plain, kernel = (
-            sum(_seconds(group, count, accelerator, clock) for count in ROW_COUNTS) for group in (ours, kernels)
+            sum(_seconds(group, count, accelerator, clock, run) for count in ROW_COUNTS) for group in (ours, kernels)
         )
     except kernel_failures() as error:
         logger.warning("products with a weight %s go through PyTorch: %s", list(weight.shape), error)
@@ -77,7 +86,7 @@ def _faster(
 
 @torch.inference_mode()
 def _seconds(
-    products: Sequence[DenseProduct], count: int, accelerator: Accelerator, clock: Callable[[], float]
+    products: Sequence[DenseProduct], count: int, accelerator: Accelerator, clock: Callable[[], float], run: ProductRun
 ) -> float:
     """Return the median time of all these products, one behind the other, of ``count`` rows.
 
@@ -86,14 +95,14 @@ def _seconds(
     """
     rows = products[0].weight.new_ones(count, products[0].weight.shape[1])
 
-    def run() -> Tensor:
+    def run_all() -> Tensor:
         out = rows
         for product in products:
-            out = product(rows)
+            out = run(product, rows)
         return out
 
     with accelerator.active():
-        replay, _ = accelerator.record(run)
+        replay, _ = accelerator.record(run_all)
 
         def once() -> float:
             start = clock()

@@ -9,9 +9,10 @@ held on the CPU is decided behind it (:mod:`~inferd_runtime.models.weights.held`
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from copy import copy
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any
 
 import torch
@@ -23,7 +24,7 @@ from inferd_runtime.models.batch import Batch, Span
 from inferd_runtime.models.passes.attention import lay_out
 from inferd_runtime.models.passes.plain import ModelPass, PlainPass
 from inferd_runtime.models.passes.products import DenseProduct, FewRowsProduct, JoinedProduct, Product
-from inferd_runtime.models.passes.step_layout import Angles, ProjectedHeads, StepLayout
+from inferd_runtime.models.passes.step_layout import Angles, ProjectedHeads, RowOperations, StepLayout
 from inferd_runtime.models.proved.decoder import ProvedDecoder
 from inferd_runtime.models.shape import KvShape
 
@@ -38,6 +39,8 @@ PRODUCTS = {
     "down": ("mlp.down_proj",),
 }
 """The products of a layer, and the modules whose outputs stand side by side in each."""
+ProductRun = Callable[[Product, Tensor], Tensor]
+"""Runs a product of rows, with what a layer does before and behind it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,18 +74,38 @@ class FusedLayer:
         return self.down.onto(opened, hidden)
 
 
-def normed(product: Product, rows: Tensor, norm: RowNorm, layout: StepLayout) -> Tensor:
+def normed(product: Product, rows: Tensor, norm: RowNorm, layout: RowOperations) -> Tensor:
     """Return the product of rows behind a norm, [T, in] -> [T, out]: by one kernel where the product has it."""
     if isinstance(product, FewRowsProduct) and len(rows) <= MOST_ROWS:
         return product.normed(rows, norm)
     return product(layout.rms_norm(rows, *norm))
 
 
-def gated(product: Product, rows: Tensor, norm: RowNorm, layout: StepLayout) -> Tensor:
+def gated(product: Product, rows: Tensor, norm: RowNorm, layout: RowOperations) -> Tensor:
     """Return silu(gate) * up [T, F] of the product of rows behind a norm, [T, in] -> [T, 2 F]: by one kernel as well."""
     if isinstance(product, FewRowsProduct) and len(rows) <= MOST_ROWS:
         return product.gated(rows, norm)
     return layout.silu_mul(product(layout.rms_norm(rows, *norm)))
+
+
+def runs_in_a_layer(fused: FusedPass, operations: RowOperations) -> dict[tuple[int, ...], ProductRun]:
+    """Return how the products that a norm is in front of are run, by their weights' shapes (outputs, inputs)."""
+    layer = fused.layers[0]
+    norm = RowNorm(layer.post_norm, layer.eps)
+    runs: dict[tuple[int, ...], ProductRun] = {
+        product.shape: partial(_run_with, normed, norm, operations)
+        for product in (layer.qkv, fused.head)
+        if isinstance(product, DenseProduct)
+    }
+    if isinstance(layer.gate_up, DenseProduct):
+        runs[layer.gate_up.shape] = partial(_run_with, gated, norm, operations)
+    return runs
+
+
+def _run_with(
+    run: Callable[..., Tensor], norm: RowNorm, operations: RowOperations, product: Product, rows: Tensor
+) -> Tensor:
+    return run(product, rows, norm, operations)
 
 
 class FusedPass:

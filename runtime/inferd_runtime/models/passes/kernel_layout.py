@@ -14,6 +14,21 @@ from inferd_runtime.kernels.suite import KernelSuite
 from inferd_runtime.models.passes.step_layout import Angles, ProjectedHeads
 
 
+@dataclass(frozen=True, slots=True)
+class KernelRows:
+    """See :class:`~inferd_runtime.models.passes.step_layout.RowOperations`."""
+
+    kernels: KernelSuite
+
+    def silu_mul(self, gate_up: Tensor) -> Tensor:
+        """See :class:`~inferd_runtime.models.passes.step_layout.RowOperations`."""
+        return self.kernels.silu_mul(gate_up)
+
+    def rms_norm(self, rows: Tensor, weight: Tensor, eps: float) -> Tensor:
+        """See :class:`~inferd_runtime.models.passes.step_layout.RowOperations`."""
+        return rms_norm(rows, weight.shape, weight, eps)
+
+
 @dataclass(slots=True)
 class KernelLayout:
     """See :class:`~inferd_runtime.models.passes.step_layout.StepLayout`; for CUDA, through :class:`KernelSuite`.
@@ -46,8 +61,8 @@ class KernelLayout:
 
     def silu_mul(self, gate_up: Tensor) -> Tensor:
         """See :class:`~inferd_runtime.models.passes.step_layout.StepLayout`."""
-        return self.kernels.silu_mul(gate_up)
+        return KernelRows(self.kernels).silu_mul(gate_up)
 
     def rms_norm(self, rows: Tensor, weight: Tensor, eps: float) -> Tensor:
         """See :class:`~inferd_runtime.models.passes.step_layout.StepLayout`."""
-        return rms_norm(rows, weight.shape, weight, eps)
+        return KernelRows(self.kernels).rms_norm(rows, weight, eps)

@@ -28,7 +28,19 @@ class ProjectedHeads:
     eps: float
 
 
-class StepLayout(Protocol):
+class RowOperations(Protocol):
+    """What a layer does to rows beside products and attention, as PyTorch operations or as kernels."""
+
+    def silu_mul(self, gate_up: Tensor) -> Tensor:
+        """Return silu(gate) * up [T, F] of ``gate_up`` [T, 2 F], gate before up."""
+        ...
+
+    def rms_norm(self, rows: Tensor, weight: Tensor, eps: float) -> Tensor:
+        """Return rows [T, E], each divided by its root mean square, times ``weight`` [E]."""
+        ...
+
+
+class StepLayout(RowOperations, Protocol):
     """Where one step's K and V are, and the operations on them, as PyTorch operations or as kernels.
 
     Where ``hidden_rows`` int64[H] is given, the pass leaves those rows' final hidden states [H, E] in ``hidden``.
@@ -43,12 +55,4 @@ class StepLayout(Protocol):
 
     def attend_projected(self, layer: int, qkv: Tensor, angles: Angles, heads: ProjectedHeads) -> Tensor:
         """Norm and rotate the q and k of ``qkv`` [T, (H + 2 Hkv) D], then do as :meth:`attend`: [T, H, D]."""
-        ...
-
-    def silu_mul(self, gate_up: Tensor) -> Tensor:
-        """Return silu(gate) * up [T, F] of ``gate_up`` [T, 2 F], gate before up."""
-        ...
-
-    def rms_norm(self, rows: Tensor, weight: Tensor, eps: float) -> Tensor:
-        """Return rows [T, E], each divided by its root mean square, times ``weight`` [E]."""
         ...
