@@ -55,6 +55,7 @@ class ShownItem(Struct):
     summary: list[ShownPart] | UnsetType = UNSET
     call_id: str | UnsetType = UNSET
     name: str | UnsetType = UNSET
+    namespace: str | UnsetType = UNSET
     arguments: str | UnsetType = UNSET
     output: str | list[ShownPart] | UnsetType = UNSET
 

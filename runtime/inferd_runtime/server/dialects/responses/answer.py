@@ -22,6 +22,7 @@ from inferd_runtime.server.dialects.exchange import ClientHeaders
 from inferd_runtime.server.dialects.reading import invalid
 from inferd_runtime.server.dialects.responses.conversation import messages_of
 from inferd_runtime.server.dialects.responses.items import Item, ItemReference, read_input
+from inferd_runtime.server.dialects.responses.namespaces import names_of
 from inferd_runtime.server.dialects.responses.output_stream import NumberedEvents, OutputStream
 from inferd_runtime.server.dialects.responses.request import output_field, read_responses_body, responses_request
 from inferd_runtime.server.dialects.responses.response_object import ResponseObject
@@ -64,7 +65,7 @@ class ResponsesExchange:
         self.output_field = output_field(read)
         self._response = ResponseObject(read)
         self._events = NumberedEvents()
-        self._output = OutputStream(self._events)
+        self._output = OutputStream(self._events, names_of(read.tools or []))
         self._end: ChoiceFinished | None = None
         self._usage = UsageReport(0, 0)
         self._is_over = False

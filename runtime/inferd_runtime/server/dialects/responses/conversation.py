@@ -9,6 +9,7 @@ from typing import Any
 from inferd.chat import ChatMessage, ToolCall
 from inferd_runtime.server.dialects.reading import invalid, read_arguments
 from inferd_runtime.server.dialects.responses.items import Item
+from inferd_runtime.server.dialects.responses.namespaces import NAMESPACE, shown_name
 
 BETWEEN_PARTS = "\n"
 
@@ -56,8 +57,9 @@ class _Conversation:
 
     def _call(self, item: Item, at: str) -> None:
         arguments = read_arguments(item["arguments"], at if at == "previous_response_id" else f"{at}.arguments")
-        self._called[item["call_id"]] = item["name"]
-        call = ToolCall(item["call_id"], item["name"], arguments)
+        name = shown_name(item.get(NAMESPACE), item["name"])
+        self._called[item["call_id"]] = name
+        call = ToolCall(item["call_id"], name, arguments)
         last = self._assistant()
         if last is None:
             self.messages.append(ChatMessage("assistant", tool_calls=[call]))

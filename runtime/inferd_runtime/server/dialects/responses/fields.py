@@ -76,6 +76,15 @@ class ResponseTool(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     output_schema: Any = None
 
 
+class ResponseNamespace(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """Functions whose names are this namespace's own."""
+
+    type: Literal["namespace"]
+    name: FunctionName
+    tools: Annotated[list[Any], Meta(min_length=1, max_length=MAX_TOOLS)]
+    description: str | None = None
+
+
 class ResponseNamedChoice(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """A function that is to be called."""
 
@@ -141,6 +150,7 @@ class ResponsesBody(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_
     priority: Annotated[int, Meta(ge=-MAX_PRIORITY, le=MAX_PRIORITY)] | None = None
     structured_outputs: StructuredOutputs | None = None
     chat_template_kwargs: dict[str, Any] | None = None
+    client_metadata: dict[str, str] | None = None
 
 
 RESPONSES_FIELDS = FieldTable(
@@ -156,7 +166,8 @@ RESPONSES_FIELDS = FieldTable(
         RequestField("background", "answered while nobody waits; with store, and without stream"),
         RequestField(
             "tools",
-            f"up to {MAX_TOOLS} functions; hosted tools are refused; arguments are held to the schema, strict or not",
+            f"up to {MAX_TOOLS} functions, also in namespaces; hosted tools are refused; arguments are held to the schema, "
+            "strict or not",
         ),
         RequestField("tool_choice", "none, auto, required, a function by name, allowed_tools"),
         RequestField("parallel_tool_calls", "false: one call at most"),
@@ -169,6 +180,7 @@ RESPONSES_FIELDS = FieldTable(
         RequestField("include", " and ".join(INCLUDED)),
         RequestField("metadata", f"the client's own: programs see it; up to {MAX_METADATA} strings"),
         RequestField("reasoning", "effort goes to the chat template, with enable_thinking, which 'none' makes false"),
+        RequestField("client_metadata", "accepted: what a client says about itself"),
         RequestField("user", "the client's own: programs see it"),
         RequestField("safety_identifier", "like user, before it"),
         RequestField("prompt_cache_key", "accepted; a tenant's prompts are found by their beginning, whatever the key"),

@@ -65,7 +65,7 @@ class FunctionCallItem(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     id: ItemId | None = None
     status: Status | None = None
     caller: Any = None
-    namespace: Any = None
+    namespace: FunctionName | None = None
     is_async: Any = msgspec.field(name="async", default=None)
 
 
@@ -79,7 +79,7 @@ class FunctionOutputItem(msgspec.Struct, frozen=True, forbid_unknown_fields=True
     status: Status | None = None
     name: str | None = None
     caller: Any = None
-    namespace: Any = None
+    namespace: FunctionName | None = None
 
 
 class ItemReference(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -126,8 +126,8 @@ OUTPUT_PARTS: Mapping[str, type[Any]] = {"output_text": OutputText, "refusal": O
 DIRECT = (None, {"type": "direct"})
 MEANS_NOTHING: Mapping[str, Mapping[str, Sequence[Any]]] = {
     "reasoning": {"encrypted_content": (None,)},
-    "function_call": {"caller": DIRECT, "namespace": (None,), "is_async": (None, False)},
-    "function_call_output": {"caller": DIRECT, "namespace": (None,)},
+    "function_call": {"caller": DIRECT, "is_async": (None, False)},
+    "function_call_output": {"caller": DIRECT},
 }
 PART_MEANS_NOTHING: Mapping[str, Mapping[str, Sequence[Any]]] = {
     "input_text": {"prompt_cache_breakpoint": (None, {"mode": "explicit"})},
@@ -158,7 +158,8 @@ def _read_item(value: Any, at: str) -> Item | ItemReference:
             return _reasoning(item)
         case FunctionCallItem():
             arguments = read_arguments(item.arguments, f"{at}.arguments")
-            return call_item(item.call_id, item.name, arguments, item.id or new_id("fc"), item.status or "completed")
+            own, status = item.id or new_id("fc"), item.status or "completed"
+            return call_item(item.call_id, item.name, arguments, own, status, item.namespace)
         case FunctionOutputItem():
             return _output(item, at)
     reference: ItemReference = item
@@ -216,11 +217,12 @@ def _reasoning(item: ReasoningItem) -> Item:
     }
 
 
-def call_item(call_id: str, name: str, arguments: str, item_id: str, status: str) -> Item:
+def call_item(call_id: str, name: str, arguments: str, item_id: str, status: str, namespace: str | None = None) -> Item:
     """Return a call of a function."""
-    return {
+    item = {
         "id": item_id, "type": "function_call", "status": status, "call_id": call_id, "name": name, "arguments": arguments,
     }  # fmt: skip
+    return item if namespace is None else {**item, "namespace": namespace}
 
 
 def _output(item: FunctionOutputItem, at: str) -> Item:

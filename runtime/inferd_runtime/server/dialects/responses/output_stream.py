@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
@@ -42,6 +43,7 @@ class _OpenItem:
     call: int = -1
     call_id: str = ""
     name: str = ""
+    namespace: str | None = None
 
     @property
     def text(self) -> str:
@@ -57,7 +59,8 @@ class _OpenItem:
             case "reasoning":
                 return thought_item(self.id, status, [] if begun else [self.part()])
             case "call":
-                return call_item(self.call_id, self.name, "" if begun else self.text, self.id, status)
+                arguments = "" if begun else self.text
+                return call_item(self.call_id, self.name, arguments, self.id, status, self.namespace)
 
     def part(self) -> dict[str, Any]:
         """Return what the item holds."""
@@ -71,10 +74,14 @@ class _OpenItem:
 
 
 class OutputStream:
-    """Takes an answer's events in order. One item is open at a time; ``items`` are those that are complete."""
+    """Takes an answer's events in order. One item is open at a time; ``items`` are those that are complete.
 
-    def __init__(self, events: NumberedEvents) -> None:
+    ``names``: namespace and name of functions, by what the model calls them.
+    """
+
+    def __init__(self, events: NumberedEvents, names: Mapping[str, tuple[str, str]]) -> None:
         self.items: list[Item] = []
+        self._names = names
         self._events = events
         self._open: _OpenItem | None = None
 
@@ -87,7 +94,8 @@ class OutputStream:
                 return self._enter("reasoning") + self._more("response.reasoning_text.delta", text)
             case ToolCallStarted():
                 closed = self.close()
-                call = _OpenItem("call", new_id("fc"), len(self.items), [], [], event.call, event.id, event.name)
+                namespace, name = self._names.get(event.name, (None, event.name))
+                call = _OpenItem("call", new_id("fc"), len(self.items), [], [], event.call, event.id, name, namespace)
                 return closed + self._begin(call)
             case ToolArguments(call=call, text=text) if self._open is not None and self._open.call == call and text:
                 return self._more("response.function_call_arguments.delta", text)

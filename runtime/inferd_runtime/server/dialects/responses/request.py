@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 from inferd.chat import ChatMessage, ChatRequest, OutputFormat, SamplingOptions, Tool, ToolChoice
 from inferd.chat.request import ANY_OBJECT
 from inferd.protocol import cut
+from inferd.protocol.chat import MAX_TOOLS
 from inferd_runtime.server.dialects.exchange import ClientHeaders
 from inferd_runtime.server.dialects.openai.chat_fields import with_effort
 from inferd_runtime.server.dialects.openai.common_fields import check_ends, checked_biases, stop_strings
@@ -33,6 +35,7 @@ from inferd_runtime.server.dialects.responses.fields import (
     ReasoningOptions,
     ResponseAllowedTools,
     ResponseNamedChoice,
+    ResponseNamespace,
     ResponseObjectFormat,
     ResponsesBody,
     ResponseSchemaFormat,
@@ -40,6 +43,7 @@ from inferd_runtime.server.dialects.responses.fields import (
     ResponseTextFormat,
     ResponseTool,
 )
+from inferd_runtime.server.dialects.responses.namespaces import NAMESPACE, shown_name
 from inferd_runtime.server.dialects.sampling import allowing_no_share
 
 TEXT_MEANS_NOTHING: Mapping[str, Sequence[Any]] = {"verbosity": (None, "medium")}
@@ -110,8 +114,32 @@ def responses_request(body: ResponsesBody, headers: ClientHeaders) -> ChatReques
 
 
 def read_tools(body: ResponsesBody) -> list[Tool]:
-    """Return the tools. Raises InvalidRequest that names one which is no function."""
-    return [_tool(value, f"tools[{number}]") for number, value in enumerate(body.tools or [])]
+    """Return the tools, with those in namespaces. Raises InvalidRequest that names one which is no function."""
+    tools: list[Tool] = []
+    for number, value in enumerate(body.tools or []):
+        is_group = isinstance(value, dict) and value.get("type") == NAMESPACE
+        tools += (_namespace if is_group else _alone)(value, f"tools[{number}]")
+    if len(tools) > MAX_TOOLS:
+        raise invalid("tools", f"tools: {len(tools)} functions; {MAX_TOOLS} are allowed")
+    return tools
+
+
+def _alone(value: Any, at: str) -> list[Tool]:
+    return [_tool(value, at)]
+
+
+def _namespace(value: Any, at: str) -> list[Tool]:
+    """Return the functions of a namespace, each of which says what the namespace is."""
+    group: ResponseNamespace = as_kind(value, ResponseNamespace, at)
+    tools = [_tool(each, f"{at}.tools[{number}]") for number, each in enumerate(group.tools)]
+    return [
+        replace(
+            tool,
+            name=shown_name(group.name, tool.name),
+            description="\n".join(filter(None, (group.description, tool.description))),
+        )
+        for tool in tools
+    ]
 
 
 def _tool(value: Any, at: str) -> Tool:

@@ -13,6 +13,7 @@ from inferd.protocol import InferdError
 from inferd_runtime.server.dialects.responses.fields import ResponsesBody, ResponseText
 from inferd_runtime.server.dialects.responses.ids import new_id
 from inferd_runtime.server.dialects.responses.items import Item
+from inferd_runtime.server.dialects.responses.namespaces import NAMESPACE
 from inferd_runtime.server.dialects.statuses import status_of
 
 ResponseStatus = Literal["in_progress", "completed", "incomplete", "failed", "cancelled"]
@@ -79,6 +80,8 @@ def _asked(body: ResponsesBody) -> dict[str, Any]:
 
 def _tool_json(tool: dict[str, Any]) -> dict[str, Any]:
     """Return a tool as it was asked for, with what it leaves out."""
+    if tool.get("type") == NAMESPACE:
+        return {"description": None, **tool}
     return {"type": "function", "description": None, "parameters": None, "strict": None, **tool}
 
 
