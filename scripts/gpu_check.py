@@ -14,6 +14,7 @@ import sys
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
+from importlib.util import find_spec
 from pathlib import Path
 
 import torch
@@ -73,7 +74,9 @@ def checks(output: Path) -> list[Check]:
 
 
 def _tests(*names: str) -> tuple[str, ...]:
-    return (*PYTEST, "--maxfail", "5", *(f"tests/gpu/test_{name}.py" for name in names))
+    """Side by side where pytest-xdist is installed: compiling kernels takes nearly all of the time, and processors stand idle."""
+    beside = () if find_spec("xdist") is None else ("-n", "4")
+    return (*PYTEST, "--maxfail", "5", *beside, *(f"tests/gpu/test_{name}.py" for name in names))
 
 
 def run(check: Check, output: Path) -> Outcome:

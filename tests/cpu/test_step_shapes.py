@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+from collections.abc import Iterator
 from dataclasses import replace
 from itertools import pairwise
 
@@ -199,3 +200,35 @@ def test_a_step_on_a_gpu_is_as_large_as_the_largest_that_is_recorded() -> None:
     assert settings.budget_on("cpu") == replace(settings, tensor_parallel=2).budget_on("cuda") == 512
     assert replace(settings, fixed_rows=8).budget_on("cuda") * 8 == MIXED_ROWS[-1]
     assert replace(settings, token_budget=8192).budget_on("cuda") == 8192
+
+
+def steps_of_a_busy_server(streams: int, budget: int, count: int) -> Iterator[list[int]]:
+    """Rows of each sequence, step by step: every stream that ends is followed by a prompt of 100 to 1,500 tokens."""
+    chance = random.Random(1)
+
+    def new() -> list[int]:
+        return [chance.randrange(100, 1500), chance.randrange(50, 400)]
+
+    left = [new() for _ in range(streams)]
+    for _ in range(count):
+        prompts = [each for each in left if each[0]]
+        decoding = [each for each in left if not each[0]][: budget - (budget // 8 if prompts else 0)]
+        counts = [1] * len(decoding)
+        for each in decoding:
+            each[1] -= 1
+        for each in prompts:
+            fed = min(each[0], budget - sum(counts))
+            each[0] -= fed
+            counts += [fed] if fed else []
+        yield counts
+        left = [each if each[1] else new() for each in left]
+
+
+@pytest.mark.parametrize(("streams", "budget"), [(64, 2048), (256, 512), (256, 2048)])
+def test_nearly_every_step_of_a_busy_server_is_recorded(streams: int, budget: int) -> None:
+    """Where prompts have no shapes, none of 256 streams' steps of 512 tokens is, and a quarter of those of 2,048."""
+    steps = list(steps_of_a_busy_server(streams, budget, 1500))
+    found = [(sum(counts), LONG.of(counts, len(counts))) for counts in steps]
+    recorded = [(rows, shape) for rows, shape in found if shape is not None]
+    assert len(recorded) >= 0.93 * len(found)
+    assert sum(rows for rows, _ in recorded) >= 0.9 * sum(shape.rows for _, shape in recorded)

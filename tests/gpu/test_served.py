@@ -11,14 +11,18 @@ from dataclasses import replace
 import numpy as np
 import pytest
 import torch
+from stub_soak import soak
+from triton.runtime.jit import JITFunction
 
 from inferd_runtime.engine.drivers.buckets import StepShapes
 from inferd_runtime.engine.drivers.build import DriverOptions, build_driver, step_bytes
 from inferd_runtime.engine.drivers.cuda_driver import CudaDriver
+from inferd_runtime.engine.engine import Engine, EngineOptions
 from inferd_runtime.engine.scheduling.costs import _batch
 from inferd_runtime.kernels.rows import FEW_ROWS
 from inferd_runtime.models.batch import Batch
 from inferd_runtime.models.loading import load
+from inferd_runtime.speculation.times import StepTimes
 
 OPTIONS = DriverOptions(pages=700, page_size=16, most_rows=300)
 CLOSE = {torch.float32: 1e-3, torch.bfloat16: 0.25}
@@ -74,6 +78,28 @@ def last_rows(batch: Batch) -> Batch:
         for row in range(span.first + (span.count - 1 if span.count > FEW_ROWS else 0), span.first + span.count)
     ]
     return replace(batch, logit_rows=np.asarray(read))
+
+
+def compiled() -> int:
+    """Kernels that Triton has compiled or loaded in this process."""
+    device = torch.cuda.current_device()
+    return sum(len(one.device_caches[device][0]) for one in gc.get_objects() if isinstance(one, JITFunction))
+
+
+@pytest.mark.parametrize("graphs", [True, False], ids=["recorded", "launched"])
+def test_a_mixed_soak_compiles_nothing_behind_the_load(graphs: bool) -> None:
+    """Prompts of many lengths, grammar, penalties, drafts, trees, sampled rows; nor does it take more memory the second time."""
+    loaded = load("tiny", device="cuda")
+    options = replace(OPTIONS, graphs=graphs)
+    driver = build_driver(loaded, options)
+    assert isinstance(driver, CudaDriver)
+    engine = Engine(driver, EngineOptions(token_budget=192, times=StepTimes.linear(1.0, 1e-6)))
+    before = compiled()
+    soak(engine, loaded)
+    assert compiled() == before
+    taken = torch.cuda.memory_reserved()
+    soak(engine, loaded)
+    assert torch.cuda.memory_reserved() <= taken + (32 << 20)
 
 
 def test_memory_of_steps_is_measured_and_given_back() -> None:

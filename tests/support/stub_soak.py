@@ -20,12 +20,13 @@ from stub_launcher import StubLauncher
 from torch import Tensor
 
 from inferd.protocol import Sampling
-from inferd_grammar import Compiled, GrammarCompiler, RegexGrammar, TokenTable
+from inferd_grammar import GrammarCompiler, RegexGrammar, TokenTable
 from inferd_runtime.engine.drivers.build import DriverOptions, fast_driver
 from inferd_runtime.engine.engine import Engine, EngineOptions
 from inferd_runtime.engine.sampling.host_sampling import RowSampler
 from inferd_runtime.kernels.sampling import SampleRows, allowed
 from inferd_runtime.kernels.suite import KernelSuite, reference_kernels
+from inferd_runtime.models.loaded import LoadedModel
 from inferd_runtime.models.loading import load
 from inferd_runtime.models.passes.fused import fuse
 from inferd_runtime.speculation.drafts import Proposal
@@ -75,8 +76,11 @@ def cheap_kernels() -> KernelSuite:
     return reference_kernels()._replace(paged_attention=attention, sample=sample)
 
 
-def soak(engine: Engine, eos: int, grammar: Compiled, vocab: int) -> None:
-    """Waves of generations, each of which is drafted for in its own way; contexts are forked, parked and dropped."""
+def soak(engine: Engine, loaded: LoadedModel) -> None:
+    """Waves of generations, each of which is drafted for in its own way."""
+    eos, vocab = loaded.tokenizer.eos_tokens[0], loaded.vocab_size
+    table = TokenTable.from_tokenizer_json(loaded.tokenizer.json, vocab_size=vocab, eos_ids=[eos])
+    grammar = GrammarCompiler(table).compile(RegexGrammar(r"[a-d]{3,6}=(x|yy|[0-4]{2})"))
     chance = random.Random(3)
     for wave in range(WAVES):
         running = []
@@ -107,9 +111,6 @@ def main() -> int:
     graphs = "eager" not in sys.argv[1:]
     stub, host, loaded = StubLauncher(), RecordedHost(), load("tiny")
     fused = fuse(loaded.module, loaded.probe.kv, loaded.probe.rules)
-    eos = loaded.tokenizer.eos_tokens[0]
-    table = TokenTable.from_tokenizer_json(loaded.tokenizer.json, vocab_size=loaded.vocab_size, eos_ids=[eos])
-    grammar = GrammarCompiler(table).compile(RegexGrammar(r"[a-d]{3,6}=(x|yy|[0-4]{2})"))
     with stub.installed():
         options = DriverOptions(pages=600, page_size=16, most_rows=ROWS, graphs=graphs, products="kernel")
         driver = fast_driver(loaded, fused, options, stub.suite(cheap_kernels()), host)
@@ -125,7 +126,7 @@ def main() -> int:
 
         driver.launch = counted  # type: ignore[method-assign]
         engine = Engine(driver, EngineOptions(token_budget=BUDGET, times=StepTimes.linear(1.0, 1e-6)))
-        soak(engine, eos, grammar, loaded.vocab_size)
+        soak(engine, loaded)
     print(json.dumps({
         "steps": steps[0],
         "replays": host.replays,
