@@ -102,7 +102,7 @@ CODE = {"AutoConfig": "configuration_martian.MartianConfig", "AutoModelForCausal
         ({"model_type": "bart", "is_encoder_decoder": True}, "encoder-decoder"),
         ({"model_type": "vit"}, "vit is not a text decoder"),
         ({"hidden_size": "wide"}, "not valid.*hidden_size"),
-        ({"quantization_config": {"quant_method": "gptq", "bits": 4}}, "GPTQ"),
+        ({"quantization_config": {"quant_method": "gptq", "bits": 4}}, "quantized by gptq.*: none of its weights is"),
         ({"hidden_size": 64}, "do not fit"),
         (
             {"num_hidden_layers": 3, "layer_types": ["full_attention"] * 3},

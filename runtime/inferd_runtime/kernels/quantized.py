@@ -55,12 +55,13 @@ class Grouped(NamedTuple):
 
     ``numbers`` uint8[out / 32, in / 32, 32, 16]: of the 32 inputs of a unit the j-th in the low half of byte j, and the j+16-th
     in the high one. ``scales`` [out / 32, in / group, 32], float16 or bfloat16; ``middles`` float16 of that shape, None where
-    all are zero.
+    all are zero. ``outputs``: how many of them are the weight's own.
     """
 
     numbers: Tensor
     scales: Tensor
     middles: Tensor | None
+    outputs: int
 
     @property
     def shape(self) -> tuple[int, int]:
@@ -71,6 +72,10 @@ class Grouped(NamedTuple):
     def nbytes(self) -> int:
         """Bytes of all parts."""
         return self.numbers.nbytes + self.scales.nbytes + (0 if self.middles is None else self.middles.nbytes)
+
+    def plain_numbers(self) -> Tensor:
+        """Return uint8[out, in] from 0 to 15."""
+        return torch.cat([self.numbers & 15, self.numbers >> 4], -1).transpose(1, 2).reshape(self.shape)
 
     def dense(self) -> Tensor:
         """Return float32[out, in]."""
@@ -83,19 +88,22 @@ class Grouped(NamedTuple):
         return dense.view(tiles, units, LANES, UNIT).transpose(1, 2).reshape(self.shape)
 
 
+StoredWeight = RowScaled | Grouped
+
+
 def grouped(numbers: Tensor, scales: Tensor, middles: Tensor | None) -> Grouped:
     """Lay out numbers uint8[out, in] from 0 to 15 with scales and middles [out, in / group]; see :class:`Grouped`.
 
     Outputs of zeros are added behind the weight's, up to a multiple of LANES.
     """
-    more = -len(numbers) % LANES
+    outputs, more = len(numbers), -len(numbers) % LANES
     if more:
         numbers, scales = pad(numbers, (0, 0, 0, more), value=MIDDLE), pad(scales, (0, 0, 0, more))
         middles = None if middles is None else pad(middles, (0, 0, 0, more))
     tiles, units = len(numbers) // LANES, numbers.shape[1] // UNIT
     whole = numbers.view(tiles, LANES, units, UNIT).transpose(1, 2)
     packed = whole[..., : UNIT // 2] | whole[..., UNIT // 2 :] << 4
-    return Grouped(packed.contiguous(), _tiled(scales), None if middles is None else _tiled(middles.half()))
+    return Grouped(packed.contiguous(), _tiled(scales), None if middles is None else _tiled(middles.half()), outputs)
 
 
 def _tiled(scales: Tensor) -> Tensor:

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -14,13 +16,23 @@ from huggingface_hub.errors import StrictDataclassError
 from safetensors import SafetensorError
 from tokenizers import Tokenizer
 from torch import nn
-from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedConfig, PreTrainedTokenizerFast
+from transformers import (
+    AutoModelForCausalLM,
+    AutoTokenizer,
+    GenerationConfig,
+    PreTrainedConfig,
+    PreTrainedTokenizerFast,
+)
 from transformers.distributed.configuration_utils import DistributedConfig
 from transformers.models.auto import CONFIG_MAPPING, MODEL_FOR_CAUSAL_LM_MAPPING
 
 from inferd.protocol import InvalidRequest, NotFound
+from inferd_runtime.kernels.quantized import StoredWeight
+from inferd_runtime.models.quantized.layout import StoredLayout, stored_layout
+from inferd_runtime.models.quantized.reading import read_quantized
 
 SHOWN = 3
+GENERATION = "generation_config.json"
 SAMPLE = "Hello world,  it's 2024!\n\ndef f(x1):\n    return x1 + 3.14  # naïve 東京\n"
 
 
@@ -103,24 +115,55 @@ def _as_written(tokenizer: Any, source: str) -> bool:
     return bool(tokenizer.encode(SAMPLE, add_special_tokens=False) == written)
 
 
-def read_weights(name: str, source: str, config: Any, dtype: torch.dtype | str, ranks: int = 1) -> nn.Module:
+@dataclass(frozen=True)
+class ReadWeights:
+    """``stored``: of a quantized checkpoint what its weights were stored as, by their modules' names; None of any other."""
+
+    module: nn.Module
+    stored: dict[str, StoredWeight] | None = None
+
+
+def read_weights(name: str, source: str, config: Any, dtype: torch.dtype | str, ranks: int = 1) -> ReadWeights:
     """Return the model with all its weights on the CPU; of several ranks, with the rank's part of them on its device.
 
     Raises NotFound when there are none, InvalidRequest when some are missing (transformers fills them with random numbers),
-    of another shape, or damaged.
+    of another shape, damaged, or quantized in a way that is not read.
     """
+    layout = stored_layout(name, config.to_dict())
+    if layout is not None and ranks == 1:
+        return _read_quantized(name, source, config, dtype, layout)
     loader: Any = AutoModelForCausalLM
     divided = {"distributed_config": DistributedConfig(tp_size=ranks, tp_plan="auto")} if ranks > 1 else {}
     with _reported(name, "its weights do not fit its configuration"):
         module, info = loader.from_pretrained(
             source, config=config, dtype=dtype, trust_remote_code=False, output_loading_info=True, **divided
         )
+    return ReadWeights(_complete(name, module, info))
+
+
+def _read_quantized(name: str, source: str, config: Any, dtype: torch.dtype | str, layout: StoredLayout) -> ReadWeights:
+    """Return the model over dense weights, as transformers would build it, and beside it what they were stored as."""
+    own = getattr(config.get_text_config(), "dtype", None)
+    wanted = dtype if isinstance(dtype, torch.dtype) else own if isinstance(own, torch.dtype) else torch.float32
+    plain = copy.deepcopy(config)
+    del plain.quantization_config
+    with _reported(name, f"its weights, quantized by {layout.method}, do not fit its configuration"):
+        read = read_quantized(source, layout, wanted)
+        loader: Any = MODEL_FOR_CAUSAL_LM_MAPPING[type(config)]
+        module, info = loader.from_pretrained(
+            None, config=plain, state_dict=read.dense, dtype=wanted, output_loading_info=True
+        )
+        if (read.folder / GENERATION).is_file():
+            module.generation_config = GenerationConfig.from_pretrained(read.folder)
+    return ReadWeights(_complete(name, module, info), read.stored)
+
+
+def _complete(name: str, module: nn.Module, info: dict[str, Any]) -> nn.Module:
     missing = sorted(info["missing_keys"])
     if missing:
         shown = ", ".join(missing[:SHOWN]) + (", ..." if len(missing) > SHOWN else "")
         raise InvalidRequest(f"model {name!r} cannot be loaded: its checkpoint lacks {len(missing)} weights: {shown}")
-    loaded: nn.Module = module
-    return loaded
+    return module
 
 
 def check_vocabulary(name: str, tokenizer: Any, module: Any) -> int:

@@ -23,11 +23,14 @@ from inferd_runtime.models.proved.decoder import ProvedDecoder, RotaryEmbedding,
 from inferd_runtime.models.proved.store import KeptDecoder, KeptProof, KeptRule, KeptTokenizer
 from inferd_runtime.models.tokenizer import HubTokenizer
 from inferd_runtime.models.weights.auto_dtype import cpu_dtype
+from inferd_runtime.models.weights.on_device import capability, hold_on_device
 
 TRIED_POSITIONS = 4096
 
 
-def load_first(name: str, source: str, device: str, dtype: torch.dtype | str, ranks: int) -> LoadedModel:
+def load_first(
+    name: str, source: str, device: str, dtype: torch.dtype | str, ranks: int, weights: str = ""
+) -> LoadedModel:
     """Load weights and tokenizer, and prove that they are served exactly. See :func:`~inferd_runtime.models.loading.load`."""
     disable_progress_bar()  # type: ignore[no-untyped-call]
     config = read_config(name, source)
@@ -36,12 +39,15 @@ def load_first(name: str, source: str, device: str, dtype: torch.dtype | str, ra
         check_plan(name, config, ranks)
     if dtype == AUTO and device == "cpu":
         dtype = cpu_dtype(config)
-    module: Any = read_weights(name, source, config, dtype, ranks).eval()
-    if ranks == 1:
+    read = read_weights(name, source, config, dtype, ranks)
+    module: Any = read.module.eval()
+    # What is held otherwise goes to the device weight by weight.
+    apart = device != "cpu" and ranks == 1 and bool(weights or read.stored)
+    if ranks == 1 and not apart:
         module.to(device)
     vocab_size = check_vocabulary(name, tokenizer, module)
     probed = attach(module, name)
-    return LoadedModel(
+    loaded = LoadedModel(
         name=name,
         module=module,
         tokenizer=HubTokenizer.of(tokenizer, eos_tokens(module.generation_config, tokenizer)),
@@ -49,7 +55,19 @@ def load_first(name: str, source: str, device: str, dtype: torch.dtype | str, ra
         vocab_size=vocab_size,
         max_context=probed.context,
         fingerprint=fingerprint(config.to_dict(), module),
+        stored=read.stored,
     )
+    return _held_on(loaded, torch.device(device), weights) if apart else loaded
+
+
+def _held_on(loaded: LoadedModel, device: torch.device, weights: str) -> LoadedModel:
+    """Return a model that the host has loaded, on its device, with weights as they are held there."""
+    held = hold_on_device(
+        loaded.name, loaded.module, loaded.probe, weights, loaded.stored or {}, device, capability(device)
+    )
+    if held is None:
+        loaded.module.to(device)
+    return replace(loaded, held=held, stored=None if loaded.stored is None else {})
 
 
 def eos_tokens(generation: GenerationConfig | None, tokenizer: Any) -> tuple[int, ...]:

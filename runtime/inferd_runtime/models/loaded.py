@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
 from torch import nn
 
+from inferd_runtime.kernels.quantized import StoredWeight
 from inferd_runtime.models.parallel import first_numbers
+from inferd_runtime.models.passes.fused import FusedPass
 from inferd_runtime.models.shape import Probed
 from inferd_runtime.models.tokenizer import HubTokenizer
 
@@ -20,7 +22,9 @@ class LoadedModel:
     """``module``: transformers' own, or for a model that was proved before its weights alone, which only the fused pass can run.
 
     ``keep_proof`` is to be called once the fused pass has given the module's logits: the next start then goes without
-    transformers. ``source``: the folder of the checkpoint's files, "" where there is none.
+    transformers. ``source``: the folder of the checkpoint's files, "" where there is none. ``held``: the fused pass over weights
+    that are in 8 or 4 bits on a device already, which the module has not any more. ``stored``: of a quantized checkpoint what its
+    weights were stored as, by their modules' names; None of any other.
     """
 
     name: str
@@ -32,6 +36,8 @@ class LoadedModel:
     fingerprint: str
     keep_proof: Callable[[], None] = lambda: None
     source: str = ""
+    held: FusedPass | None = None
+    stored: Mapping[str, StoredWeight] | None = None
 
 
 def fingerprint(config: dict[str, Any], module: nn.Module) -> str:

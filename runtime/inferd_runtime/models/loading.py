@@ -49,20 +49,27 @@ def size_of(options: ModelOptions, proofs: ProofStore | None = None) -> ModelSiz
     """Return the sizes of a model. Raises what :func:`~inferd_runtime.models.fitting.inspection.measure` raises."""
     proof = _proof(options.name, options.device, options.dtype, 1, proofs)
     if proof is not None:
-        return replace(proof.size, name=options.name).held(options.weights)
+        return replace(proof.size, name=options.name).held(options.weights, options.device or "cpu")
     from inferd_runtime.models.fitting.inspection import measure  # imports transformers
 
     return measure(options)
 
 
 def load(
-    name: str, *, device: str = "cpu", dtype: str = "", ranks: int = 1, proofs: ProofStore | None = None
+    name: str,
+    *,
+    device: str = "cpu",
+    dtype: str = "",
+    ranks: int = 1,
+    proofs: ProofStore | None = None,
+    weights: str = "",
 ) -> LoadedModel:
     """Load weights and tokenizer. ``dtype`` "" is float32 on the CPU and the checkpoint's own elsewhere; "auto" is the latter, or
     what was measured to be faster on the CPU (:func:`~inferd_runtime.models.weights.choice.choose_dtype`).
 
-    ``proofs``: where to look for a proof of the model, and to keep it; None loads through transformers, whose modules then
-    run by themselves. With ``ranks`` above 1, every rank of the group that was joined
+    ``weights``: how they are held on a GPU (:mod:`~inferd_runtime.models.weights.on_device`); on the CPU the driver's builder
+    decides. ``proofs``: where to look for a proof of the model, and to keep it; None loads through transformers, whose modules
+    then run by themselves. With ``ranks`` above 1, every rank of the group that was joined
     (:func:`~inferd_runtime.models.parallel.join`) calls this, and gets its part of the weights; ``device`` is the kind.
     Raises NotFound when there is no such folder or hub model or a part of it is not there, InvalidRequest naming the reason
     when it cannot be served.
@@ -73,8 +80,9 @@ def load(
         return _load_proved(name, source, proof)
     from inferd_runtime.models.first_load import load_first, proof_of  # imports transformers
 
-    loaded = replace(load_first(name, source, device, number, ranks), source=source)
-    made = proof_of(loaded, source, dtype) if proofs is not None and device == "cpu" and ranks == 1 else None
+    loaded = replace(load_first(name, source, device, number, ranks, weights), source=source)
+    provable = proofs is not None and device == "cpu" and ranks == 1 and loaded.stored is None
+    made = proof_of(loaded, source, dtype) if provable else None
     if made is None or proofs is None:
         return loaded
     return replace(loaded, keep_proof=lambda: proofs.keep(source, dtype, made))

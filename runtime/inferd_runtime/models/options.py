@@ -15,7 +15,9 @@ DTYPES = ("float32", "bfloat16", "float16")
 AUTO = "auto"
 """The dtype that was measured to be faster, where the checkpoint leaves a choice."""
 WEIGHTS = ("half", "int8", "int4")
-"""How weights can be held in less than the model's dtype, see :mod:`inferd_runtime.models.weights`."""
+"""How weights can be held on the CPU in less than the model's dtype, see :mod:`inferd_runtime.models.weights`."""
+DEVICE_WEIGHTS = ("fp8", "int8", "int4")
+"""The same on a GPU."""
 DEVICE = re.compile(r"cpu|cuda(:\d+)?")
 
 
@@ -59,10 +61,13 @@ class ModelOptions:
         """Return itself. Raises InvalidRequest for a dtype, device or way to hold weights that does not exist anywhere."""
         if self.dtype and self.dtype not in (*DTYPES, AUTO):
             raise InvalidRequest(f"dtype {self.dtype!r} is not one of {', '.join((*DTYPES, AUTO))}")
-        if self.weights and self.weights not in WEIGHTS:
-            raise InvalidRequest(f"weights {self.weights!r} is not one of {', '.join(WEIGHTS)}")
-        if self.weights and self.device.startswith("cuda"):
-            raise InvalidRequest(f"weights {self.weights!r}: on a GPU weights are held in the model's dtype")
+        every = dict.fromkeys((*WEIGHTS, *DEVICE_WEIGHTS))
+        if self.weights and self.weights not in every:
+            raise InvalidRequest(f"weights {self.weights!r} is not one of {', '.join(every)}")
+        there = DEVICE_WEIGHTS if self.device.startswith("cuda") else WEIGHTS
+        if self.weights and self.device and self.weights not in there:
+            where = "a GPU" if there is DEVICE_WEIGHTS else "the CPU"
+            raise InvalidRequest(f"weights {self.weights!r}: on {where} weights are held as {', '.join(there)}")
         if self.device and not DEVICE.fullmatch(self.device):
             raise InvalidRequest(f"device {self.device!r} is not one of cpu, cuda, cuda:N")
         return self

@@ -47,8 +47,10 @@ class EngineSettings:
         "float32, bfloat16, float16 or auto; default: float32 on the CPU, else the checkpoint's own; auto: on the CPU "
         "bfloat16 where the checkpoint is in it and that was measured to be faster",
     )
-    weights: Literal["", "half", "int8", "int4"] = setting(
-        "", "half, int8 or int4: how weights are held on the CPU; default: exactly, in the form measured to be fastest"
+    weights: Literal["", "half", "fp8", "int8", "int4"] = setting(
+        "",
+        "how weights are held: half, int8 or int4 on the CPU, fp8, int8 or int4 on a GPU; default: exactly, on the CPU in the "
+        "form measured to be fastest",
     )
     threads: int | None = setting(None, "threads of the engine; default: by the models' sizes")
     pages: int | None = setting(None, "pages of the KV cache; default: by the memory that is free")

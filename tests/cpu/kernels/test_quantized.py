@@ -32,6 +32,8 @@ def kernels(request: pytest.FixtureRequest) -> QuantizedKernels:
 @pytest.mark.parametrize("form", FORMS)
 @pytest.mark.parametrize(("out", "size", "dtype"), CASES, ids=str)
 def test_it_is_the_product(kernels: QuantizedKernels, form: str, out: int, size: int, dtype: torch.dtype) -> None:
+    if dtype == torch.float16 and form.endswith(("int8", "128")):
+        pytest.skip("as in bfloat16")
     for count, added in ((1, "bias"), (19, "residual")) if size < 1000 else ((5, "residual"),):
         Case(form, out, size, dtype).check(kernels, count, added)
 
@@ -169,28 +171,33 @@ def test_parts_cover_the_inputs_once(out: int, size: int) -> None:
 
 
 COPIES = """
-import re
+import re, sys
 from inferd_runtime.kernels.triton.quantized import variants
 from inferd_runtime.kernels.triton.resources import compiled, usage
+arch, form = int(sys.argv[1]), sys.argv[2]
 for variant in variants():
-    for arch in (80, 90, 100):
-        if "fp16" in variant.name and arch != 90:
-            continue
-        used, ptx = usage(variant, arch), compiled(variant, arch).asm["ptx"]
-        assert used.spilled == 0 and used.shared <= 99 << 10, used
-        if variant.name.startswith("multiply"):
-            copies = re.findall(r"cp\\.async\\.c[ag]\\.shared[^;]*;", ptx)
-            wide = [copy for copy in copies if "0x10," in copy]
-            # What is narrower are scales.
-            assert wide and (len(wide) == len(copies) or "int4" in variant.name), (variant.name, copies)
-            assert "mma.sync" in ptx, variant.name
-            print(variant.name, arch)
+    if form not in variant.name or ("fp16" in variant.name and arch != 90):
+        continue
+    used, ptx = usage(variant, arch), compiled(variant, arch).asm["ptx"]
+    assert used.spilled == 0 and used.shared <= 99 << 10, used
+    if variant.name.startswith("multiply"):
+        copies = re.findall(r"cp\\.async\\.c[ag]\\.shared[^;]*;", ptx)
+        wide = [copy for copy in copies if "0x10," in copy]
+        # What is narrower are scales.
+        assert wide and (len(wide) == len(copies) or "int4" in variant.name), (variant.name, copies)
+        assert "mma.sync" in ptx, variant.name
+    print(variant.name, arch)
 """
 
 
 @pytest.mark.long
-def test_weights_are_copied_by_16_bytes_ahead_of_the_arithmetic() -> None:
+@pytest.mark.parametrize(
+    "form", ["fp8", "int8", "int4 of 32", "int4 of 128 with", "int4 of 128 bf16", "add ", "pack", "rows"]
+)
+@pytest.mark.parametrize("arch", [80, 90, 100])
+def test_weights_are_copied_by_16_bytes_ahead_of_the_arithmetic(arch: int, form: str) -> None:
     settings = {name: value for name, value in os.environ.items() if name != "TRITON_INTERPRET"}
-    done = subprocess.run([sys.executable, "-c", COPIES], capture_output=True, text=True, env=settings, timeout=900)
+    command = [sys.executable, "-c", COPIES, str(arch), form]
+    done = subprocess.run(command, capture_output=True, text=True, env=settings, timeout=220)
     assert done.returncode == 0, done.stderr
-    assert len(done.stdout.splitlines()) > 100
+    assert done.stdout

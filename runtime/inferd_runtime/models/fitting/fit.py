@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 from inferd.protocol import LimitExceeded
 from inferd_runtime.models.fitting.sizing import LEAST_PAGES, default_pages, kv_budget
-from inferd_runtime.models.options import WEIGHTS
+from inferd_runtime.models.options import DEVICE_WEIGHTS, WEIGHTS
 
 HALF = "bfloat16"
 ITEM_SIZES = {"float32": 4, "bfloat16": 2, "float16": 2}
@@ -34,12 +34,17 @@ class MatrixSizes:
         """Return the bytes as a checkpoint holds them."""
         return (self.layers + self.head * (1 if self.tied else 2)) * item_size
 
-    def held(self, weights: str) -> int:
-        """Return the bytes in a form of :data:`~inferd_runtime.models.options.WEIGHTS`; the embedding is beside the head."""
+    def held(self, weights: str, device: str = "cpu") -> int:
+        """Return the bytes in a form of :mod:`inferd_runtime.models.options`; the embedding is beside the head.
+
+        In 8 bits a device has a scale for each output, which are too few to count; in 4 bits, and on the CPU, for each group.
+        """
         embedding = 2 * self.head
+        if device != "cpu" and weights in ("fp8", "int8"):
+            return self.layers + self.head + embedding
         if weights == "half":
             return 2 * (self.layers + self.head) + embedding
-        head = self.head + 2 * (self.head // GROUP)
+        head = self.head + (2 * (self.head // GROUP) if device == "cpu" else 0)
         if weights == "int8":
             return self.layers + 2 * (self.layers // GROUP) + head + embedding
         return self.layers // 2 + 4 * (self.layers // GROUP) + head + embedding
@@ -67,11 +72,11 @@ class ModelSize:
     matrices: MatrixSizes | None = None
     held_as: str = ""
 
-    def held(self, weights: str) -> ModelSize:
-        """Return the size with weights held in a form of :data:`~inferd_runtime.models.options.WEIGHTS`; "": as it is."""
+    def held(self, weights: str, device: str = "cpu") -> ModelSize:
+        """Return the size with weights held in a form of :mod:`inferd_runtime.models.options`; "": as it is."""
         if not weights or self.matrices is None:
             return self
-        saved = self.matrices.full(ITEM_SIZES[self.dtype]) - self.matrices.held(weights)
+        saved = self.matrices.full(ITEM_SIZES[self.dtype]) - self.matrices.held(weights, device)
         return dataclasses.replace(self, weight_bytes=self.weight_bytes - saved, matrices=None, held_as=weights)
 
 
@@ -140,7 +145,8 @@ class Fit:
             return ()
         half = self._in_half()
         alone = [*(["--dtype " + HALF] if half is not None and half.fits else []), *self._smaller_caches()]
-        alone += [f"--weights {way}" for way in WEIGHTS if self._held(way).fits]
+        ways = WEIGHTS if self.device == "cpu" else DEVICE_WEIGHTS
+        alone += [f"--weights {way}" for way in ways if self._held(way).fits]
         if alone or half is None:
             return tuple(alone)
         return tuple(f"--dtype {HALF} {option}" for option in half._smaller_caches())
@@ -151,7 +157,7 @@ class Fit:
 
     def _held(self, weights: str) -> Fit:
         """Return the estimate with weights held otherwise; itself where they cannot be, or are already."""
-        return dataclasses.replace(self, model=self.model.held(weights)) if self.device == "cpu" else self
+        return dataclasses.replace(self, model=self.model.held(weights, self.device))
 
     def _in_half(self) -> Fit | None:
         """Return the estimate in half precision; None where it is that already."""

@@ -58,7 +58,7 @@ def measure(options: ModelOptions) -> ModelSize:
         max_context=max_context,
         quantized=_quantized(config),
         matrices=matrix_sizes(module),
-    ).held(options.weights)
+    ).held(options.weights, device)
 
 
 def matrix_sizes(module: Any) -> MatrixSizes | None:

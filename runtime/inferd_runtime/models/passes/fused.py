@@ -207,6 +207,17 @@ def agree(one: ModelPass, other: ModelPass, kv: KvShape, like: Tensor) -> bool:
     In narrower types two exact ways through a deep model differ by rounding alone, as much as they differ from float32
     (measured: 2 % of the largest logit behind 16 layers), so most rows must agree to a share of their spread.
     """
+    first, second = (probe_logits(run, kv, like) for run in (one, other))
+    off = (first - second).abs().amax(dim=1)
+    if like.dtype == torch.float32:
+        return bool(off.max() <= TOLERANCE * max(float(second.abs().max()), 1.0))
+    spread = (second - second.mean(dim=1, keepdim=True)).abs().amax(dim=1).clamp_min(1e-6)
+    return bool((off / spread).median() <= ROUNDED)
+
+
+@torch.inference_mode()
+def probe_logits(run: ModelPass, kv: KvShape, like: Tensor) -> Tensor:
+    """Return float32[PROBE_TOKENS, V] of random tokens, on the device and with the cache dtype of ``like`` [V, ...]."""
     tokens = torch.randint(like.shape[0], (PROBE_TOKENS,), generator=torch.Generator().manual_seed(0))
     positions = torch.arange(PROBE_TOKENS)
     at = positions.numpy()
@@ -214,12 +225,7 @@ def agree(one: ModelPass, other: ModelPass, kv: KvShape, like: Tensor) -> bool:
     keys, values = ([_page(*shape, like) for shape in shapes] for shapes in (kv.keys, kv.values))
     layout = lay_out(batch, keys, values, PROBE_TOKENS)
     tokens, positions = tokens.to(like.device), positions.to(like.device)
-    first, second = (run(tokens, positions, layout, positions).float() for run in (one, other))
-    off = (first - second).abs().amax(dim=1)
-    if like.dtype == torch.float32:
-        return bool(off.max() <= TOLERANCE * max(float(second.abs().max()), 1.0))
-    spread = (second - second.mean(dim=1, keepdim=True)).abs().amax(dim=1).clamp_min(1e-6)
-    return bool((off / spread).median() <= ROUNDED)
+    return run(tokens, positions, layout, positions).float()
 
 
 def _page(heads: int, width: int, like: Tensor) -> Tensor:

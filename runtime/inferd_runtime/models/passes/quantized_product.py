@@ -15,6 +15,7 @@ from inferd_runtime.kernels.quantized import (
     Grouped,
     QuantizedKernels,
     RowScaled,
+    StoredWeight,
 )
 
 
@@ -26,7 +27,7 @@ class QuantizedProduct:
     """
 
     def __init__(
-        self, weight: RowScaled | Grouped, outputs: int = 0, bias: Tensor | None = None,
+        self, weight: StoredWeight, outputs: int = 0, bias: Tensor | None = None,
         kernels: QuantizedKernels = REFERENCE,
     ) -> None:  # fmt: skip
         self.weight = weight
@@ -35,13 +36,17 @@ class QuantizedProduct:
         self._width = weight.shape[0]
         self._outputs = outputs or self._width
         self._bias = None if bias is None else pad(bias.detach(), (0, self._width - self._outputs))
-        fp8 = isinstance(weight, RowScaled) and weight.numbers.dtype == FP8
-        self._few = FEW_FP8_ROWS if fp8 else FEW_ROWS
+        self._few = FEW_FP8_ROWS if self.rounds_rows else FEW_ROWS
 
     @property
     def shape(self) -> tuple[int, int]:
         """(outputs, inputs), without what was added to the outputs."""
         return self._outputs, self.weight.shape[1]
+
+    @property
+    def rounds_rows(self) -> bool:
+        """True if many rows are rounded to float8, as the weight is."""
+        return isinstance(self.weight, RowScaled) and self.weight.numbers.dtype == FP8
 
     def with_kernels(self, kernels: QuantizedKernels) -> QuantizedProduct:
         """Return the same product by other kernels."""

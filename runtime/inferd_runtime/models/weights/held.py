@@ -23,6 +23,7 @@ from inferd_runtime.models.weights.exact_blocks import Packed, exact_blocks
 from inferd_runtime.models.weights.held_product import HeldProduct
 from inferd_runtime.models.weights.host_products import DENSE, Way, can_hold, held
 from inferd_runtime.models.weights.packed_store import PackedStore
+from inferd_runtime.models.weights.stored import HEAD
 
 logger = logging.getLogger(__name__)
 SMALLEST = 2.0**-25
@@ -31,7 +32,6 @@ FORMS = {"half": ("half",), "int8": ("int8", "blocks8"), "int4": ("int4", "block
 """By the name of a setting the ways to hold weights so, of which the fastest is taken."""
 HEAD_FORMS = {"half": "half", "int8": "int8", "int4": "int8"}
 """The head in 4 bits would cost more text than it saves time: the quantized models that people use keep it in more."""
-HEAD = "head"
 NARROW_EMBEDDING = torch.float16
 
 
@@ -128,9 +128,14 @@ def hold(fused: FusedPass, module: nn.Module, plan: HoldingPlan) -> FusedPass:
     return result
 
 
-def hold_as(fused: FusedPass, module: nn.Module, weights: str, store: PackedStore) -> FusedPass:
-    """Return the pass over weights that are held as :func:`plan_holding` plans. What has to be packed for it is kept."""
-    kept = store.find()
+def hold_as(
+    fused: FusedPass, module: nn.Module, weights: str, store: PackedStore, blocks: Mapping[str, Packed] | None = None
+) -> FusedPass:
+    """Return the pass over weights that are held as :func:`plan_holding` plans. What has to be packed for it is kept.
+
+    ``blocks``: weights that were stored in blocks, if there are any; they are held so.
+    """
+    kept = blocks or store.find()
     held_pass = hold(fused, module, plan_holding(fused, weights, kept))
     if kept is None:
         products = {

@@ -117,7 +117,7 @@ class Followers:
         """
         self._kind = model.device
         if self.ranks == 1:
-            return load(model.name, device=model.device, dtype=model.dtype, proofs=proofs)
+            return load(model.name, device=model.device, dtype=model.dtype, proofs=proofs, weights=model.weights)
         with run_directory() as folder:
             store = folder / STORE
             self._start(model, threads, store)

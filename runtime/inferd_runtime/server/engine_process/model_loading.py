@@ -93,7 +93,9 @@ def load_drivers(settings: EngineSettings, plan: ModelPlan, followers: Followers
     placed = _place(settings, plan, followers, proofs)
     first, *rest = plan.all
     loaded = [followers.load(first, threads, proofs)]
-    loaded += [load(model.name, device=model.device, dtype=model.dtype, proofs=proofs) for model in rest]
+    loaded += [
+        load(model.name, device=model.device, dtype=model.dtype, proofs=proofs, weights=model.weights) for model in rest
+    ]
     phases.end("models")
     loaded = [_with_weights(*one) for one in zip(plan.all, loaded, strict=True)]
     use_threads(threads, max((model.module for model in loaded), key=default_threads), followers.ranks)
