@@ -14,6 +14,7 @@ from inferd_runtime.cluster.front.exchange import TenantExchange
 from inferd_runtime.cluster.front.hop_client import HopClient
 from inferd_runtime.cluster.front.launches import Launches
 from inferd_runtime.cluster.front.members import Members
+from inferd_runtime.cluster.front.messages_relay import MessagesRelay
 from inferd_runtime.cluster.front.own_routes import OwnRoutes
 from inferd_runtime.cluster.front.private_routes import PrivateRoutes
 from inferd_runtime.cluster.front.routes import ClusterApi
@@ -35,6 +36,7 @@ from inferd_runtime.server.gateway.listening import listen, url_of
 from inferd_runtime.server.packages.finder import package_finder
 from inferd_runtime.server.processes.background import background_tasks
 from inferd_runtime.server.programs.library import open_library
+from inferd_runtime.server.services.topics.kept_values import QUEUES_FILE, open_kept_values
 from inferd_runtime.server.tenancy.quotas import Quotas, same_for_all
 from inferd_runtime.server.tenancy.tenant_use import TenantUse
 from inferd_runtime.settings.settings import Settings
@@ -107,6 +109,9 @@ async def open_front(order: FrontStart) -> AsyncIterator[ClusterFront]:
         api = ClusterApi(hop, members, launches, admission, order.key, use, settings.max_body_bytes)
         tasks = await stack.enter_async_context(background_tasks())
         tasks.start_soon(watcher.watch)
+        kept = await stack.enter_async_context(open_kept_values(settings.data_dir / QUEUES_FILE, use.quotas))
+        calls = await stack.enter_async_context(background_tasks())
+        tasks.start_soon(MessagesRelay(members, order.key, use, exchange.active, kept, calls).run)
         inner = make_app(PrivateRoutes(programs, watcher).routes(), private.tokens, private.front)
         await stack.enter_async_context(serve_app(inner, settings, private))
         outer = make_app([*own.routes(), *api.routes()], entrance.tokens, entrance.front)

@@ -40,7 +40,7 @@ class ReplicaQuotas:
         """Return a tenant's quotas here."""
         whole = self.whole(tenant)
         return replace(
-            whole, sockets=0, connections=0, programs=0, tokens_per_minute=0,
+            whole, sockets=0, connections=0, programs=0, tokens_per_minute=0, launches_per_minute=0,
             runs=(self.share(tenant, RUNS).amount or NOTHING) if whole.runs else 0,
             waiting=whole.waiting + whole.runs if whole.waiting and whole.runs else whole.waiting,
             kept_runs=self._even(whole.kept_runs), kept_bytes=self._even(whole.kept_bytes),

@@ -10,7 +10,7 @@ import anyio
 import anyio.to_thread
 from starlette.requests import Request
 from starlette.responses import Response
-from starlette.routing import BaseRoute, Route
+from starlette.routing import BaseRoute, Route, WebSocketRoute
 
 from inferd.protocol import InferdError, InvalidRequest
 from inferd_runtime.carriable import read_json
@@ -25,8 +25,10 @@ from inferd_runtime.cluster.messages import (
     ReplicaReport,
     TakeOver,
 )
+from inferd_runtime.cluster.relayed import MESSAGES_PATH
 from inferd_runtime.cluster.replica.engine_exchange import EngineExchange
 from inferd_runtime.cluster.replica.quotas import ReplicaQuotas
+from inferd_runtime.cluster.replica.relayed_messages import RelayedMessages
 from inferd_runtime.cluster.replica.state import ReplicaState
 from inferd_runtime.server.gateway.app import RUNS_FILE
 from inferd_runtime.server.gateway.replies import reply
@@ -48,6 +50,7 @@ class ReplicaApi:
     state: ReplicaState
     quotas: ReplicaQuotas
     exchange: EngineExchange
+    messages: RelayedMessages
     _stats: EngineStats = field(default_factory=lambda: EngineStats(0, 0, 0, 0, 0))
     _asked_at: float = -STATS_SECONDS
     _taking_over: anyio.Lock = field(default_factory=anyio.Lock)
@@ -57,6 +60,7 @@ class ReplicaApi:
         return [
             Route(REPORT_PATH, self.report, methods=["POST"]),
             Route(TAKE_OVER_PATH, self.take_over, methods=["POST"]),
+            WebSocketRoute(MESSAGES_PATH, self.messages.serve),
         ]
 
     async def report(self, request: Request) -> Response:

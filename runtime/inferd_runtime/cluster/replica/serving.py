@@ -15,6 +15,7 @@ from inferd_runtime.cluster.hop import HopTokens
 from inferd_runtime.cluster.messages import NAME_DIGITS, REPLICAS_FOLDER
 from inferd_runtime.cluster.replica.engine_exchange import EngineExchange
 from inferd_runtime.cluster.replica.quotas import ReplicaQuotas
+from inferd_runtime.cluster.replica.relayed_messages import RelayedMessages
 from inferd_runtime.cluster.replica.remote_programs import RemotePrograms, open_remote_library
 from inferd_runtime.cluster.replica.routes import ReplicaApi
 from inferd_runtime.cluster.replica.state import ReplicaState
@@ -80,14 +81,16 @@ async def open_replica(order: ReplicaOrder, commands: Commands | None = None) ->
     settings.data_dir.mkdir(parents=True, exist_ok=True, mode=0o700)
     state = ReplicaState(order.name, settings.data_dir)
     quotas = ReplicaQuotas(pages=settings.tenant_pages or 0)
-    programs = RemotePrograms(order.key, lambda: state.front)
+    programs, messages = RemotePrograms(order.key, lambda: state.front), RelayedMessages()
     role = ReplicaRole(
         tokens=HopTokens(order.key),
         quotas=quotas.over,
         programs=lambda of: open_remote_library(of, programs),
         run_id=partial(new_run_id, order.name),
+        messages=lambda table: table.join(messages),
+        admit_child=messages.admit_launch,
         routes=lambda runtime, responses: ReplicaApi(
-            runtime, responses, state, quotas, EngineExchange(runtime.engine, quotas)
+            runtime, responses, state, quotas, EngineExchange(runtime.engine, quotas), messages
         ).routes(),
     )
     async with open_gateway(settings, commands, role) as gateway:

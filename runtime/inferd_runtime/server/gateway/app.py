@@ -12,6 +12,7 @@ import socket
 from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 from contextlib import AsyncExitStack, ExitStack, asynccontextmanager, contextmanager
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 
 import anyio
@@ -59,7 +60,9 @@ from inferd_runtime.server.response_store.response_store import (
     open_response_store,
 )
 from inferd_runtime.server.run_store.archive import open_archive
-from inferd_runtime.server.services.launches.launches import Launches
+from inferd_runtime.server.services.launches.launches import Launches, admitted
+from inferd_runtime.server.services.table import ServiceTable
+from inferd_runtime.server.services.topics.families import join_messages
 from inferd_runtime.server.services.topics.kept_values import QUEUES_FILE, open_kept_values
 from inferd_runtime.server.supervisor.commands import Commands
 from inferd_runtime.server.supervisor.runtime import Runtime, open_runtime
@@ -268,14 +271,19 @@ async def open_gateway(
         )
         programs = await stack.enter_async_context(library)
         archive = await stack.enter_async_context(open_archive(settings.data_dir / RUNS_FILE))
-        queues = await stack.enter_async_context(open_kept_values(settings.data_dir / QUEUES_FILE, use.quotas))
+        if role is None:
+            queues = await stack.enter_async_context(open_kept_values(settings.data_dir / QUEUES_FILE, use.quotas))
+            messages: Callable[[ServiceTable], None] = partial(join_messages, kept=queues)
+        else:
+            messages = role.messages
         runtime = await stack.enter_async_context(
-            open_runtime(settings, commands, wait=False, use=use, archive=archive, queues=queues)
+            open_runtime(settings, commands, wait=False, use=use, archive=archive, messages=messages)
         )
         runtime.desks.role_of = tokens.role_of
         if entrance.front.audit is not None:
             runtime.call_log.audit = entrance.front.audit.write
-        runtime.services.join(Launches(runtime, programs.find, runtime.call_log.audit))
+        admit = admitted if role is None else role.admit_child
+        runtime.services.join(Launches(runtime, programs.find, runtime.call_log.audit, admit))
         provider = None if settings.otel_endpoint is None else otlp_provider(settings.otel_endpoint)
         await stack.enter_async_context(traced(runtime, provider))
         kept = open_response_store(settings.data_dir / RESPONSES_FILE, use.quotas, settings.max_body_bytes)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass
 
@@ -11,6 +11,8 @@ from starlette.routing import BaseRoute
 from inferd_runtime.server.gateway.auth import AccessTokens
 from inferd_runtime.server.programs.library import ProgramLibrary
 from inferd_runtime.server.response_store.response_store import ResponseStore
+from inferd_runtime.server.services.caller import Caller
+from inferd_runtime.server.services.table import ServiceTable
 from inferd_runtime.server.supervisor.runtime import Runtime
 from inferd_runtime.server.tenancy.quotas import QuotasOf
 
@@ -24,6 +26,8 @@ class ReplicaRole:
         quotas: what tenants may have here, from what the settings say they may have in all.
         programs: opens where programs come from.
         run_id: returns the id of a run that is launched here.
+        messages: joins what answers for topics and queues, which are not the replica's own.
+        admit_child: counts a launch of a program's own. Raises LimitExceeded, Unavailable.
         routes: further routes, of the runtime and its store of responses.
     """
 
@@ -31,4 +35,6 @@ class ReplicaRole:
     quotas: Callable[[QuotasOf], QuotasOf]
     programs: Callable[[QuotasOf], AbstractAsyncContextManager[ProgramLibrary]]
     run_id: Callable[[], str]
+    messages: Callable[[ServiceTable], None]
+    admit_child: Callable[[Caller], Awaitable[None]]
     routes: Callable[[Runtime, ResponseStore], Sequence[BaseRoute]]

@@ -53,7 +53,6 @@ from inferd_runtime.server.services.outside import OutsideServices, OutsideWirin
 from inferd_runtime.server.services.run_files import FileService, RunFileStore
 from inferd_runtime.server.services.table import ServiceTable
 from inferd_runtime.server.services.topics.families import join_messages
-from inferd_runtime.server.services.topics.kept_values import KeptValues
 from inferd_runtime.server.supervisor.charging import charge_produced_tokens
 from inferd_runtime.server.supervisor.commands import Commands, default_commands
 from inferd_runtime.server.supervisor.engine_supervisor import EngineSupervisor
@@ -470,20 +469,21 @@ async def open_runtime(
     wait: bool = True,
     use: TenantUse | None = None,
     archive: RunArchive | None = None,
-    queues: KeptValues | None = None,
+    messages: Callable[[ServiceTable], None] = join_messages,
 ) -> AsyncIterator[Runtime]:
     """Open a runtime that is ready; everything that it started has ended when the block ends.
 
     ``spare``: how many workers to keep warm for tenants that have none. ``use``: holds tenants to their quotas; by default all
-    are admins. ``archive``: stores runs; by default they live in memory only. ``queues``: keeps durable queues; by default there
-    are none. With ``wait=False`` the body starts at once; call :meth:`Runtime.wait_ready` in it. Raises what that raises.
+    are admins. ``archive``: stores runs; by default they live in memory only. ``messages`` joins what answers for topics and
+    queues; by default there are no durable ones. With ``wait=False`` the body starts at once; call :meth:`Runtime.wait_ready`
+    in it. Raises what that raises.
     """
     with run_directory() as directory, zmq_context() as context:
         make_sockets_folder(directory)
         async with background_tasks() as tasks:
             wiring = Wiring(context, directory, tasks, archive)
             runtime = Runtime(settings, commands or default_commands(settings), wiring, spare, use)
-            join_messages(runtime.services, queues)
+            messages(runtime.services)
             runtime.services.join(FileService(runtime.files, tasks.start_soon))
             outside = OutsideWiring(context, tasks, wiring.endpoint, directory)
             runtime.outside = join_outside(runtime.services, settings, outside, runtime.use.quotas, runtime.call_log)

@@ -49,6 +49,12 @@ IDLE_SECONDS = 60.0
 FindProgram = Callable[[str, str], Awaitable[Program]]
 """Returns a tenant's program by its reference. Raises NotFound."""
 Audit = Callable[[dict[str, Any]], None]
+Admit = Callable[[Caller], Awaitable[None]]
+"""Counts a launch where the runtime itself does not. Raises LimitExceeded, Unavailable."""
+
+
+async def admitted(caller: Caller) -> None:
+    """Count nothing: the runtime does."""
 
 
 class RunLauncher(Protocol):
@@ -76,10 +82,13 @@ class _Parent:
 class Launches:
     """All callers' children."""
 
-    def __init__(self, launcher: RunLauncher, find: FindProgram, audit: Audit = lambda entry: None) -> None:
+    def __init__(
+        self, launcher: RunLauncher, find: FindProgram, audit: Audit = lambda entry: None, admit: Admit = admitted
+    ) -> None:
         self._launcher = launcher
         self._find_program = find
         self._audit = audit
+        self._admit = admit
         self._parents: dict[Caller, _Parent] = {}
         self._nodes: dict[str, TreeNode] = {}
         """Of the children that go on, by run."""
@@ -112,6 +121,7 @@ class Launches:
         limits = self._limits(parent.node, caller.tenant, program, request.limits)
         arguments = check_arguments(program, request.arguments)
         request.arguments.clear()  # as JSON they are many times smaller, and it may wait
+        await self._admit(caller)
         asked = RunRequest(
             program, arguments, limits, parent=caller.id, mcp="" if caller.run is None else caller.run.mcp
         )

@@ -8,6 +8,10 @@ from inferd_runtime.server.services.topics.kept_values import KeptValues
 from inferd_runtime.server.services.topics.queues import Queues
 from inferd_runtime.server.services.topics.topics import Topics
 
+MESSAGE_OPERATIONS = (
+    "topic.publish", "topic.subscribe", "topic.next", "topic.unsubscribe", "queue.push", "queue.pull",
+)  # fmt: skip
+
 
 def join_messages(table: ServiceTable, kept: KeptValues | None = None) -> None:
     """Have the table answer ``topic.*`` and ``queue.*``; ``kept`` has the durable queues, which are refused without."""

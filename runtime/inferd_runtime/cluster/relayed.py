@@ -1,0 +1,91 @@
+"""What a replica and its front tell each other about messages between programs, which the front keeps for all replicas.
+
+One WebSocket for each replica carries it, which the front opens. A frame is a list of these, in order.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Awaitable, Callable
+from typing import Any
+
+import msgspec
+
+from inferd_runtime.server.services.topics.signals import Signal
+
+MESSAGES_PATH = "/cluster/messages"
+ADMIT_LAUNCH = "cluster.launch"
+"""Asks whether a tenant's program may launch another one now; it counts if so."""
+FRAME_BYTES = 1 << 20
+"""Bytes of payloads from which on the next message goes into a frame of its own."""
+
+
+class Ask(msgspec.Struct, frozen=True, tag="ask", array_like=True):
+    """An operation. ``caller`` is the replica's number for who asks, ``id`` its run or session; ``payload`` is JSON."""
+
+    caller: int
+    ticket: int
+    tenant: str
+    id: str
+    op: str
+    payload: bytes
+
+
+class Withdraw(msgspec.Struct, frozen=True, tag="withdraw", array_like=True):
+    """Nobody waits for an operation any more. It is answered all the same; a reply that was sent already is undone."""
+
+    caller: int
+    ticket: int
+
+
+class Received(msgspec.Struct, frozen=True, tag="received", array_like=True):
+    """Who asked has the reply, which brought what nobody else gets."""
+
+    caller: int
+    ticket: int
+
+
+class Gone(msgspec.Struct, frozen=True, tag="gone", array_like=True):
+    """A caller is over."""
+
+    caller: int
+
+
+class Answered(msgspec.Struct, frozen=True, array_like=True):
+    """A reply or an error, as JSON. ``receipt``: the front waits for Received or Withdraw."""
+
+    caller: int
+    ticket: int
+    ok: bool
+    payload: bytes
+    receipt: bool = False
+
+
+FromReplica = Ask | Withdraw | Received | Gone
+
+
+class Outbox:
+    """Messages that wait to be sent, in order. What may wait is bounded by what callers may have open."""
+
+    def __init__(self) -> None:
+        self._waiting: deque[Any] = deque()
+        self._signal = Signal()
+
+    def put(self, message: FromReplica | Answered) -> None:
+        """Send a message, soon."""
+        self._waiting.append(message)
+        self._signal.wake()
+
+    async def send_all(self, send: Callable[[bytes], Awaitable[None]]) -> None:
+        """Send what comes, until cancelled. Raises what ``send`` raises."""
+        while True:
+            while self._waiting:
+                await send(msgspec.msgpack.encode(self._frame()))
+            await self._signal.wait()
+
+    def _frame(self) -> list[Any]:
+        frame, size = [], 0
+        while self._waiting and size < FRAME_BYTES:
+            frame.append(self._waiting.popleft())
+            size += len(getattr(frame[-1], "payload", b""))
+        return frame
