@@ -2,12 +2,18 @@
 
 from __future__ import annotations
 
+import json
+import sys
 from collections.abc import AsyncIterator
+from pathlib import Path
 from typing import Any
 
 import anyio
+import lying_tool_server
 import pytest
+from web_servers import Connection, WebServer, web_server
 
+from inferd import Client
 from inferd_runtime.cluster.messages import RUN_ID
 from inferd_runtime.sandbox.runner_build.component import ensure_runner
 from inferd_runtime.settings.settings import EngineSettings
@@ -37,16 +43,70 @@ async def stream():
 async def main():
     await asyncio.gather(*(stream() for _ in range(4)))
 """
+ALL_SERVICES = """
+# /// script
+# [tool.inferd]
+# http = ["{origin}"]
+# mcp = ["liar"]
+# ///
+import asyncio
+import inferd
+from inferd import http, mcp, queue, session, topic
+
+async def main(here: str, there: str) -> list:
+    async with topic.subscribe(here) as heard:
+        while await topic.publish(there, "hello " + there) == 0:
+            await asyncio.sleep(0.01)
+        async with asyncio.timeout(20):
+            found = [await anext(heard)]
+    await queue.push("of " + there, here)
+    found.append(await queue.pull("of " + here))
+    child = await inferd.launch("child", {{"name": here}})
+    found.append(await child.result())
+    response = await http.fetch("{origin}/" + here)
+    found.append([response.status, await response.text()])
+    async with mcp.connect("liar") as liar:
+        found.append(mcp.text_of(await liar.call_tool("echo", {{"text": here}})))
+    received = await session.receive_file()
+    await session.send_file(await received.read() + b" back", name="back")
+    return found
+"""
+CHILD = "async def main(name: str) -> str:\n    return 'child of ' + name\n"
 SETTLE_SECONDS, MEASURED_SECONDS = 1.0, 7.0
 
 
 @pytest.fixture(scope="module")
-async def real(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Cluster]:
+async def web() -> AsyncIterator[WebServer]:
+    async def answer(connection: Connection) -> None:
+        await connection.answer(connection.path.encode())
+
+    async with web_server(answer) as server:
+        yield server
+
+
+@pytest.fixture(scope="module")
+async def real(tmp_path_factory: pytest.TempPathFactory, web: WebServer) -> AsyncIterator[Cluster]:
     folder = tmp_path_factory.mktemp("real")
     ensure_runner()
-    engine = EngineSettings(threads=1)
-    async with open_cluster(folder, real=True, engine=engine, context_store=f"file://{folder}/contexts") as cluster:
+    async with open_cluster(
+        folder, real=True, engine=EngineSettings(threads=1), context_store=f"file://{folder}/contexts",
+        http_allow=(f"tenant:ann,{web.url('').rstrip('/')},private=127.0.0.1/32",), mcp_file=_tool_servers(folder),
+    ) as cluster:  # fmt: skip
         yield cluster
+
+
+def _tool_servers(folder: Path) -> Path:
+    script = Path(lying_tool_server.__file__)
+    server = {
+        "command": sys.executable,
+        "args": ["-S", str(script), ""],
+        "read": [str(script.parent)],
+        "tenants": ["ann"],
+    }
+    path = folder / "mcp.json"
+    path.write_text(json.dumps({"mcpServers": {"liar": server}}))
+    path.chmod(0o600)
+    return path
 
 
 async def _run(cluster: Cluster, token: str, program: str, session: str) -> str:
@@ -79,6 +139,31 @@ async def test_a_context_that_one_replica_saved_opens_on_the_other(real: Cluster
     results = [(await real.finished(run))["result"] for run in (elsewhere, here)]
     assert results[0] == results[1]
     assert results[0][1] == 0, "the other replica has the same weights, so nothing is computed again"
+
+
+async def test_programs_on_two_replicas_have_all_that_the_gateway_does_for_them(
+    real: Cluster, web: WebServer, tmp_path: Path
+) -> None:
+    """Topics and queues between them, children, the web, a server of tools, and files both ways."""
+    source = ALL_SERVICES.format(origin=web.url("").rstrip("/"))
+    await _upload(real, ANN, a=source, b=source + "# b", child=CHILD)  # equal programs would go to one replica
+    (tmp_path / "sent").write_bytes(b"there and")
+    assert real.front is not None
+    launched = [("a", "b"), ("b", "a")]
+    async with Client(real.front.url, ANN) as client:
+        runs = []
+        for here, there in launched:
+            body = {"program": here, "arguments": {"here": here, "there": there}}
+            answer = await real.client.post("/v1/runs", json=body, headers={"x-session-id": f"services-{here}"})
+            runs.append(await client.attach(answer.json()["id"]))
+        assert _replica(runs[0].id) != _replica(runs[1].id)
+        for run, (here, there) in zip(runs, launched, strict=True):
+            await run.send_file(tmp_path / "sent")
+            with anyio.fail_after(60):
+                found = await run.result()
+            assert found == [f"hello {here}", there, f"child of {here}", [200, f"/{here}"], here]
+            (file,) = await run.files()
+            assert b"".join([piece async for piece in run.read_file(file.file)]) == b"there and back"
 
 
 async def _served(cluster: Cluster) -> dict[str, float]:

@@ -14,7 +14,7 @@ from inferd_runtime.server.tenancy.quotas import NOTHING, Quotas, QuotasOf, same
 class ReplicaQuotas:
     """What the front has told this replica. ``whole`` are the quotas in the whole cluster; ``pages`` of KV, where it says none.
 
-    What is remembered of runs that are over is not told: each replica keeps an even part of that. All of a tenant's runs may
+    What is remembered of runs that are over, and fetches, are not told: each replica has an even part. All of a tenant's runs may
     wait here, for a share or for a worker: the front admits no more than there may be.
     """
 
@@ -44,6 +44,7 @@ class ReplicaQuotas:
             runs=(self.share(tenant, RUNS).amount or NOTHING) if whole.runs else 0,
             waiting=whole.waiting + whole.runs if whole.waiting and whole.runs else whole.waiting,
             kept_runs=self._even(whole.kept_runs), kept_bytes=self._even(whole.kept_bytes),
+            fetches=self._even(whole.fetches), fetches_per_minute=self._even(whole.fetches_per_minute),
         )  # fmt: skip
 
     def share(self, tenant: str, quota: str) -> QuotaShare:
