@@ -231,7 +231,8 @@ class DraftModelDrafter(Drafter):
         """Ask for the tokens that the next proposal lacks, else for tokens ahead of it."""
         wanted = self._bridge.wanted(self._wanted)
         base, missing = len(self._bridge.path), len(self._stream) < wanted and not self._stream_ended
-        patience = min(self._link.timeout, self._length.patience(self._wanted)) if wait and missing else 0.0
+        waits = wait and missing and self._way_known
+        patience = min(self._link.timeout, self._length.patience(self._wanted)) if waits else 0.0
         lead = self._length.lead(wanted + 1)
         ahead = 2 * wanted + 1 + lead if self._link.transport.overlaps else wanted
         behind = wanted if patience else wanted + self._length.lead(1)
@@ -241,6 +242,11 @@ class DraftModelDrafter(Drafter):
         if not missing and self._sent is not None and self._sent.goal >= base + wanted + lead:
             return
         self._send(count, patience, 0 if patience else self._length.lead(1))
+
+    @property
+    def _way_known(self) -> bool:
+        """False until it is known how long messages travel to another machine: no step waits blindly."""
+        return self._link.transport.round_trip > 0 or not self._link.remote
 
     def _send(self, count: int, patience: float, lead: int) -> None:
         """Send the committed tokens that the draft side does not know, or all of them the first time.

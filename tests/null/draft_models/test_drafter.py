@@ -447,3 +447,16 @@ def test_one_that_is_asked_again_gets_all_that_was_written_meanwhile(spec: Draft
     assert written, "the first steps are without drafts"
     assert (stand.post.last.start, stand.post.last.tokens) == (0, [*PROMPT, *written])
     assert not stand.drafter.resting
+
+
+def test_no_step_waits_before_it_is_known_how_far_away_the_draft_model_is(spec: DraftSpec) -> None:
+    stand = Stand(spec, Worth)
+    stand.line.remote = True
+    stand.drafter.observe(PROMPT)
+    stand.post.answer([1, 2, 3, 4])
+    stand.step(0)
+    assert stand.drafter.ready()
+    stand.post.round_trip = 0.005
+    stand.post.answer([1, 2, 3, 4])
+    stand.step(0)
+    assert not stand.drafter.ready()
