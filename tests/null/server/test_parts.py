@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
+import itertools
+
 import msgspec
 import pytest
 
-from inferd.protocol import ERRORS, Done, InvalidRequest, LimitExceeded, NotFound, Unavailable
+from inferd.protocol import ERRORS, MAX_EXPORT_BYTES, Done, InvalidRequest, LimitExceeded, NotFound, Unavailable
 from inferd_runtime.server.gateway.replies import error_reply, own_status
 from inferd_runtime.server.gateway.script_session import (
     MAX_OUTSTANDING_BYTES,
@@ -16,6 +19,8 @@ from inferd_runtime.server.gateway.script_session import (
 )
 from inferd_runtime.server.processes.backoff import Backoff
 from inferd_runtime.server.processes.child_process import describe_exit
+from inferd_runtime.server.tenancy.shares import SharedPlaces
+from inferd_runtime.server.tenancy.tenant_use import OUTSTANDING_RULE
 
 
 def test_every_error_has_a_status_of_its_kind() -> None:
@@ -103,3 +108,20 @@ def test_a_script_may_not_have_bytes_outstanding_without_end() -> None:
     assert refused.value.detail["limit"] == "outstanding_bytes"
     assert state.answered(1)
     state.admit(ScriptCall(4, "context.import", half))
+
+
+def test_large_calls_of_one_tenant_leave_room_for_anothers_over_all_connections() -> None:
+    places = SharedPlaces(OUTSTANDING_RULE, "outstanding_bytes", "")
+    connections = [OutstandingCalls(places=places, tenant="mallory") for _ in range(64)]
+    admitted = 0
+    for ticket, state in itertools.product(range(1, 17), connections):
+        with contextlib.suppress(LimitExceeded):
+            state.admit(ScriptCall(ticket, "context.export"))
+            admitted += MAX_EXPORT_BYTES
+    assert admitted <= OUTSTANDING_RULE.capacity - OUTSTANDING_RULE.guarded * OUTSTANDING_RULE.share
+    OutstandingCalls(places=places, tenant="bob").admit(ScriptCall(1, "context.export"))
+    assert all(state.answered(1) for state in connections[:2])
+    connections[0].admit(ScriptCall(99, "context.export"))
+    for state in connections:
+        state.close()
+    assert places.held("mallory") == 0

@@ -27,6 +27,7 @@ from inferd.protocol import (
     OPERATIONS,
     ErrorInfo,
     ExportContext,
+    GetVocabulary,
     InferdError,
     InvalidRequest,
     LimitExceeded,
@@ -44,6 +45,7 @@ from inferd_runtime.server.supervisor.engine_supervisor import StartedEngine
 from inferd_runtime.server.supervisor.runtime import Runtime
 from inferd_runtime.server.tenancy.quotas import Role
 from inferd_runtime.server.tenancy.rates import MinuteBucket
+from inferd_runtime.server.tenancy.shares import SharedPlaces
 from inferd_runtime.session.wire import CANCEL, PRIVATE_OPERATIONS, LinkReply
 
 SUBPROTOCOL = "inferd.v1"
@@ -55,7 +57,9 @@ MAX_OUTSTANDING_BYTES = 128 << 20
 """Bytes of outstanding calls and of the largest replies: both may wait in sockets for who does not read."""
 SMALL_BYTES = 16 << 10
 """Calls of less are bounded by their number."""
-REPLY_BYTES = {ExportContext.op: MAX_EXPORT_BYTES}  # type: ignore[attr-defined]
+VOCABULARY_BYTES = 2 << 20
+"""What a vocabulary of 150,000 tokens takes, with some room."""
+REPLY_BYTES = {ExportContext.op: MAX_EXPORT_BYTES, GetVocabulary.op: VOCABULARY_BYTES}  # type: ignore[attr-defined]
 SERVICE_RESTART = 1012
 INVALID_DATA = 1007
 MAX_REASON = 123
@@ -76,12 +80,17 @@ class ScriptCall(msgspec.Struct, frozen=True):
 
 
 class OutstandingCalls:
-    """Which tickets are outstanding, and what may be asked: no sockets here."""
+    """Which tickets are outstanding, and what may be asked: no sockets here.
 
-    def __init__(self, most: int = MAX_OUTSTANDING) -> None:
+    ``places``: the bytes that all connections of all tenants may have outstanding.
+    """
+
+    def __init__(self, most: int = MAX_OUTSTANDING, places: SharedPlaces | None = None, tenant: str = "") -> None:
         self.outstanding: set[int] = set()
         self._asked: set[int] = set()
         self._most = most
+        self._places = places
+        self._tenant = tenant
         self._bytes: dict[int, int] = {}
 
     def admit(self, call: ScriptCall) -> None:
@@ -97,27 +106,30 @@ class OutstandingCalls:
         if len(self.outstanding) >= self._most:
             message = f"{self._most} calls are outstanding on this connection"
             raise LimitExceeded(message, limit="outstanding_calls", value=self._most, raise_with="another connection")
+        if call.op in GATEWAY_OPERATIONS:
+            self._check_asked(call)
         size = len(call.a) + REPLY_BYTES.get(call.op, 0)
         if self._bytes and sum(self._bytes.values()) + size > MAX_OUTSTANDING_BYTES:
             message = f"what is outstanding on this connection takes {MAX_OUTSTANDING_BYTES} bytes"
             raise LimitExceeded(
                 message, limit="outstanding_bytes", value=MAX_OUTSTANDING_BYTES, raise_with="waiting for some of it"
             )
-        if call.op in GATEWAY_OPERATIONS:
-            self._admit_asked(call)
-        self.outstanding.add(call.t)
+        if size > SMALL_BYTES and self._places is not None:
+            self._places.take(self._tenant, size)
         if size > SMALL_BYTES:
             self._bytes[call.t] = size
+        if call.op in GATEWAY_OPERATIONS:
+            self._asked.add(call.t)
+        self.outstanding.add(call.t)
 
-    def _admit_asked(self, call: ScriptCall) -> None:
-        """Note a call that the gateway is to answer. It counts until its answer has been sent: nobody else would hold back."""
+    def _check_asked(self, call: ScriptCall) -> None:
+        """Check a call that the gateway is to answer. It counts until its answer has been sent: nobody else would hold back."""
         if len(call.a) > MAX_REQUEST_BYTES:
             text = f"{call.op}: the request takes {len(call.a)} bytes; {MAX_REQUEST_BYTES} are allowed"
             raise LimitExceeded(text, limit="request_bytes", value=MAX_REQUEST_BYTES, raise_with="several requests")
         if len(self._asked) >= MAX_ASKED:
             text = f"{call.op}: {MAX_ASKED} such operations are in flight already"
             raise LimitExceeded(text, limit="gateway_operations", value=MAX_ASKED, raise_with="fewer at a time")
-        self._asked.add(call.t)
 
     def is_engines(self, ticket: int) -> bool:
         """Return True if a call of that ticket is outstanding at the engine."""
@@ -129,8 +141,17 @@ class OutstandingCalls:
             return False
         self._asked.discard(ticket)
         self.outstanding.discard(ticket)
-        self._bytes.pop(ticket, None)
+        self._give_back(self._bytes.pop(ticket, 0))
         return True
+
+    def close(self) -> None:
+        """Note that the connection is over: nothing of it takes room any more."""
+        self._give_back(sum(self._bytes.values()))
+        self._bytes.clear()
+
+    def _give_back(self, size: int) -> None:
+        if size and self._places is not None:
+            self._places.give_back(self._tenant, size)
 
 
 def read_call(data: bytes) -> ScriptCall:
@@ -167,13 +188,20 @@ def encode_error(ticket: int, error: InferdError) -> bytes:
 class ScriptSession:
     """Relays between an accepted WebSocket and an engine channel whose session is open, and has ``services`` answer the rest."""
 
-    def __init__(self, websocket: WebSocket, channel: EngineChannel, services: ServiceTable, caller: Caller) -> None:
+    def __init__(
+        self,
+        websocket: WebSocket,
+        channel: EngineChannel,
+        services: ServiceTable,
+        caller: Caller,
+        places: SharedPlaces | None = None,
+    ) -> None:
         self._websocket = websocket
         self._channel = channel
         self._desk = services.open_desk(caller, MSGPACK_WIRE, self._answered)
         self._answers: deque[Answer] = deque()
         self._answered_more = anyio.Event()
-        self._state = OutstandingCalls()
+        self._state = OutstandingCalls(places=places, tenant=caller.tenant)
         self._rate = MinuteBucket()
         self._count = 0
 
@@ -188,6 +216,7 @@ class ScriptSession:
                 tasks.cancel_scope.cancel()
         finally:
             self._desk.close()
+            self._state.close()
         if engine.lost.is_set():
             await self._give_up()
 
@@ -304,4 +333,4 @@ async def script_session(websocket: WebSocket, runtime: Runtime) -> None:
         offered = websocket.scope.get("subprotocols", [])
         await websocket.accept(SUBPROTOCOL if SUBPROTOCOL in offered else None)
         caller = Caller(tenant, name, websocket.scope.get(ROLE_KEY, Role.USER))
-        await ScriptSession(websocket, channel, runtime.services, caller).relay(engine)
+        await ScriptSession(websocket, channel, runtime.services, caller, runtime.use.outstanding).relay(engine)

@@ -13,6 +13,8 @@ from inferd_runtime.server.tenancy.rates import MinuteBucket
 from inferd_runtime.server.tenancy.shares import SharedPlaces, ShareRule
 
 RETRY_SECONDS = 1.0
+OUTSTANDING_RULE = ShareRule(1 << 30, 7, 64 << 20)
+"""Bytes of large calls of scripts that are not answered, or whose answers nobody has read."""
 Clock = Callable[[], float]
 
 
@@ -42,6 +44,7 @@ class TenantUse:
             _half_kept(sizes.connections), "max_connections", "the server's --max-connections"
         )
         self.bodies = SharedPlaces(sizes.body_rule, "held_body_bytes", "the server's --max-body-total")
+        self.outstanding = SharedPlaces(OUTSTANDING_RULE, "outstanding_bytes", "fewer large calls at a time")
         self.produced: Counter[str] = Counter()
         """Tokens that were generated since the start, by tenant."""
         self._clock = clock
