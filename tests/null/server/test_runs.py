@@ -264,3 +264,10 @@ def test_a_long_result_goes_in_parts_and_is_the_same_at_the_end() -> None:
 def test_parts_of_a_result_beyond_the_runs_limit_are_not_taken() -> None:
     held = HeldRun(make_run(), "worker", 1.0)
     assert not held.add_part("x", 2 * Limits().output_bytes + FRAME_BYTES * Limits().output_events + 1)
+
+
+def test_events_behind_any_number_are_none_yet() -> None:
+    buffer = EventBuffer(1 << 16)
+    buffer.append("stdout", "a", 1)
+    for start in (1, 2**63, 10**300):
+        assert list(buffer.since(start)) == []

@@ -111,5 +111,5 @@ class EventBuffer:
         first = self.first_index
         if start < first:
             yield RunEvent(first - 1, "dropped", time.time(), first - start)
-        skip = max(start - first, 0)
+        skip = min(max(start - first, 0), len(self._events))  # a client may ask for any number
         yield from islice(self._events, skip, None)
