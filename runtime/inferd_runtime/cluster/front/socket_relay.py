@@ -28,6 +28,8 @@ ROOM = 1 << 20
 """Bytes of a message beyond the largest that a gateway takes: an error is the replica's to tell."""
 ABNORMAL = 1006
 """What a connection that broke off has instead of a code, and nobody may send (RFC 6455, 7.4.1)."""
+MOST_QUEUED = 4
+"""Messages of a replica that the front holds for a script that does not read: what is behind them the replica holds, and counts."""
 GONE = "the replica of this session has ended: connect again"
 
 
@@ -55,6 +57,7 @@ async def _session_at(url: str, websocket: WebSocket, authorization: str) -> Asy
     connecting = connect(
         target, additional_headers={"authorization": authorization}, subprotocols=offered or None, compression=None,
         max_size=MAX_SCRIPT_MESSAGE + ROOM, open_timeout=CONNECT_SECONDS, ping_interval=None, proxy=None,
+        max_queue=MOST_QUEUED,
     )  # fmt: skip
     try:
         replica = await connecting
