@@ -29,7 +29,7 @@ ROOM = 1 << 20
 ABNORMAL = 1006
 """What a connection that broke off has instead of a code, and nobody may send (RFC 6455, 7.4.1)."""
 MOST_QUEUED = 4
-"""Messages of a replica that the front holds for a script that does not read: what is behind them the replica holds, and counts."""
+"""Messages of a replica that the front holds for a script that does not read; more stay at the replica, which counts them."""
 GONE = "the replica of this session has ended: connect again"
 
 

@@ -6,8 +6,9 @@ SQLite's work in one thread.
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import AsyncIterator, Awaitable, Callable
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, nullcontext
 from pathlib import Path
 from typing import Protocol, TypeVar
 
@@ -120,6 +121,7 @@ class ProgramLibrary:
         self._parsers = parsers
         self._quotas = quotas
         self._thread = anyio.CapacityLimiter(1)
+        self._turns: defaultdict[str, anyio.Lock] = defaultdict(anyio.Lock)
         self._cache = ProgramCache()
         self._resolved = ResolvedReferences(most_resolved)
 
@@ -133,7 +135,7 @@ class ProgramLibrary:
             upload = await read()
             async with self._parsers.turn(tenant):
                 parsed = await self._with_packages(await self._parsers.parse(upload))
-            return await self._change(lambda: self._keep(parsed, tenant))
+            return await self._change(lambda: self._keep(parsed, tenant), tenant)
 
     async def find(self, reference: str, tenant: str) -> Program:
         """Return a program, parsed again if need be. Raises what :meth:`Registry.resolve` raises."""
@@ -146,11 +148,11 @@ class ProgramLibrary:
 
     async def entries(self, tenant: str) -> list[Entry]:
         """Return a tenant's programs, newest first."""
-        return await self._in_thread(lambda: self._registry.entries(tenant))
+        return await self._in_thread(lambda: self._registry.entries(tenant), tenant)
 
     async def remove(self, reference: str, tenant: str) -> int:
         """Remove programs; see :meth:`Registry.remove`."""
-        return await self._change(lambda: self._registry.remove(reference, tenant))
+        return await self._change(lambda: self._registry.remove(reference, tenant), tenant)
 
     async def resolve(self, reference: str, tenant: str) -> Key:
         """Return the hash, name and version that a reference stands for. Raises what :meth:`Registry.resolve` raises."""
@@ -170,13 +172,13 @@ class ProgramLibrary:
 
     async def _resolve(self, reference: str, tenant: str) -> Key:
         changes = self._resolved.changes
-        key = await self._in_thread(lambda: self._registry.resolve(reference, tenant))
+        key = await self._in_thread(lambda: self._registry.resolve(reference, tenant), tenant)
         self._resolved.put(reference, tenant, key, changes)
         return key
 
-    async def _change(self, work: Callable[[], T]) -> T:
+    async def _change(self, work: Callable[[], T], tenant: str) -> T:
         try:
-            return await self._in_thread(work)
+            return await self._in_thread(work, tenant)
         finally:
             self._resolved.forget()
 
@@ -193,8 +195,10 @@ class ProgramLibrary:
         self._cache.put(key, program, len(stored.bundle) + len(msgspec.json.encode(program.interface)))
         return program
 
-    async def _in_thread(self, work: Callable[[], T]) -> T:
-        return await anyio.to_thread.run_sync(work, limiter=self._thread)
+    async def _in_thread(self, work: Callable[[], T], tenant: str = "") -> T:
+        """Do some work in the one thread. Of a tenant's one waits for it at a time, so that another's waits for no more."""
+        async with self._turns[tenant] if tenant else nullcontext():
+            return await anyio.to_thread.run_sync(work, limiter=self._thread)
 
 
 @asynccontextmanager

@@ -57,7 +57,7 @@ class ResponseStore:
             previous = file.find(tenant, exchange.previous) if exchange.previous else None
             return size, previous, file.items(tenant, exchange.references)
 
-        size, previous, referenced = await self._archive.read(look_up)
+        size, previous, referenced = await self._archive.read(look_up, tenant)
         if size and size + exchange.size > self._most_bytes:
             field = "previous_response_id" if exchange.previous else "input"
             raise too_long(field, size + exchange.size, self._most_bytes)
@@ -80,7 +80,7 @@ class ResponseStore:
         """
         begun = await self.background.start(exchange, answer, tenant)
         try:
-            await self._archive.read(lambda file: file.begin(tenant, exchange.id, packed_response(begun)[0]))
+            await self._archive.read(lambda file: file.begin(tenant, exchange.id, packed_response(begun)[0]), tenant)
         except Unavailable:
             log.error("a response in the background is not kept before it is over")
         return begun
@@ -89,7 +89,7 @@ class ResponseStore:
         """Return a response of the tenant, as it is now. Raises NotFound, Unavailable."""
         if (begun := self.background.find(tenant, response_id)) is not None:
             return begun
-        stored = await self._archive.read(lambda file: file.find(tenant, response_id))
+        stored = await self._archive.read(lambda file: file.find(tenant, response_id), tenant)
         if stored is None:
             raise unknown_response(response_id)
         return broken_off(stored) if stored.is_in_progress else stored
@@ -109,7 +109,7 @@ class ResponseStore:
         """Forget a response of the tenant. Raises NotFound, Unavailable, and InvalidRequest for one in progress."""
         if self.background.find(tenant, response_id) is not None:
             raise still_in_progress(response_id)
-        if not await self._archive.read(lambda file: file.delete(tenant, response_id)):
+        if not await self._archive.read(lambda file: file.delete(tenant, response_id), tenant):
             raise unknown_response(response_id)
 
     async def take_over(self, path: Path) -> None:

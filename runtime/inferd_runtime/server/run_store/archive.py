@@ -7,9 +7,9 @@ import contextlib
 import logging
 import threading
 import time
-from collections import deque
+from collections import defaultdict, deque
 from collections.abc import AsyncIterator, Callable
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, nullcontext
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Generic, Protocol, TypeVar
@@ -64,6 +64,7 @@ class FileArchive(Generic[F]):
         self._open_file = open_file
         self._what = what
         self._loop = asyncio.get_running_loop()
+        self._turns: defaultdict[str, anyio.Lock] = defaultdict(anyio.Lock)
         self._tasks: deque[_Task[F]] = deque()
         self._bytes = 0
         self._closing = False
@@ -90,8 +91,15 @@ class FileArchive(Generic[F]):
                 self._changed.notify()
         return True
 
-    async def read(self, job: Callable[[F], T]) -> T:
-        """Return what a job reads, behind all that was queued before. Raises Unavailable."""
+    async def read(self, job: Callable[[F], T], tenant: str = "") -> T:
+        """Return what a job reads, behind all that was queued before. Raises Unavailable.
+
+        Of the jobs for a ``tenant`` one is queued at a time: however many it asks for, another's waits for one of them.
+        """
+        async with self._turns[tenant] if tenant else nullcontext():
+            return await self._read(job)
+
+    async def _read(self, job: Callable[[F], T]) -> T:
         waiting: asyncio.Future[T] = self._loop.create_future()
 
         def done(value: T, error: InferdError | None) -> None:

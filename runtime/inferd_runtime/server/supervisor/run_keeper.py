@@ -242,7 +242,7 @@ class RunKeeper:
         if run is not None or self.archive is None:
             raise unknown_run(run_id)
         archive = self.archive
-        record = await archive.read(lambda file: file.find(tenant, run_id))
+        record = await archive.read(lambda file: file.find(tenant, run_id), tenant)
         if record is None:
             raise unknown_run(run_id)
         return StoredRun(record, tenant, archive)
@@ -250,7 +250,7 @@ class RunKeeper:
     async def records(self, tenant: str) -> list[RunRecord]:
         """Return a tenant's runs as a list shows them, newest first. Raises Unavailable."""
         await self._recovered.wait()
-        stored = [] if self.archive is None else await self.archive.read(lambda file: file.records(tenant))
+        stored = [] if self.archive is None else await self.archive.read(lambda file: file.records(tenant), tenant)
         here = [run.record().in_list() for run in self._runs.of(tenant)]
         ids = {record.id for record in here}
         both = here + [record for record in stored if record.id not in ids]
@@ -264,7 +264,7 @@ class RunKeeper:
         """
         kept = self._recent.get((tenant, key))
         if kept is None and self.archive is not None:
-            kept = await self.archive.read(lambda file: file.key(tenant, key))
+            kept = await self.archive.read(lambda file: file.key(tenant, key), tenant)
             kept = self._recent.get((tenant, key)) or kept
         if kept is None or kept.created_at <= time.time() - KEY_SECONDS:
             return None

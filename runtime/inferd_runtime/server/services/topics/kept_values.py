@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-from collections import defaultdict
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -31,15 +30,13 @@ class KeptValues:
     def __init__(self, archive: FileArchive[QueueFile], quotas: QuotasOf) -> None:
         self._archive = archive
         self._quotas = quotas
-        self._turns: defaultdict[str, anyio.Lock] = defaultdict(anyio.Lock)
         self._to_drop: list[int] = []
         self._dropping = False
 
     async def add(self, tenant: str, queue: str, values: Sequence[HeldValue]) -> list[HeldValue]:
         """Keep values; returns them with their rows. Raises LimitExceeded."""
         most = min(self._quotas(tenant).stored_bytes or MAX_TENANT_HELD, MAX_TENANT_HELD)
-        async with self._turns[tenant]:
-            kept = await self._archive.read(lambda file: file.add(tenant, queue, values, most))
+        kept = await self._archive.read(lambda file: file.add(tenant, queue, values, most), tenant)
         if kept is None:
             text = f"the tenant's durable queues take {most} bytes already"
             raise LimitExceeded(text, limit="durable_bytes", value=most, raise_with="pulling from them")
@@ -47,8 +44,7 @@ class KeptValues:
 
     async def values(self, tenant: str, queue: str) -> list[HeldValue]:
         """Return what a queue holds."""
-        async with self._turns[tenant]:
-            return await self._archive.read(lambda file: file.values(tenant, queue))
+        return await self._archive.read(lambda file: file.values(tenant, queue), tenant)
 
     def drop(self, rows: Sequence[int]) -> None:
         """Forget values, soon."""

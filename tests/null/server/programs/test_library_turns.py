@@ -1,0 +1,50 @@
+"""The one thread of the programs' file: however much one tenant asks of it, another's question waits for one of these."""
+
+from __future__ import annotations
+
+import threading
+from typing import Any
+
+import anyio
+import anyio.lowlevel
+import pytest
+
+from inferd_runtime.server.programs.library import ProgramLibrary
+from inferd_runtime.server.tenancy.quotas import Quotas, same_for_all
+
+pytestmark = pytest.mark.anyio
+
+
+@pytest.fixture
+def anyio_backend() -> str:
+    return "asyncio"
+
+
+class StillRegistry:
+    """Answers nothing before it is told to, and notes who asked, in order."""
+
+    def __init__(self) -> None:
+        self.go = threading.Event()
+        self.asked: list[str] = []
+
+    def resolve(self, reference: str, tenant: str) -> tuple[str, str, str]:
+        assert self.go.wait(20)
+        self.asked.append(tenant)
+        return (reference, reference, "1")
+
+
+async def test_a_flood_of_names_of_programs_leaves_the_thread_to_others() -> None:
+    registry: Any = StillRegistry()
+    parsers: Any = None
+    library = ProgramLibrary(registry, parsers, same_for_all(Quotas()))
+    async with anyio.create_task_group() as tasks:
+        for number in range(200):
+            tasks.start_soon(library.resolve, f"p{number}", "mallory")
+        for _ in range(5):
+            await anyio.lowlevel.checkpoint()
+        tasks.start_soon(library.resolve, "p", "bob")
+        for _ in range(5):
+            await anyio.lowlevel.checkpoint()
+        registry.go.set()
+    assert registry.asked.index("bob") <= 2
+    assert len(registry.asked) == 201
