@@ -38,6 +38,7 @@ from gpu_model import Served, serve
 from gpu_sampling import measure_rejection, measure_sampling
 from gpu_speculation import measure_equality, measure_speculation
 from gpu_steps import measure_steps
+from gpu_weights import measure_weights
 
 PATIENCE = 60
 """Seconds over twice its own that a section may take before the process is ended."""
@@ -63,6 +64,7 @@ class Sections:
             "rejection": Section(20, self._plainly(measure_rejection)),
             "attention": Section(40, self._plainly(measure_attention)),
             "verify": Section(50, self._plainly(measure_verify)),
+            "weights": Section(60, self._plainly(measure_weights)),
             "decode": Section(90, self._with_model(measure_decode)),
             "prefill": Section(20, self._with_model(measure_prefill)),
             "steps": Section(30, self._with_model(measure_steps)),

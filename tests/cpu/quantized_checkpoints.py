@@ -118,6 +118,11 @@ def ct(format: str, **weights: Any) -> dict[str, Any]:
     }  # fmt: skip
 
 
+def rows(out: int, size: int) -> tuple[int, int]:
+    """One scale for each output."""
+    return out, 1
+
+
 @dataclass(frozen=True)
 class Layout:
     """``config``: its quantization_config. ``held``: what a device holds it as, "" if dense."""
@@ -135,8 +140,8 @@ LAYOUTS = {
     "gptq by activation": Layout({**GPTQ, "desc_act": True}, gptq(4, less=1, shuffled=True), ""),
     "gptq 8 bits": Layout({**GPTQ, "bits": 8}, gptq(8, less=1), ""),
     "compressed int4": Layout(ct("pack-quantized", num_bits=4, type="int", group_size=GROUP), compressed(True), "int4"),
-    "compressed int4, zeros": Layout(ct("pack-quantized", num_bits=4, type="int"), compressed(False), "int4"),
-    "compressed fp8": Layout(ct("float-quantized", num_bits=8), float8("weight_scale", lambda out, _: (out, 1)), "fp8"),
+    "compressed int4, zeros": Layout(ct("pack-quantized", num_bits=4, group_size=GROUP), compressed(False), "int4"),
+    "compressed fp8": Layout(ct("float-quantized", num_bits=8, strategy="channel"), float8("weight_scale", rows), "fp8"),
     "compressed fp8, one scale": Layout(ct("float-quantized"), float8("weight_scale", lambda *_: (1,)), "fp8"),
     "compressed int8": Layout(ct("int-quantized", num_bits=8), int8, "int8"),
     "fp8 in blocks": Layout(

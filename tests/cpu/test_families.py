@@ -195,6 +195,9 @@ transformers' reader, and kept by its hash: its weights as plain numbers, in the
 `--weights int4` its blocks of 4 bits (Q4_0, Q4_1) are found again in these numbers, whole, only their scales are rounded to
 bfloat16; for Q8_0 and the K kinds PyTorch has no product, and they are rounded as any other weights are.
 
+Of quantized checkpoints AWQ, GPTQ, compressed-tensors and fp8 are read from their files; what is held as it was stored, what is
+dense and what is refused: [weights in 8 and 4 bits](guides/gpu.md#weights-in-8-and-4-bits).
+
 The modules are transformers' own; only their attention is replaced, through its
 `AttentionInterface`. Code from a model's repository is never run. What is not there (folder, weights, tokenizer) is
 `NotFound`; what cannot be served is `InvalidRequest` with the reason: an unknown `model_type`, an encoder-decoder, weights that
@@ -207,8 +210,9 @@ that was measured to be faster, else float32. Weights of Llama-shaped models are
 to be fastest for their shape (as they are, in oneDNN's blocks, or in half precision where that holds every number), once for
 a machine. `--weights` holds them in less: `half` (float16, arithmetic in float32), `int8` (a scale for each output) or `int4`
 (a scale and an offset for 32 numbers; the head in 8 bits), the embedding in half precision. Rows of 8 and 4 bits are rounded
-to bfloat16 for each product. The first load still reads the weights whole; other families, `--tensor-parallel` and GPUs
-refuse the option by name. What each costs: [benchmarks](benchmarks.md#weights-on-the-cpu-python-benchmarksweightspy).
+to bfloat16 for each product. The first load still reads the weights whole; other families and `--tensor-parallel`
+refuse the option by name; on a GPU there are [others](guides/gpu.md#weights-in-8-and-4-bits).
+What each costs: [benchmarks](benchmarks.md#weights-on-the-cpu-python-benchmarksweightspy).
 
 ## Several models in one process
 

@@ -23,7 +23,7 @@ from inferd_runtime.kernels.suite import triton_kernels
 from inferd_runtime.testing.recorded_host import RecordedHost
 
 MODEL_FREE = ("sampling", "rejection", "attention", "verify")
-WITH_MODEL = ("decode", "prefill", "steps", "equality", "speculation", "continuous")
+WITH_MODEL = ("weights", "decode", "prefill", "steps", "equality", "speculation", "continuous")
 KINDS = ("greedy", "temperature", "top_p", "top_k_top_p", "mask")
 STAGES = ("plan", "prepare", "lay_out", "launch", "upload", "staging", "wait", "commit", "whole", "kernels")
 DRAFTERS = ("none", "copy", "right", "mostly", "wrong")
@@ -104,6 +104,12 @@ def test_the_model(start: Callable[..., str], tmp_path: Path) -> None:
         wanted |= {f"step_b{batch}_{way}_launches" for way in ("recorded", "launched")}
         wanted |= {f"verify_step_b{batch}_k{k}_{unit}" for k in (0, 1, 2, 4, 8, 15) for unit in ("ms", "vs_k0")}
         wanted |= {f"spec_{kind}_b{batch}{unit}" for kind in DRAFTERS for unit in ("", "_tok_s", "_as_expected")}
+    for form in ("fp8", "int4"):
+        wanted |= {f"weights_{form}_gb", f"weights_{form}_difference"}
+        for batch in (1, 32):
+            arms = ["engine", "driver_ahead"]
+            wanted |= {f"weights_{form}_b{batch}_{arm}_{unit}" for arm in arms for unit in ("tok_s", "of_floor")}
+            wanted.add(f"weights_{form}_b{batch}_floor_tok_s")
     wanted |= {
         f"prefill_24_{arm}_{unit}" for arm in ("driver", "engine", "transformers") for unit in ("tok_s", "of_matmul")
     }

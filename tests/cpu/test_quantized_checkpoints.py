@@ -15,7 +15,9 @@ from inferd_runtime.engine.drivers.build import DriverOptions, build_driver
 from inferd_runtime.engine.drivers.torch_driver import TorchDriver
 from inferd_runtime.kernels.native.blocks import block_kernels
 from inferd_runtime.models.checks.probe import attach
+from inferd_runtime.models.fitting.inspection import matrix_sizes, measure, tensor_bytes
 from inferd_runtime.models.loading import load
+from inferd_runtime.models.options import ModelOptions
 from inferd_runtime.models.passes.fused import FusedPass, fuse, probe_logits
 from inferd_runtime.models.passes.quantized_product import QuantizedProduct
 from inferd_runtime.models.quantized.layout import stored_layout
@@ -74,6 +76,46 @@ def test_a_device_holds_it_as_it_was_stored(name: str, tmp_path: Path) -> None:
             assert product.rounds_rows == (LAYOUTS[name].held == "fp8")
     got, wanted = (probe_logits(one, probed.kv, run.embedding) for one in (run, whole))
     assert float((got - wanted).abs().max()) <= 0.05 * float(wanted.abs().max())
+
+
+@pytest.mark.parametrize("name", LAYOUTS)
+def test_its_memory_is_what_was_estimated(name: str, tmp_path: Path) -> None:
+    """On the CPU and on a device; what the configuration does not tell is counted as if it were not quantized, and says so."""
+    write_checkpoint(tmp_path, LAYOUTS[name])
+    loaded = load(str(tmp_path))
+    full, size = measure(ModelOptions("tiny")), measure(ModelOptions(str(tmp_path)))
+    assert full.quantized == full.held_as == ""
+    dense, sizes = tensor_bytes(loaded.module), matrix_sizes(loaded.module)
+    assert sizes is not None
+    driver = build_driver(loaded, OPTIONS)
+    assert isinstance(driver, TorchDriver)
+    assert isinstance(driver.run, FusedPass)
+    layers = [product for layer in driver.run.layers for product in layer.products().values()]
+    blocks = sum(product.bytes for product in layers if isinstance(product, BlockProduct))
+    if not blocks:
+        assert (size.weight_bytes, size.held_as) == (dense, "")
+        assert size.quantized == LAYOUTS[name].config["quant_method"]
+        return
+    assert size.held_as.endswith("4 bits")
+    assert size.weight_bytes == dense - 4 * sizes.layers + blocks
+
+
+@pytest.mark.parametrize("name", [name for name, layout in LAYOUTS.items() if layout.held])
+def test_a_devices_memory_is_what_was_estimated(name: str, tmp_path: Path) -> None:
+    write_checkpoint(tmp_path, LAYOUTS[name])
+    loaded = load(str(tmp_path), dtype="bfloat16")
+    sizes = matrix_sizes(loaded.module)
+    assert sizes is not None
+    run = hold_on_device(name, loaded.module, loaded.probe, "", loaded.stored or {}, torch.device("cpu"), (9, 0))
+    assert run is not None
+    taken = sum(product.bytes for layer in run.layers for product in layer.products().values())  # type: ignore[attr-defined]
+    config = json.loads((tmp_path / "config.json").read_text())
+    layout = stored_layout(name, config)
+    assert layout is not None
+    if layout.held_bits:
+        embedding_and_head = sizes.full(2) - 2 * sizes.layers
+        counted = sizes.stored(layout.held_bits, layout.group, 2, "cuda:0") - embedding_and_head
+        assert 0.9 < counted / taken < 1.1
 
 
 # -- What is not read is refused ---------------------------------------------------------------------------------------

@@ -34,6 +34,17 @@ class MatrixSizes:
         """Return the bytes as a checkpoint holds them."""
         return (self.layers + self.head * (1 if self.tied else 2)) * item_size
 
+    def stored(self, bits: int, group: int, item_size: int, device: str) -> int:
+        """Return the bytes of a quantized checkpoint's weights, the embedding and the head of which are dense.
+
+        ``group``: the numbers that share a scale and a middle of two bytes each, 0 for a row. The CPU has its own blocks of 4
+        bits, and holds those of 8 dense.
+        """
+        whole = self.full(item_size) - self.layers * item_size
+        if device == "cpu":
+            return whole + (self.layers // 2 + 4 * (self.layers // GROUP) if bits == 4 else self.layers * item_size)
+        return whole + self.layers * bits // 8 + (4 * (self.layers // group) if group else 0)
+
     def held(self, weights: str, device: str = "cpu") -> int:
         """Return the bytes in a form of :mod:`inferd_runtime.models.options`; the embedding is beside the head.
 
@@ -56,7 +67,7 @@ class ModelSize:
 
     ``kv_token_bytes``: one token's keys and values in all layers. ``kv_source``: "layers" when every layer's own shapes were
     seen, "config" when they are the configuration's heads and width. ``step_bytes``: activations of the widest step.
-    ``quantized``: the method of a quantized checkpoint, whose weights are counted as if they were not. ``matrices``: of a model
+    ``quantized``: the method of a quantized checkpoint whose weights are counted as if they were not. ``matrices``: of a model
     whose weights can be held otherwise, and are not yet. ``held_as``: the form that they are counted in, "" for the dtype.
     """
 
@@ -78,6 +89,15 @@ class ModelSize:
             return self
         saved = self.matrices.full(ITEM_SIZES[self.dtype]) - self.matrices.held(weights, device)
         return dataclasses.replace(self, weight_bytes=self.weight_bytes - saved, matrices=None, held_as=weights)
+
+    def as_stored(self, method: str, bits: int, group: int, device: str) -> ModelSize:
+        """Return the size of a quantized checkpoint whose weights are held as they are stored, where that is known."""
+        dense = not bits or (bits == 8 if device == "cpu" else self.dtype == "float32")
+        if dense or self.matrices is None:
+            return dataclasses.replace(self, quantized=method)
+        item = ITEM_SIZES[self.dtype]
+        size = self.weight_bytes - self.matrices.full(item) + self.matrices.stored(bits, group, item, device)
+        return dataclasses.replace(self, weight_bytes=size, matrices=None, held_as=f"{method}, {bits} bits")
 
 
 @dataclass(frozen=True)

@@ -12,6 +12,7 @@ from torch import Tensor, nn
 from transformers import AttentionInterface, AutoModelForCausalLM
 
 from inferd.protocol import InvalidRequest
+from inferd_runtime.kernels.native.blocks import block_kernels
 from inferd_runtime.models.checkpoint import read_config
 from inferd_runtime.models.checks.probe import context_length
 from inferd_runtime.models.checks.reach import UnsupportedAttention
@@ -21,6 +22,7 @@ from inferd_runtime.models.fitting.sizing import STREAMS
 from inferd_runtime.models.loading import DTYPES, resolve
 from inferd_runtime.models.options import AUTO, ModelOptions
 from inferd_runtime.models.passes.fused import FAMILIES
+from inferd_runtime.models.quantized.layout import stored_layout
 from inferd_runtime.models.shape import KvShape
 from inferd_runtime.models.weights.auto_dtype import cpu_dtype
 
@@ -47,7 +49,7 @@ def measure(options: ModelOptions) -> ModelSize:
         max_context = context_length(config)
     except UnsupportedAttention as error:
         raise InvalidRequest(f"model {name!r} cannot be served: {error}") from error
-    return ModelSize(
+    size = ModelSize(
         name=name,
         dtype=str(dtype).removeprefix("torch."),
         parameters=sum(parameter.numel() for parameter in module.parameters()),
@@ -56,9 +58,9 @@ def measure(options: ModelOptions) -> ModelSize:
         kv_source=source,
         step_bytes=_step_bytes(module, dtype.itemsize),
         max_context=max_context,
-        quantized=_quantized(config),
         matrices=matrix_sizes(module),
-    ).held(options.weights, device)
+    )
+    return _quantized(size, config, options, device)
 
 
 def matrix_sizes(module: Any) -> MatrixSizes | None:
@@ -74,10 +76,18 @@ def matrix_sizes(module: Any) -> MatrixSizes | None:
     )
 
 
-def _quantized(config: Any) -> str:
-    """Return the method of a quantized checkpoint, "" of any other."""
+def _quantized(size: ModelSize, config: Any, options: ModelOptions, device: str) -> ModelSize:
+    """Return the size as the weights are held: as ``options`` say, or as a quantized checkpoint stores them."""
     found = getattr(config, "quantization_config", None) or {}
-    return str(found.get("quant_method", "unknown")) if found else ""
+    if not found:
+        return size.held(options.weights, device)
+    layout = stored_layout(size.name, config.to_dict())
+    method = str(found.get("quant_method", "unknown"))
+    counted = (0, 0) if layout is None else (layout.held_bits, layout.group)
+    # The CPU's blocks need its own kernels.
+    if device == "cpu" and block_kernels() is None:
+        counted = (0, 0)
+    return size.as_stored(method, *counted, device)
 
 
 def _dtype(name: str, device: str, config: Any) -> torch.dtype:

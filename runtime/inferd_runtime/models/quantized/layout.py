@@ -32,11 +32,17 @@ WAY_OUT = (
 
 @dataclass(frozen=True)
 class StoredLayout:
-    """How the weights are stored. ``bits`` of AWQ and GPTQ; ``added``: what is added to the zeros that GPTQ stores."""
+    """How the weights are stored. ``bits`` of AWQ and GPTQ; ``added``: what is added to the zeros that GPTQ stores.
+
+    ``held_bits``: what a product reads of a weight, as far as the configuration tells; 0 where that is dense. ``group``: the
+    inputs that share a scale, 0 for all.
+    """
 
     method: str
     bits: int = 0
     added: int = 0
+    held_bits: int = 0
+    group: int = 0
 
 
 def stored_layout(name: str, config: Mapping[str, Any]) -> StoredLayout | None:
@@ -54,12 +60,26 @@ def stored_layout(name: str, config: Mapping[str, Any]) -> StoredLayout | None:
         raise InvalidRequest(
             f"model {name!r} cannot be served: its weights are quantized by {method}, {reason}: {WAY_OUT}"
         )
+    group = max(0, int(found.get("group_size", 128)))
     if method == GPTQ:
-        version = str(found.get("checkpoint_format") or "gptq")
-        return StoredLayout(GPTQ, int(found.get("bits", 4)), added=0 if version == "gptq_v2" else 1)
+        version, bits = str(found.get("checkpoint_format") or "gptq"), int(found.get("bits", 4))
+        # Groups by activation are not side by side: those weights are dense.
+        held = 4 if bits == 4 and not found.get("desc_act") else 0
+        return StoredLayout(GPTQ, bits, added=0 if version == "gptq_v2" else 1, held_bits=held, group=group)
     if method == AWQ:
-        return StoredLayout(AWQ, int(found.get("bits", 4)))
-    return StoredLayout(method) if method in (COMPRESSED, FP8, FBGEMM) else None
+        return StoredLayout(AWQ, int(found.get("bits", 4)), held_bits=4, group=group)
+    if method == COMPRESSED:
+        return _compressed_layout(found)
+    return StoredLayout(method, held_bits=8 if method == FBGEMM else 0) if method in (FP8, FBGEMM) else None
+
+
+def _compressed_layout(found: Mapping[str, Any]) -> StoredLayout:
+    groups = [group.get("weights") or {} for group in (found.get("config_groups") or {}).values()]
+    weights = groups[0] if len(groups) == 1 else {}
+    strategy, bits = weights.get("strategy"), weights.get("num_bits")
+    if bits == 4 and weights.get("type", "int") == "int" and weights.get("actorder") != "group":
+        return StoredLayout(COMPRESSED, held_bits=4, group=max(0, int(weights.get("group_size") or 0)))
+    return StoredLayout(COMPRESSED, held_bits=8 if bits == 8 and strategy in ("channel", "tensor") else 0)
 
 
 def _refused(method: str, found: Mapping[str, Any]) -> str:

@@ -58,13 +58,25 @@ def hold_on_device(
     if dtype not in DTYPES:
         return None
     fused = fuse(module, probe.kv, probe.rules)
-    if fused is None:
-        if weights:
-            raise InvalidRequest(
-                f"model {name!r}: weights can be held as {weights} only by the fused pass, which it has not"
-            )
-        return None
-    before = probe_logits(fused, probe.kv, fused.embedding)
+    if fused is None and weights:
+        raise InvalidRequest(
+            f"model {name!r}: weights can be held as {weights} only by the fused pass, which it has not"
+        )
+    return None if fused is None else hold_fused(name, fused, module, probe, weights, stored, device, able)
+
+
+def hold_fused(
+    name: str,
+    fused: FusedPass,
+    module: nn.Module,
+    probe: Probed,
+    weights: str,
+    stored: Mapping[str, StoredWeight],
+    device: torch.device,
+    able: Capability,
+) -> FusedPass | None:
+    """As :func:`hold_on_device`, of a model whose fused pass is known to give its logits."""
+    before = probe_logits(fused, probe.kv, fused.embedding).cpu()
     usable = {key: one for key, one in stored_products(len(fused.layers), stored).items() if _usable(one, able)}
     made = _made(name, fused, module, weights, usable, device)
     if not made:
