@@ -31,7 +31,7 @@ from inferd_runtime.testing.speculation import GenerationUnderTest, Request
 
 PAGE_SIZE = 4
 PAGES = 128
-MOST_ROWS = 160
+MOST_ROWS = 96
 EOS = 2
 FREE_ROWS = StepTimes.linear(1.0, 1e-6)
 SAMPLERS = {

@@ -127,7 +127,10 @@ def test_masked_rows() -> None:
 
 def test_prompts_beside_decode_rows_are_replayed() -> None:
     """In shapes of their own, with long sequences cut into splits; also where rows draft meanwhile."""
-    bench = CudaBench("llama", reference_kernels(), split_keys=64)
+    bench = CudaBench("llama", reference_kernels(), split_keys=64, most_rows=160)
+    long = [replace(one, prompt=(*one.prompt, *range(10, 40))) for one in requests_of("filtered", 4)]
+    run(bench.driver, answered(bench.reference, long), [Oracle, OracleTree, None, Blind])
+    assert max(shape.prompt_tiles for shape in bench.driver._recorded) > 0
     for counts in ([100, 1, 1], [40, 20, 3, 1], [17]):
         batch = _batch(bench.driver, counts, 60)
         read = np.asarray([span.first + span.count - 1 for span in batch.spans])

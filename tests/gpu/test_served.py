@@ -86,20 +86,20 @@ def compiled() -> int:
     return sum(len(one.device_caches[device][0]) for one in gc.get_objects() if isinstance(one, JITFunction))
 
 
-@pytest.mark.parametrize("graphs", [True, False], ids=["recorded", "launched"])
-def test_a_mixed_soak_compiles_nothing_behind_the_load(graphs: bool) -> None:
+def test_a_mixed_soak_compiles_nothing_behind_the_load_and_recorded_steps_bring_the_same_tokens() -> None:
     """Prompts of many lengths, grammar, penalties, drafts, trees, sampled rows; nor does it take more memory the second time."""
-    loaded = load("tiny", device="cuda")
-    options = replace(OPTIONS, graphs=graphs)
-    driver = build_driver(loaded, options)
-    assert isinstance(driver, CudaDriver)
-    engine = Engine(driver, EngineOptions(token_budget=192, times=StepTimes.linear(1.0, 1e-6)))
-    before = compiled()
-    soak(engine, loaded)
-    assert compiled() == before
-    taken = torch.cuda.memory_reserved()
-    soak(engine, loaded)
-    assert torch.cuda.memory_reserved() <= taken + (32 << 20)
+    loaded, found = load("tiny", device="cuda", dtype="float32"), []
+    for graphs in (True, False):
+        driver = build_driver(loaded, replace(OPTIONS, graphs=graphs))
+        assert isinstance(driver, CudaDriver)
+        engine = Engine(driver, EngineOptions(token_budget=192, times=StepTimes.linear(1.0, 1e-6)))
+        before = compiled()
+        found.append(soak(engine, loaded))
+        assert compiled() == before
+        taken = torch.cuda.memory_reserved()
+        assert soak(engine, loaded) == found[-1]
+        assert torch.cuda.memory_reserved() <= taken + (32 << 20)
+    assert found[0] == found[1]
 
 
 def test_memory_of_steps_is_measured_and_given_back() -> None:

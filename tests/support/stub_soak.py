@@ -76,8 +76,11 @@ def cheap_kernels() -> KernelSuite:
     return reference_kernels()._replace(paged_attention=attention, sample=sample)
 
 
-def soak(engine: Engine, loaded: LoadedModel) -> None:
-    """Waves of generations, each of which is drafted for in its own way."""
+def soak(engine: Engine, loaded: LoadedModel) -> list[list[int]]:
+    """Waves of generations, each of which is drafted for in its own way. Returns their tokens, but of those with drafts that
+    are drawn: these depend on what is verified at a time.
+    """
+    tokens: list[list[int]] = []
     eos, vocab = loaded.tokenizer.eos_tokens[0], loaded.vocab_size
     table = TokenTable.from_tokenizer_json(loaded.tokenizer.json, vocab_size=vocab, eos_ids=[eos])
     grammar = GrammarCompiler(table).compile(RegexGrammar(r"[a-d]{3,6}=(x|yy|[0-4]{2})"))
@@ -96,6 +99,8 @@ def soak(engine: Engine, loaded: LoadedModel) -> None:
             guessed = replace(request, tokens=tuple(chance.randrange(300, vocab) for _ in range(9)))
             sources = [] if drafter is None else [drafter(guessed, vocab, 1)]  # type: ignore[call-arg]
             running.append(GenerationUnderTest.submit(engine, context, request, sources))
+            if drafter is not Sampled:
+                tokens.append(running[-1].tokens)
         while not all(one.generation.finished() for one in running):
             engine.step()
             for one in running:
@@ -103,6 +108,7 @@ def soak(engine: Engine, loaded: LoadedModel) -> None:
         for one in running:
             one.generation.close()
             one.generation.context.release()
+    return tokens
 
 
 def main() -> int:

@@ -36,7 +36,8 @@ WORKERS = 4
 COMBINING = 8
 """The same for the programs that combine splits, which are small."""
 CHUNK = 16
-"""Splits that are combined at a time."""
+COMBINED_SUMS = 2048
+"""Splits that are combined at a time, at most, and numbers of them: more would not stay in registers."""
 UNKNOWN_PROCESSORS = 2
 """Where there is no device: so few that programs have several things to do."""
 STEP_TABLES = ("pages", "slots", "positions", "first", "counts", "lengths", "tails", "seen")
@@ -206,6 +207,8 @@ def _constants(layer: _Layer) -> tuple[AttentionBlocks, dict[str, Any]]:
         "scaled": (dtype, layer.query) == (torch.float16, torch.bfloat16),
         "bytewise": layer.cache == torch.float8_e4m3fn,
         "native": layer.capability >= 89,
+        # Before capability 9.0 many queries leave no registers to a loop over entries: a program for each then.
+        "looped": layer.capability >= 90 or blocks.queries <= 64,
         "twice": blocks.queries >= 64 and layer.window is None and layer.chunk is None,
         "lowest": LOWEST, "cleared": CLEARED, "interpreted": INTERPRETED,
     }  # fmt: skip
@@ -223,7 +226,8 @@ def _attend_launch(
         rule.scaling, rule.window, rule.softcap, rule.chunk, device.capability,
     )  # fmt: skip
     blocks, constants = _constants(layer)
-    workers = min(WORKERS * device.processors, len(tiles.sequences) * shared * constants["parts"])
+    each = len(tiles.sequences) * shared * constants["parts"]
+    workers = min(WORKERS * device.processors, each) if constants["looped"] else each
     cleared = triton.cdiv(count, CLEARED) * shared if clears else 0
     arguments: dict[str, Any] = {name: getattr(rows, name) for name in STEP_TABLES}
     arguments |= tensors | {
@@ -240,10 +244,11 @@ def _combine_launch(
     out: Tensor, scratch: dict[str, Tensor], splits: KeySplits, rule: AttentionRule, device: Device
 ) -> AttentionLaunch:
     workers = min(COMBINING * device.processors, len(splits.rows) * out.shape[1])
+    chunk = min(CHUNK, COMBINED_SUMS // _padded(out.shape[2]))
     arguments = {
         **scratch, "sinks": rule.sinks, "out": out, "split_rows": splits.rows, "split_live": splits.live,
         "split_first": splits.first, "split_counts": splits.counts, "workers": workers, "heads": out.shape[1],
-        "width": out.shape[2], "padded": _padded(out.shape[2]), "chunk": CHUNK, "lowest": LOWEST,
+        "width": out.shape[2], "padded": _padded(out.shape[2]), "chunk": chunk, "lowest": LOWEST,
     }  # fmt: skip
     return AttentionLaunch(combine, (workers,), arguments, 4, 1)
 

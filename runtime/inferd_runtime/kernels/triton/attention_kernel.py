@@ -155,6 +155,90 @@ def _walk(
     return total, top, sums
 
 
+@triton.jit
+def _attend_item(
+    item: tl.tensor, query: tl.tensor, keys: tl.tensor, values: tl.tensor, sinks: tl.tensor, out: tl.tensor,
+    totals: tl.tensor, tops: tl.tensor, sums: tl.tensor, pages: tl.tensor, positions: tl.tensor, first: tl.tensor,
+    counts: tl.tensor, lengths: tl.tensor, tails: tl.tensor, seen: tl.tensor, split_first: tl.tensor,
+    split_counts: tl.tensor, tile_sequences: tl.tensor, tile_starts: tl.tensor, tile_splits: tl.tensor,
+    live: tl.tensor, query_row: tl.tensor, query_head: tl.tensor, key_page: tl.tensor, key_slot: tl.tensor,
+    key_head: tl.tensor, value_page: tl.tensor, value_slot: tl.tensor, value_head: tl.tensor,
+    table_stride: tl.tensor, page_size: tl.constexpr, heads: tl.constexpr, group: tl.constexpr, width: tl.constexpr,
+    padded: tl.constexpr, value_width: tl.constexpr, value_padded: tl.constexpr, parts: tl.constexpr,
+    part_rows: tl.constexpr, queries: tl.constexpr, block: tl.constexpr, split_keys: tl.constexpr,
+    scaling: tl.constexpr, softcap: tl.constexpr, window: tl.constexpr, chunk: tl.constexpr, dtype: tl.constexpr,
+    scaled: tl.constexpr, bytewise: tl.constexpr, native: tl.constexpr, twice: tl.constexpr, lowest: tl.constexpr,
+    interpreted: tl.constexpr,
+):  # fmt: skip
+    """Attend with the rows that one program takes of an entry, and one key head: ``item`` counts both."""
+    shared: tl.constexpr = heads // group
+    # Of a prompt the last rows see most: they begin first.
+    tile = live - 1 - item // (shared * parts)
+    head = item % (shared * parts) // parts
+    sequence = tl.load(tile_sequences + tile)
+    split = tl.load(tile_splits + tile)
+    start_row = tl.load(tile_starts + tile) + item % parts * part_rows
+    count = tl.load(counts + sequence)
+    length = tl.load(lengths + sequence)
+    tail = tl.load(tails + sequence)
+    begin = tl.load(first + sequence)
+    many = tl.load(split_counts + begin)
+    before = length - count
+
+    index = tl.arange(0, queries)
+    row = start_row + index // group
+    used = (index < part_rows * group) & (row < count)
+    at = (begin + row).to(tl.int64)
+    head_at = head * group + index % group
+    column = tl.arange(0, padded)
+    pointers = query + at[:, None] * query_row + head_at[:, None] * query_head + column[None, :]
+    q = tl.load(pointers, mask=used[:, None] & (column < width)[None, :], other=0)
+    reach = tl.full([queries], 1.0, tl.float32)
+    if scaled:
+        reach = _reach(q)
+        q = q.to(tl.float32) / reach[:, None]
+    q = q.to(dtype)
+    bits = tl.load(seen + at, mask=used, other=0)
+    own = before + row
+
+    place = tl.load(positions + at, mask=used, other=0x7FFFFFFF).to(tl.int32)
+    low = _lowest_key(place, tail, window, chunk)
+    # A program behind the last row of its sequence has nothing to do; the last split goes on to the last key.
+    stop = tl.where(start_row < count, before + tl.minimum(start_row + part_rows, count), 0)
+    stop = tl.where(split < many - 1, tl.minimum(stop, (split + 1) * split_keys), stop)
+
+    top = tl.full([queries], lowest, tl.float32)
+    denominator = tl.zeros([queries], tl.float32)
+    total = tl.zeros([queries, value_padded], tl.float32)
+    start = tl.maximum(low // block * block, split * split_keys)
+    table = pages + sequence.to(tl.int64) * table_stride
+    if twice:
+        # The blocks that all rows see whole need no mask.
+        whole = tl.minimum(tl.minimum(tail, _own_first(before, start_row)), stop) // block * block
+        total, top, denominator = _walk(
+            total, top, denominator, q, reach, keys, values, table, start, whole, low, own, place, bits, tail,
+            before, begin, positions, head, key_page, key_slot, key_head, value_page, value_slot, value_head,
+            page_size, width, padded, value_width, value_padded, block, scaling, softcap,
+            window, chunk, False, scaled, bytewise, native, interpreted,
+        )  # fmt: skip
+        start = tl.maximum(start, whole)
+    total, top, denominator = _walk(
+        total, top, denominator, q, reach, keys, values, table, start, stop, low, own, place, bits, tail, before,
+        begin, positions, head, key_page, key_slot, key_head, value_page, value_slot, value_head,
+        page_size, width, padded, value_width, value_padded, block, scaling, softcap,
+        window, chunk, True, scaled, bytewise, native, interpreted,
+    )  # fmt: skip
+
+    if many > 1:
+        line = tl.load(split_first + at, mask=used, other=0).to(tl.int64) + split
+        _keep_split(
+            totals, tops, sums, total, top, denominator, line * heads + head_at, used, value_width, value_padded
+        )
+    else:
+        line = at * heads + head_at
+        _deliver(out, sinks, total, top, denominator, line, head_at, used, value_width, value_padded)
+
+
 @triton.jit(do_not_specialize=LOOSE, do_not_specialize_on_alignment=TABLES)
 def attend(
     query: tl.tensor, keys: tl.tensor, values: tl.tensor, sinks: tl.tensor, out: tl.tensor, totals: tl.tensor,
@@ -168,9 +252,13 @@ def attend(
     group_columns: tl.constexpr, parts: tl.constexpr, part_rows: tl.constexpr, queries: tl.constexpr,
     block: tl.constexpr, split_keys: tl.constexpr, scaling: tl.constexpr, softcap: tl.constexpr, window: tl.constexpr,
     chunk: tl.constexpr, dtype: tl.constexpr, scaled: tl.constexpr, bytewise: tl.constexpr, native: tl.constexpr,
-    twice: tl.constexpr, lowest: tl.constexpr, cleared: tl.constexpr, interpreted: tl.constexpr,
+    twice: tl.constexpr, looped: tl.constexpr, lowest: tl.constexpr, cleared: tl.constexpr,
+    interpreted: tl.constexpr,
 ):  # fmt: skip
-    """Attend. Grid (the programs that share out the entries of all key heads, and those that clear padding behind them)."""
+    """Attend. Grid (the programs that share out the entries of all key heads, and those that clear padding behind them).
+
+    ``looped``: there may be fewer programs than entries.
+    """
     shared: tl.constexpr = heads // group
     program = tl.program_id(0)
     if program >= workers:
@@ -180,72 +268,25 @@ def attend(
         )  # fmt: skip
         return
     live = tl.load(tile_live)
-    for item in range(program, live * shared * parts, workers):
-        # Of a prompt the last rows see most: they begin first.
-        tile = live - 1 - item // (shared * parts)
-        head = item % (shared * parts) // parts
-        sequence = tl.load(tile_sequences + tile)
-        split = tl.load(tile_splits + tile)
-        start_row = tl.load(tile_starts + tile) + item % parts * part_rows
-        count = tl.load(counts + sequence)
-        length = tl.load(lengths + sequence)
-        tail = tl.load(tails + sequence)
-        begin = tl.load(first + sequence)
-        many = tl.load(split_counts + begin)
-        before = length - count
-
-        index = tl.arange(0, queries)
-        row = start_row + index // group
-        used = (index < part_rows * group) & (row < count)
-        at = (begin + row).to(tl.int64)
-        head_at = head * group + index % group
-        column = tl.arange(0, padded)
-        pointers = query + at[:, None] * query_row + head_at[:, None] * query_head + column[None, :]
-        q = tl.load(pointers, mask=used[:, None] & (column < width)[None, :], other=0)
-        reach = tl.full([queries], 1.0, tl.float32)
-        if scaled:
-            reach = _reach(q)
-            q = q.to(tl.float32) / reach[:, None]
-        q = q.to(dtype)
-        bits = tl.load(seen + at, mask=used, other=0)
-        own = before + row
-
-        place = tl.load(positions + at, mask=used, other=0x7FFFFFFF).to(tl.int32)
-        low = _lowest_key(place, tail, window, chunk)
-        # A program behind the last row of its sequence has nothing to do; the last split goes on to the last key.
-        stop = tl.where(start_row < count, before + tl.minimum(start_row + part_rows, count), 0)
-        stop = tl.where(split < many - 1, tl.minimum(stop, (split + 1) * split_keys), stop)
-
-        top = tl.full([queries], lowest, tl.float32)
-        denominator = tl.zeros([queries], tl.float32)
-        total = tl.zeros([queries, value_padded], tl.float32)
-        start = tl.maximum(low // block * block, split * split_keys)
-        table = pages + sequence.to(tl.int64) * table_stride
-        if twice:
-            # The blocks that all rows see whole need no mask.
-            whole = tl.minimum(tl.minimum(tail, _own_first(before, start_row)), stop) // block * block
-            total, top, denominator = _walk(
-                total, top, denominator, q, reach, keys, values, table, start, whole, low, own, place, bits, tail,
-                before, begin, positions, head, key_page, key_slot, key_head, value_page, value_slot, value_head,
-                page_size, width, padded, value_width, value_padded, block, scaling, softcap,
-                window, chunk, False, scaled, bytewise, native, interpreted,
+    if looped:
+        for item in range(program, live * shared * parts, workers):
+            _attend_item(
+                item, query, keys, values, sinks, out, totals, tops, sums, pages, positions, first, counts,
+                lengths, tails, seen, split_first, split_counts, tile_sequences, tile_starts, tile_splits, live,
+                query_row, query_head, key_page, key_slot, key_head, value_page, value_slot, value_head,
+                table_stride, page_size, heads, group, width, padded, value_width, value_padded, parts,
+                part_rows, queries, block, split_keys, scaling, softcap, window, chunk, dtype, scaled, bytewise,
+                native, twice, lowest, interpreted,
             )  # fmt: skip
-            start = tl.maximum(start, whole)
-        total, top, denominator = _walk(
-            total, top, denominator, q, reach, keys, values, table, start, stop, low, own, place, bits, tail, before,
-            begin, positions, head, key_page, key_slot, key_head, value_page, value_slot, value_head,
-            page_size, width, padded, value_width, value_padded, block, scaling, softcap,
-            window, chunk, True, scaled, bytewise, native, interpreted,
+    elif program < live * shared * parts:
+        _attend_item(
+            program, query, keys, values, sinks, out, totals, tops, sums, pages, positions, first, counts,
+            lengths, tails, seen, split_first, split_counts, tile_sequences, tile_starts, tile_splits, live,
+            query_row, query_head, key_page, key_slot, key_head, value_page, value_slot, value_head,
+            table_stride, page_size, heads, group, width, padded, value_width, value_padded, parts, part_rows,
+            queries, block, split_keys, scaling, softcap, window, chunk, dtype, scaled, bytewise, native, twice,
+            lowest, interpreted,
         )  # fmt: skip
-
-        if many > 1:
-            line = tl.load(split_first + at, mask=used, other=0).to(tl.int64) + split
-            _keep_split(
-                totals, tops, sums, total, top, denominator, line * heads + head_at, used, value_width, value_padded
-            )
-        else:
-            line = at * heads + head_at
-            _deliver(out, sinks, total, top, denominator, line, head_at, used, value_width, value_padded)
 
 
 @triton.jit
