@@ -88,6 +88,15 @@ def choose_blocks(dtype: torch.dtype, width: int, group: int, tile_rows: int, ca
     return AttentionBlocks(rows, queries, max(16, keys // 2) if large else keys, 8, 3)
 
 
+def fits_loop(queries: int, capability: int) -> bool:
+    """True if programs of so many queries share out the entries in a loop. Where that would take more registers than there are,
+    as compiled, each entry has a program.
+    """
+    if 90 <= capability < 100:
+        return True
+    return queries < 64 or (queries == 64 and capability < 90)
+
+
 class AttentionLaunch(NamedTuple):
     """A kernel with everything that it is launched with. All of it follows from shapes, so that it can be captured."""
 
@@ -207,8 +216,7 @@ def _constants(layer: _Layer) -> tuple[AttentionBlocks, dict[str, Any]]:
         "scaled": (dtype, layer.query) == (torch.float16, torch.bfloat16),
         "bytewise": layer.cache == torch.float8_e4m3fn,
         "native": layer.capability >= 89,
-        # Before capability 9.0 many queries leave no registers to a loop over entries: a program for each then.
-        "looped": layer.capability >= 90 or blocks.queries <= 64,
+        "looped": fits_loop(blocks.queries, layer.capability),
         "twice": blocks.queries >= 64 and layer.window is None and layer.chunk is None,
         "lowest": LOWEST, "cleared": CLEARED, "interpreted": INTERPRETED,
     }  # fmt: skip
