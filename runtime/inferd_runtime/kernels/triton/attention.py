@@ -84,7 +84,9 @@ def choose_blocks(dtype: torch.dtype, width: int, group: int, tile_rows: int, ca
         return AttentionBlocks(rows, queries, keys, 4, 5)
     large = queries > 64 or padded > 128
     if capability >= 90:
-        return AttentionBlocks(rows, queries, keys, 8 if large else 4, 3)
+        # On 10.0 the places of uneven groups of heads leave fewer registers to the scores.
+        uneven = capability >= 100 and queries > 64 and group & (group - 1)
+        return AttentionBlocks(rows, queries, max(16, keys // 2) if uneven else keys, 8 if large else 4, 3)
     return AttentionBlocks(rows, queries, max(16, keys // 2) if large else keys, 8, 3)
 
 
