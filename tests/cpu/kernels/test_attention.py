@@ -38,6 +38,7 @@ from inferd_runtime.kernels.triton.attention import (
     AttentionBlocks,
     Device,
     choose_blocks,
+    fits_loop,
     launches,
     paged_attention as triton_attention,
 )
@@ -248,6 +249,25 @@ def test_the_last_split_goes_on_to_the_last_key() -> None:
         splits=splits._replace(counts=torch.full_like(splits.counts, 2)),
     )
     check_attention(triton_attention, replace(case, rows=rows), PLAIN)
+
+
+def test_many_queries_have_a_program_for_each_entry() -> None:
+    """Where a loop over entries would not fit; entries that nobody has end at once."""
+    half = torch.bfloat16
+    shape = Shape(
+        heads=8,
+        shared=1,
+        tile_rows=16,
+        page_size=16,
+        split_keys=64,
+        spare=2,
+        dtype=half,
+        cache=half,
+        width=32,
+        value_width=32,
+    )
+    assert not fits_loop(8 * 16, 80)
+    check_attention(triton_attention, build(shape, [chain(100, 16), chain(5, 3), chain(0, 1)]), PLAIN)
 
 
 def test_decode_rows_and_prompts_are_launched_apart() -> None:
