@@ -10,7 +10,7 @@ import os
 import shutil
 import tempfile
 import weakref
-from collections import deque
+from collections import defaultdict, deque
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
@@ -155,6 +155,7 @@ class RunFileStore:
         self._runs: dict[str, FilesOfRun] = {}
         self._next = 0
         self._making = anyio.Lock()
+        self._turns: defaultdict[str, anyio.Lock] = defaultdict(anyio.Lock)
 
     def close(self) -> None:
         """Remove all files."""
@@ -196,7 +197,7 @@ class RunFileStore:
             if piece.offset != file.written or end > file.size or len(piece.data) > MAX_PIECE:
                 raise InvalidRequest(f"byte {file.written} of {file.size} of the file is next, {MAX_PIECE} at most")
             try:
-                await _on_disk(partial(_append, file.path, piece.data))
+                await self._in_turn(run.tenant, partial(_append, file.path, piece.data))
             finally:
                 gone = not self._keeps(run, file)
                 if gone:  # it was forgotten meanwhile, and may be on disk again
@@ -222,8 +223,13 @@ class RunFileStore:
         file = files.find(number, reader, whole=True)
         if not 0 <= offset <= file.size:
             raise InvalidRequest(f"offset must be in 0..{file.size}, not {offset}")
-        data = await _on_disk(partial(_slice, file.path, offset)) if offset < file.size else b""
+        data = await self._in_turn(files.tenant, partial(_slice, file.path, offset)) if offset < file.size else b""
         return FilePiece(data, offset + len(data) >= file.size)
+
+    async def _in_turn(self, tenant: str, work: Callable[[], T]) -> T:
+        """Do some work on the disk. A tenant has one thread of those that all share. Raises Unavailable."""
+        async with self._turns[tenant]:
+            return await _on_disk(work)
 
     def _keeps(self, run: Run, file: KeptFile) -> bool:
         files = self._runs.get(run.id)

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import threading
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import anyio
+import anyio.to_thread
 import pytest
 
 from inferd.protocol import LimitExceeded, NotFound
@@ -92,4 +94,27 @@ async def test_a_piece_that_is_written_while_its_file_is_forgotten_does_not_stay
         await store.drop_unfinished("run-1", 1)
         go.set()
     assert on_disk(tmp_path) == 0
+    store.close()
+
+
+async def test_pieces_of_many_files_of_one_tenant_take_one_thread(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    store, runs = RunFileStore(tmp_path), [Run(f"run-{number}") for number in range(60)]
+    files = [await store.begin(run, BeginFile("a", "text/plain", 1), 1) for run in runs]  # type: ignore[arg-type]
+    go, at_once = threading.Event(), list[int]()
+
+    def still(path: Path, data: bytes) -> None:
+        at_once.append(1)
+        assert go.wait(20)
+
+    monkeypatch.setattr(run_files, "_append", still)
+    async with anyio.create_task_group() as tasks:
+        for run, file in zip(runs, files, strict=True):
+            tasks.start_soon(store.write, run, 1, WriteFile(file.number, 0, b"x"))
+        while not at_once:  # noqa: ASYNC110 - what is waited for is plain state
+            await anyio.sleep(0.001)
+        assert await anyio.to_thread.run_sync(lambda: len(at_once)) == 1
+        go.set()
+    assert len(at_once) == 60
     store.close()
