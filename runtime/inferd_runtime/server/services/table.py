@@ -32,7 +32,7 @@ from inferd.protocol import (
 )
 from inferd_runtime.sandbox.messages import MAX_ASKED, MAX_REQUEST_BYTES
 from inferd_runtime.server.services.caller import Caller
-from inferd_runtime.server.services.pace import OPERATION_SECONDS, ServicePace, expected_seconds
+from inferd_runtime.server.services.pace import ServicePace, expected_seconds
 from inferd_runtime.server.services.reply_room import ReplyRoom, size_of_reply
 from inferd_runtime.server.services.timed import Timed
 from inferd_runtime.server.services.wires import ServiceWire
@@ -199,7 +199,7 @@ class ServiceTable:
 
     async def _turn_to_pack(self, tenant: str, outcome: Any) -> None:
         """Wait until a large reply may be packed: that takes time as a large request does, and memory until it is sent."""
-        size = size_of_reply(outcome.reply if isinstance(outcome, Handed) else outcome)
+        size = _reply_size(outcome)
         if size:
             self.replies.know(tenant, size)
             try:
@@ -218,11 +218,11 @@ class ServiceTable:
                 return
 
     def _finish(self, call: _OpenCall, outcome: Any) -> None:
+        """Answer an operation. What packing a large reply takes is charged; that of a small one is paid already."""
         started = time.perf_counter()
         call.desk.finish(call, outcome)
-        took = time.perf_counter() - started
-        if took > OPERATION_SECONDS:  # which is paid already
-            self._charge(call.desk.caller.tenant, took)
+        if _reply_size(outcome):
+            self._charge(call.desk.caller.tenant, time.perf_counter() - started)
 
     def _charge(self, tenant: str, seconds: float) -> None:
         self.pace.used(tenant, seconds, self._clock())
@@ -236,6 +236,10 @@ class ServiceTable:
         request = call.desk.wire.request(call.op, call.payload)
         call.payload = b""
         return await handler(call.desk.caller, request)
+
+
+def _reply_size(outcome: Any) -> int:
+    return size_of_reply(outcome.reply if isinstance(outcome, Handed) else outcome)
 
 
 class ServiceDesk:
