@@ -155,13 +155,13 @@ class DraftSequence:
     def skip_draft(self) -> None:
         """Do nothing: this job does not speculate."""
 
-    def next_work(self) -> NextWork:
-        """Return UNKNOWN: its tokens are drawn on the host, for their confidence."""
-        return NextWork.UNKNOWN
+    def next_work(self, in_flight: Work) -> NextWork:
+        """Return UNKNOWN where a token is sampled: it is drawn on the host, for its confidence."""
+        return NextWork.UNKNOWN if in_flight.rows else NextWork.PENDING
 
-    def work(self, budget: int, draft: Draft) -> Work:
+    def work(self, budget: int, draft: Draft, ahead: int = 0) -> Work:
         """Return the pending tokens in chunks, the last of them with the logits of the next token."""
-        pending = self.context.tokens[self.context.table.length :]
+        pending = self.context.tokens[self.context.table.length + ahead :]
         if len(pending) > budget:
             return Work(pending[:budget])
         if not self._vocab:

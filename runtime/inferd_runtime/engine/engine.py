@@ -86,7 +86,7 @@ class Engine:
         )
         self._sampler = driver if isinstance(driver, SamplingDriver) else None
         overlaps = options.overlap and self._sampler is not None
-        self._overlap = OverlapPlanner(self.scheduler, self.pool) if overlaps else None
+        self._overlap = OverlapPlanner(self.scheduler) if overlaps else None
         self._in_flight: InFlightStep | None = None
         self.clock = options.clock
         self.steps = 0
@@ -124,7 +124,7 @@ class Engine:
         return True
 
     def step_overlapped(self, planner: OverlapPlanner) -> bool:
-        """Run one step; where its successor can be planned without its tokens, launch that before waiting for this one."""
+        """Run one step; launch what can be planned of its successor without its tokens before waiting for this one."""
         step = self._in_flight or self._launch(self.scheduler.plan)
         if step is None:
             return self.scheduler.deferred
@@ -137,6 +137,7 @@ class Engine:
         """Wait for the step in flight, if there is one, and commit it."""
         step, self._in_flight = self._in_flight, None
         if step is not None:
+            step.forget_reservations()
             self._commit(step, self._verify(step))
 
     def _launch(self, make_plan: Callable[[], Sequence[Planned]]) -> InFlightStep | None:

@@ -53,6 +53,11 @@ class InFlightStep:
         item = self.plan[index]
         return item.table.length == self._starts[index] and not item.job.finished()
 
+    def forget_reservations(self) -> None:
+        """Take back what was reserved for these jobs beyond the step before this one: before the step behind it is planned."""
+        for item in self.plan:
+            item.table.ahead = 0
+
     def wait(self) -> StepResult | InternalError:
         """Block until the device is done, and return the result, or the error if the step failed."""
         if isinstance(self.launched, (StepResult, InternalError)):

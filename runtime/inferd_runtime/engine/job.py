@@ -13,11 +13,12 @@ from inferd_runtime.speculation.drafts import Draft
 
 
 class NextWork(Enum):
-    """What a job asks for after the one token that its row in flight will return, unless that token ends it."""
+    """What a job asks for behind its work that is in flight."""
 
-    ROW = "one plain row, which feeds that token and samples the next"
-    NOTHING = "nothing: it has ended, or ends with that token"
-    UNKNOWN = "not known before that token"
+    ROW = "one plain row, which feeds the token that the row in flight samples, unless that token ends the job"
+    PENDING = "the pending tokens behind those in flight, whatever these bring"
+    NOTHING = "nothing in the next step: it has ended, ends with what is in flight, or pauses then"
+    UNKNOWN = "not known before the outcome of what is in flight"
 
 
 class Job(Protocol):
@@ -42,10 +43,10 @@ class Job(Protocol):
         """Count a step for which no draft is proposed. Called only for jobs that speculate."""
         ...
 
-    def work(self, budget: int, draft: Draft) -> Work:
+    def work(self, budget: int, draft: Draft, ahead: int = 0) -> Work:
         """Return the work for this step, at most ``budget`` tokens, with ``draft``, a part of what it proposed.
 
-        May be called twice in one step.
+        ``ahead``: so many of its pending tokens are in flight; the work begins behind them. May be called twice in one step.
         """
         ...
 
@@ -53,8 +54,8 @@ class Job(Protocol):
         """Take the step's outcome. The page table has already advanced over the fed tokens that stay."""
         ...
 
-    def next_work(self) -> NextWork:
-        """Return what it asks for next. Called while a step is in flight that returns it one token."""
+    def next_work(self, in_flight: Work) -> NextWork:
+        """Return what it asks for behind ``in_flight``, its work in the step that is on the device."""
         ...
 
     def fail(self, error: InferdError) -> None:
@@ -69,8 +70,8 @@ class Job(Protocol):
 class Planned(NamedTuple):
     """A job's work with its pages reserved. ``adapter`` is the key of the adapter that computes it ("": none).
 
-    ``ahead``: tokens of the job that are in flight, and come before these. ``carried``: the job's index in the step in flight,
-    which samples the token that is fed here (-1: the host knows the token).
+    ``ahead``: tokens of the job that are in flight, and come before these. ``carried``: which of the sequences that the step in
+    flight samples returns the token that is fed here (-1: the host knows the token).
     """
 
     job: Job
@@ -84,3 +85,15 @@ class Planned(NamedTuple):
     def start(self) -> int:
         """The index of its first fed token in the context, as of the planning."""
         return self.table.length + self.ahead
+
+
+class Continuation(NamedTuple):
+    """How a job certainly goes on behind ``ahead`` tokens that it has in flight.
+
+    ``row`` feeds the token that sampled sequence ``carried`` of the step in flight returns. None, and -1: it feeds its next
+    pending tokens.
+    """
+
+    ahead: int
+    row: Work | None = None
+    carried: int = -1

@@ -1,75 +1,76 @@
 """Overlap: plan the next step while the device still runs one, before the tokens in between are known.
 
-A plain decode row returns exactly one token, which the device can feed to the next step itself (``Batch.carried``). So where it
-is certain which jobs run next, the host works beside the device instead of in turn with it. Not known is whether that token
-ends its job: then the row after it was computed for nothing, and its outcome is discarded.
+A plain row returns exactly one token, which the device can feed to the next step itself (``Batch.carried``), and the chunks of a
+prompt do not depend on any token. So where a job certainly goes on, it does in the next step; where that is not known before its
+tokens are, it sits that step out; and jobs that are not in flight join it as always. Not known is whether a carried token ends
+its job: then the row after it was computed for nothing, and its outcome is discarded.
 """
 
 from __future__ import annotations
 
-from collections import Counter
-from collections.abc import Sequence
-
 from inferd_runtime.engine.in_flight import InFlightStep
-from inferd_runtime.engine.job import NextWork, Planned
+from inferd_runtime.engine.job import Continuation, Job, NextWork, Planned
+from inferd_runtime.engine.sampling.device_sampling import is_sampled
 from inferd_runtime.engine.scheduling.scheduler import Scheduler
 from inferd_runtime.engine.stages import Work
-from inferd_runtime.kv.pool import PagePool
 
 CARRIED = (0,)
 """Placeholder for a token that the device carries over."""
+NOTHING = Continuation(0, Work(()))
+"""How a job goes on that ends, or pauses, with what it has in flight."""
+SITTING_OUT = 4
+"""At most one job in so many sits a step out. Where more would, all wait for the step in flight: a device that runs it in little
+more time than the host plans it would give each of them half of its steps, and the others little."""
 
 
 class OverlapPlanner:
     """Plans the step behind one that is in flight."""
 
-    def __init__(self, scheduler: Scheduler, pool: PagePool) -> None:
+    def __init__(self, scheduler: Scheduler) -> None:
         self._scheduler = scheduler
-        self._pool = pool
 
     def plan(self, step: InFlightStep) -> list[Planned]:
-        """Plan the next token of every job in flight that certainly goes on, and reserve its page.
+        """Plan what certainly comes behind a step in flight, and reserve its pages.
 
-        Returns an empty plan where that is not certain, or where it would cost another job a page or its turn: then the
-        scheduler plans once the step in flight is committed.
+        Returns an empty plan where that is nothing, or too little: then the scheduler plans once the step is committed.
         """
-        for item in step.plan:
-            item.table.ahead = 0
-        plan = [] if step.failed else self._next_rows(step)
-        if not plan or not self._has_room(plan) or not self._scheduler.begin_round_of(step.plan):
+        step.forget_reservations()
+        if step.failed:
             return []
+        in_flight = continuations(step)
+        if sum(one is None for one in in_flight.values()) * SITTING_OUT > len(step.plan):
+            return []
+        plan = self._scheduler.plan_behind(in_flight)
         for item in plan:
-            if item.job.speculates:
-                item.job.skip_draft()
-            item.job.context.reserve(item.ahead + 1)
-            item.table.ahead = 1
+            item.table.ahead = len(item.work.tokens)
         return plan
 
-    def _next_rows(self, step: InFlightStep) -> list[Planned]:
-        """Return one row for every job that goes on; empty unless all rows in flight are plain and all next work is known.
 
-        Rows under an adapter do not count as plain: a driver may compute them in another way, without carried tokens.
-        """
-        plan: list[Planned] = []
-        for index, (job, work, table, adapter, _, _) in enumerate(step.plan):
-            next_work = job.next_work()
-            if next_work is NextWork.UNKNOWN or not is_plain(work) or adapter:
-                return []
-            if next_work is NextWork.ROW and step.is_wanted(index):
-                row = Work(CARRIED, 1, sampler=work.sampler)
-                plan.append(Planned(job, row, table, "", len(work.tokens), index))
-        return plan
+def continuations(step: InFlightStep) -> dict[Job, Continuation | None]:
+    """Return how each job that still waits for the step goes on behind it; None where that depends on its outcome."""
+    found: dict[Job, Continuation | None] = {}
+    sampled = 0
+    for index, item in enumerate(step.plan):
+        if step.is_wanted(index):
+            found[item.job] = continuation(item, sampled)
+        sampled += bool(item.work.rows) and is_sampled(item.work)
+    return found
 
-    def _has_room(self, plan: Sequence[Planned]) -> bool:
-        """True if the next tokens fit into the free pages and every tenant's quota."""
-        wanted: Counter[str] = Counter()
-        for item in plan:
-            wanted[item.job.context.tenant] += item.table.wanted(item.ahead + 1)
-        if not any(wanted.values()):
-            return True
-        if wanted.total() > self._pool.available:
-            return False
-        return not any(item.job.context.over_quota(wanted[item.job.context.tenant]) for item in plan)
+
+def continuation(item: Planned, sampled: int) -> Continuation | None:
+    """Return how a job goes on behind ``item``, sequence ``sampled`` of those that its step samples; None if that is not known.
+
+    Rows under an adapter do not count as plain: a driver may compute them in another way, without carried tokens.
+    """
+    next_work = item.job.next_work(item.work)
+    if next_work is NextWork.NOTHING:
+        return NOTHING
+    ahead = len(item.work.tokens)
+    if next_work is NextWork.PENDING and item.table.private_from is None:
+        return Continuation(ahead)
+    if next_work is NextWork.ROW and is_plain(item.work) and not item.adapter:
+        return Continuation(ahead, Work(CARRIED, 1, sampler=item.work.sampler), sampled)
+    return None
 
 
 def is_plain(work: Work) -> bool:

@@ -53,7 +53,7 @@ def verify_step(step: InFlightStep, result: StepResult, price: StepPrice | None 
     outcomes: list[JobOutcome] = []
     for index, part in enumerate(split_result(step.plan, result)):
         if not step.is_wanted(index):
-            part.item.table.trim()
+            part.item.table.trim_unplanned()
             continue
         with JobBoundary(part.item.job):
             verified = verify_job(part)
@@ -141,7 +141,7 @@ def commit_step(step: InFlightStep, outcomes: Sequence[JobOutcome], driver: Driv
         item = step.plan[index]
         # Compaction, or another job's commit, may have ended this job.
         if not step.is_wanted(index):
-            item.table.trim()
+            item.table.trim_unplanned()
             continue
         with JobBoundary(item.job):
             advance_table(item, verified)

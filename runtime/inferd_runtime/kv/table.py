@@ -184,6 +184,10 @@ class PageTable:
         self.ahead = 0
         self._give_back(self.length)
 
+    def trim_unplanned(self) -> None:
+        """Release reserved pages that hold no computed token and that the next step does not write either."""
+        self._give_back(self.length + self.ahead)
+
     def _give_back(self, length: int) -> None:
         """Release the pages behind the first ``length`` tokens."""
         keep = -(-length // self._pool.page_size)

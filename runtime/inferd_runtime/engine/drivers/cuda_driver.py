@@ -252,9 +252,10 @@ class CudaDriver:
         return Adjustments(*(torch.from_numpy(column).to(self._accelerator.device) for column in columns))
 
     def _compute_by_reference(self, batch: Batch, sampling: SamplingInputs) -> DeviceOutputs:
-        """Run the forward pass of the reference driver; kernels only sample and verify."""
+        """Run the forward pass of the reference driver; kernels only sample and verify. Waits for carried tokens."""
         if len(batch.carried):
-            raise ValueError("tokens are carried over to kernels only")
+            carried = self._last.cpu().numpy()[batch.carried.clip(0)]
+            batch = replace(batch, tokens=np.where(batch.carried >= 0, carried, batch.tokens))
         logits, hidden = self.plain.compute(batch)
         count = max(1, len(batch.logit_rows))
         shape = StepBucket(count, max(1, len(sampling.first)), count, sampling.tokens.shape[1])

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Collection, Sequence
 
 from inferd.protocol import InvalidRequest, Usage
+from inferd_runtime.engine.job import NextWork
 from inferd_runtime.engine.jobs.forward_pass import ContextJob
 from inferd_runtime.engine.sampling.host_sampling import RowSampler
 from inferd_runtime.engine.sampling.penalties import History
@@ -67,9 +68,13 @@ class DraftVerification(ContextJob):
         """Return the program's draft, cut before an end-of-text."""
         return self._draft.without(self._ends)
 
-    def work(self, budget: int, draft: Draft) -> Work:
+    def next_work(self, in_flight: Work) -> NextWork:
+        """Return UNKNOWN: behind the last chunk stands the program's draft, which is asked for in each step."""
+        return NextWork.UNKNOWN
+
+    def work(self, budget: int, draft: Draft, ahead: int = 0) -> Work:
         """Return a prefill chunk, or the pending tokens with the draft after them."""
-        pending = self.context.tokens[self.context.table.length :]
+        pending = self.context.tokens[self.context.table.length + ahead :]
         if len(pending) > budget:
             return Work(pending[:budget])
         room = min(budget - len(pending), self.context.max_length - len(self.context.tokens) - 1)

@@ -116,9 +116,9 @@ class Embedding(ContextJob):
         """A token for each vector."""
         return Usage(tokens=self._vectors, steps=self.steps)
 
-    def work(self, budget: int, draft: Draft) -> Work:
+    def work(self, budget: int, draft: Draft, ahead: int = 0) -> Work:
         """Return the next chunk, with the states that the pooling needs of it."""
-        start = self.context.table.length
+        start = self.context.table.length + ahead
         chunk = self.context.tokens[start : start + budget]
         return Work(chunk, hidden=max(0, start + len(chunk) - max(start, self._next)))
 

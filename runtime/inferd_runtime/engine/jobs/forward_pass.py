@@ -57,9 +57,9 @@ class ContextJob:
     def skip_draft(self) -> None:
         """Do nothing: this job does not speculate."""
 
-    def next_work(self) -> NextWork:
-        """Return UNKNOWN, so that no step is planned ahead of these jobs."""
-        return NextWork.UNKNOWN
+    def next_work(self, in_flight: Work) -> NextWork:
+        """Return PENDING: which tokens these jobs compute does not depend on what they read."""
+        return NextWork.PENDING
 
     def fail(self, error: InferdError) -> None:
         """End with an error."""
@@ -92,10 +92,10 @@ class Prefill(ContextJob):
         if not self._ended and self.context.pending <= 1:
             self._end()
 
-    def work(self, budget: int, draft: Draft) -> Work:
+    def work(self, budget: int, draft: Draft, ahead: int = 0) -> Work:
         """Return the next chunk, without logits. Ends the job if a reused prefix has covered all of it meanwhile."""
         self.end_if_done()
-        return Work(self.context.tokens[self.context.table.length : -1][:budget])
+        return Work(self.context.tokens[self.context.table.length + ahead : -1][:budget])
 
     def commit(self, done: Verified) -> None:
         """End the job if the chunk was the last."""
@@ -167,9 +167,9 @@ class ForwardPass(ContextJob):
         """A token for each row that was read, whose distribution or drawn token the program gets."""
         return Usage(tokens=len(self.results), steps=self.steps)
 
-    def work(self, budget: int, draft: Draft) -> Work:
+    def work(self, budget: int, draft: Draft, ahead: int = 0) -> Work:
         """Return the next chunk, with logits from the next requested row on."""
-        start = self.context.table.length
+        start = self.context.table.length + ahead
         first = next((index for index in self._wanted if index >= start), len(self.context.tokens))
         end = min(len(self.context.tokens), start + budget, first + rows_per_step(self.context))
         return Work(self.context.tokens[start:end], max(0, end - first))

@@ -154,11 +154,11 @@ class Generation:
         if self.spec.sources is not None and (self.context.pending <= 1 or self.spec.paced):
             self.spec.sources.skip_step()
 
-    def work(self, budget: int, draft: Draft) -> Work:
+    def work(self, budget: int, draft: Draft, ahead: int = 0) -> Work:
         """Return a prefill chunk, or the pending tokens with the legal part of the draft and a mask per sampled row."""
         if self.timeline is not None:
             self.timeline.planned()
-        pending = self.context.tokens[self.context.table.length :]
+        pending = self.context.tokens[self.context.table.length + ahead :]
         if len(pending) > budget:
             return Work(pending[:budget])
         if self._plain:
@@ -205,12 +205,17 @@ class Generation:
             self.spec.sources.end()
         self._notify()
 
-    def next_work(self) -> NextWork:
+    def next_work(self, in_flight: Work) -> NextWork:
         """See :class:`~inferd_runtime.engine.job.Job`. Unknown if it depends on a program, a grammar or a draft."""
-        if self.finished() or self._room() <= 1:
+        if self.finished():
             return NextWork.NOTHING
-        waits = self.spec.paced or len(self.outbox) + 1 >= self.most_undelivered
-        return NextWork.ROW if not waits and (self._plain or self._plain_for_now()) else NextWork.UNKNOWN
+        if self.spec.paced:
+            return NextWork.UNKNOWN
+        if not in_flight.rows:
+            return NextWork.PENDING
+        if self._room() <= 1 or len(self.outbox) + 1 >= self.most_undelivered:
+            return NextWork.NOTHING
+        return NextWork.ROW if self._plain or self._plain_for_now() else NextWork.UNKNOWN
 
     def _plain_for_now(self) -> bool:
         """True if only sources could make the next row differ from a plain one, and none will be asked."""

@@ -51,9 +51,9 @@ class PromptScoring(ContextJob):
         if not self._ended and self.context.pending <= 1:
             self._end()
 
-    def work(self, budget: int, draft: Draft) -> Work:
+    def work(self, budget: int, draft: Draft, ahead: int = 0) -> Work:
         """Return the next chunk, with logits from the row before the first new token on."""
-        start, last = self.context.table.length, len(self.context.tokens) - 1
+        start, last = self.context.table.length + ahead, len(self.context.tokens) - 1
         first = max(self._first, start)
         end = min(last, start + budget, first + rows_per_step(self.context))
         return Work(self.context.tokens[start:end], max(0, end - first))

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from operator import attrgetter
 
 from inferd_runtime.engine.job import Job, Planned
@@ -39,11 +39,14 @@ class DraftBudget:
         survival = self.controller.survival.request()
         return SourceSet(drafters, survival, self.counters, max_draft=max_draft, tree=tree, forced=forced)
 
-    def allocate(self, jobs: Sequence[Job], budget: int) -> dict[Job, Draft]:
-        """Ask the jobs for drafts, and return what a step of ``budget`` tokens verifies of each; jobs without are left out."""
+    def allocate(self, jobs: Sequence[Job], budget: int, in_flight: Collection[Job] = ()) -> dict[Job, Draft]:
+        """Ask the jobs for drafts, and return what a step of ``budget`` tokens verifies of each; jobs without are left out.
+
+        Those ``in_flight`` are not asked, as the text that they would guess behind is not known yet.
+        """
         if not any(map(SPECULATES, jobs)):
             return {}
-        drafts = [propose_draft(job) if job.speculates else NO_DRAFT for job in jobs]
+        drafts = [propose_draft(job) if job.speculates and job not in in_flight else NO_DRAFT for job in jobs]
         if not any(draft.uncut_length for draft in drafts):
             return {}
         if self._fixed_rows is not None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence, Set
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from inferd_runtime.engine.job import Job, Planned
@@ -73,10 +73,6 @@ class TenantQueue:
         found = {priority: queue.next_round() for priority, queue in self._queues.items() if queue.jobs}
         return {priority: ready for priority, ready in found.items() if ready.jobs}
 
-    def runs_only(self, jobs: Set[Job]) -> bool:
-        """True if no job but these is runnable."""
-        return not any(job.ready() for queue in self._queues.values() for job in queue.jobs if job not in jobs)
-
     def eligible(self, ready: dict[int, ReadyJobs]) -> list[ReadyJobs]:
         """Advance the clock of priorities by a round, and return the runnable jobs of those that may take part."""
         return [ready[priority] for priority in self._clock.next_round(ready.keys())]
@@ -133,13 +129,6 @@ class Queues:
             entry for ready in runnable.values() for entry in ready.values() if not any(entry is one for one in fair)
         ]
         return fair, rest
-
-    def begin_round_of(self, jobs: Set[Job]) -> bool:
-        """Begin a round for these jobs alone. Returns False if another job is runnable, or it is not the turn of all of them."""
-        if not all(queue.runs_only(jobs) for queue in self._tenants.values()):
-            return False
-        _, rest = self.next_round()
-        return not rest
 
     def stuck(self) -> None:
         """Note that no job whose turn it was can run now, so that nobody waits for them."""

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 
 from inferd.protocol import MAX_DRAFT, LimitExceeded
-from inferd_runtime.engine.job import Job, Planned
+from inferd_runtime.engine.job import Continuation, Job, Planned
 from inferd_runtime.engine.jobs.boundary import JobBoundary
 from inferd_runtime.engine.scheduling.fairness import FairClock, StepCost
 from inferd_runtime.engine.scheduling.queues import Queues, ReadyJobs
@@ -16,8 +16,9 @@ from inferd_runtime.engine.sequences.positions import tree_placement
 from inferd_runtime.engine.stages import Work
 from inferd_runtime.speculation.drafts import NO_DRAFT, Draft
 
-Allocate = Callable[[Sequence[Job], int], dict[Job, Draft]]
-"""Returns which draft each of the jobs may verify in a step of so many tokens; jobs without one are left out."""
+Allocate = Callable[[Sequence[Job], int, Collection[Job]], dict[Job, Draft]]
+"""Returns which draft each of the jobs may verify in a step of so many tokens; jobs without one, and those that are in flight,
+are left out."""
 
 PREFILL_SHARE = 8
 """Where decode rows alone would fill the budget, one part in so many is kept for prefill."""
@@ -50,6 +51,8 @@ class Scheduler:
         self._allocate = drafts
         self._drafts: dict[Job, Draft] = {}
         self._ready: list[Job] = []
+        self._in_flight: Mapping[Job, Continuation | None] = {}
+        """While the step behind another one is planned: that one's jobs, and how they certainly go on (None: not known)."""
         self._demand: Counter[str] | None = None
         self._queues = Queues(accounts, cost, clock, token_budget=token_budget)
         self.deferred = False
@@ -88,9 +91,32 @@ class Scheduler:
                 return plan
             self._make_room([job for entry in (*fair, *rest) for job in entry.jobs if not job.finished()])
 
-    def begin_round_of(self, plan: Sequence[Planned]) -> bool:
-        """Begin the next round for the jobs of a plan alone. Returns False if another job may run, or one of them may not."""
-        return self._queues.begin_round_of({item.job for item in plan})
+    def plan_behind(self, in_flight: Mapping[Job, Continuation | None]) -> list[Planned]:
+        """Return the work of the step behind one that is in flight, with its pages reserved: what those jobs certainly go on
+        with, and the work of jobs that are not in it.
+
+        Empty where nothing is certain and nobody else may run, or where a context in use has to leave the cache first: then
+        :meth:`plan` decides, once all that is in flight is known.
+        """
+        if any(self._is_overdue(job, since) for job, since in self._waiting.items()):
+            return []
+        self._step += 1
+        fair, _ = self._queues.next_round()
+        self._no_idle_left = False
+        self._budget = self._queues.budget()
+        self._in_flight = in_flight
+        try:
+            return self._fill([], [self._certain(entry) for entry in fair])
+        finally:
+            self._in_flight = {}
+
+    def _certain(self, ready: ReadyJobs) -> ReadyJobs:
+        """Return the jobs whose next work is known, a row that is carried over counted as short work."""
+        going_on = {job: step for job in ready.jobs if (step := self._in_flight.get(job)) is not None}
+        carried = [job for job, step in going_on.items() if step.carried >= 0]
+        chunks = [job for job, step in going_on.items() if step.carried < 0]
+        short, long = ([job for job in jobs if job not in self._in_flight] for jobs in (ready.short, ready.long))
+        return ReadyJobs(carried + short, chunks + long)
 
     def charge(self, plan: Sequence[Planned], seconds: float | None = None) -> None:
         """Charge the tenants of a step that has ended and took ``seconds``."""
@@ -103,7 +129,7 @@ class Scheduler:
         long = [job for entry in ready for job in entry.long if job not in first]
         self._ready = [*first, *short, *long]
         self._demand = None
-        self._drafts = self._allocate(self._ready, self._budget - kept)
+        self._drafts = self._allocate(self._ready, self._budget - kept, self._in_flight)
         plan = self._admit(first, self._budget)
         plan += self._admit(short, self._budget - kept - _tokens(plan))
         return plan + self._admit(long, self._budget - _tokens(plan), REFUSALS)
@@ -121,13 +147,26 @@ class Scheduler:
             if job.finished():
                 continue
             with JobBoundary(job):
-                planned = self._reserve(job, budget)
+                step = self._in_flight.get(job)
+                planned = self._reserve(job, budget) if step is None else self._go_on(job, step, budget)
                 if planned is None:
                     refusals -= 1
                     continue
                 plan.append(planned)
                 budget -= len(planned.work.tokens)
         return plan
+
+    def _go_on(self, job: Job, step: Continuation, budget: int) -> Planned | None:
+        """Return the job's work behind what it has in flight, or None if pages are short or nothing is left to do."""
+        context, table = job.context, job.context.table
+        work = step.row if step.row is not None else job.work(budget, NO_DRAFT, step.ahead)
+        wanted = table.wanted(step.ahead + len(work.tokens))
+        if not work.tokens or wanted > self._contexts.pool.available or (wanted and context.over_quota(wanted)):
+            return None
+        if step.row is not None and job.speculates:
+            job.skip_draft()
+        context.reserve(step.ahead + len(work.tokens))
+        return Planned(job, work, table, context.adapter, step.ahead, step.carried)
 
     def _reserve(self, job: Job, budget: int) -> Planned | None:
         """Return the job's work with its pages reserved, or None if pages are short or nothing is left to do.
@@ -186,6 +225,10 @@ class Scheduler:
                 return [job]
         return []
 
+    def _is_overdue(self, job: Job, since: int) -> bool:
+        """True if the job wants to run and has found no room for PATIENCE steps."""
+        return self._step - since >= PATIENCE and not job.finished() and job.ready()
+
     def _bring_back(self, context: CachedSequence) -> bool:
         """Get a parked context back into the cache. Returns False if it does not fit together with its pending tokens."""
         if context.computed and not self._find_room(context):
@@ -227,9 +270,11 @@ class Scheduler:
     def _pages_without_drafts(self) -> Counter[str]:
         """Return the pages, by tenant, that this step's jobs need for their pending tokens. Admitted jobs count too much."""
         demand: Counter[str] = Counter()
-        for job in self._ready:
+        for job in {*self._ready, *self._in_flight}:
             if not job.finished():
-                demand[job.context.tenant] += job.context.pages_wanted(job.context.pending)
+                # Behind what is in flight another token comes.
+                tokens = job.context.pending + (job in self._in_flight)
+                demand[job.context.tenant] += job.context.pages_wanted(tokens)
         return demand
 
     def _make_room(self, stuck: Sequence[Job]) -> None:
