@@ -19,7 +19,7 @@ from inferd_runtime.engine.driver import StepResult
 from inferd_runtime.engine.engine import Engine, EngineOptions
 from inferd_runtime.engine.jobs.generation import Generation, GenerationSpec
 from inferd_runtime.engine.jobs.text import TextAssembler
-from inferd_runtime.engine.sampling.device_sampling import SampledTokens, SamplingInputs
+from inferd_runtime.engine.sampling.device_sampling import SampledRows, SampledTokens, SamplingInputs
 from inferd_runtime.engine.sampling.host_sampling import RowSampler
 from inferd_runtime.models.batch import Batch, Outputs
 from inferd_runtime.testing.null_driver import NullDriver
@@ -46,6 +46,17 @@ class Step:
         return self.result
 
 
+@dataclass(frozen=True, slots=True)
+class Forward:
+    """A forward pass whose rows are not sampled yet."""
+
+    device: BusyDevice
+
+    def sample(self, inputs: SamplingInputs) -> Step:
+        """See :class:`~inferd_runtime.engine.driver.Begun`."""
+        return self.device.draw(inputs)
+
+
 class BusyDevice(NullDriver):
     """Takes ``seconds`` for every step, one after the other, and draws the tokens 0, 1, 2, ..."""
 
@@ -61,7 +72,16 @@ class BusyDevice(NullDriver):
 
     def launch(self, batch: Batch, sampling: SamplingInputs) -> Step:
         """See :class:`~inferd_runtime.engine.driver.SamplingDriver`."""
+        return self.begin(batch, SampledRows(sampling.rows, sampling.host_rows)).sample(sampling)
+
+    def begin(self, batch: Batch, rows: SampledRows) -> Forward:
+        """See :class:`~inferd_runtime.engine.driver.SamplingDriver`."""
         self._free = max(self._free, self.now()) + self._seconds
+        return Forward(self)
+
+    def draw(self, sampling: SamplingInputs) -> Step:
+        """Sample, which takes no time, but not before now."""
+        self._free = max(self._free, self.now())
         count = len(sampling.first)
         tokens = np.arange(count)[:, None] % VOCAB
         return Step(

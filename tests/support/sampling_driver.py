@@ -3,14 +3,21 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
 
 from inferd.protocol import ConstraintError
 from inferd_runtime.engine.driver import StepResult
-from inferd_runtime.engine.sampling.device_sampling import ABSENT, Rejecting, SampledTokens, SamplingInputs, merged
+from inferd_runtime.engine.sampling.device_sampling import (
+    ABSENT,
+    Rejecting,
+    SampledRows,
+    SampledTokens,
+    SamplingInputs,
+    merged,
+)
 from inferd_runtime.engine.sampling.host_sampling import LogitRows, Masks, RowSampler, allowed_tokens, draw
 from inferd_runtime.engine.sampling.noise import MASK, gumbel
 from inferd_runtime.engine.sampling.penalties import Entries, adjust
@@ -32,6 +39,20 @@ class FinishedStep:
         return self._result
 
 
+@dataclass(frozen=True)
+class BegunStep:
+    """A forward pass whose rows ``rows`` are sampled later, once."""
+
+    driver: SamplingNullDriver
+    rows: SampledRows
+    outputs: Outputs
+
+    def sample(self, inputs: SamplingInputs) -> FinishedStep:
+        """See :class:`~inferd_runtime.engine.driver.Begun`."""
+        assert np.array_equal(self.rows.order, np.concatenate([inputs.rows, inputs.host_rows]))
+        return self.driver.draw(self.outputs, inputs)
+
+
 class SamplingNullDriver(NullDriver):
     """Draws what a :class:`~inferd_runtime.engine.sampling.device_sampling.SamplingInputs` says, row by row, with the
     engine's own sampler.
@@ -48,10 +69,17 @@ class SamplingNullDriver(NullDriver):
 
     def launch(self, batch: Batch, sampling: SamplingInputs) -> FinishedStep:
         """See :class:`~inferd_runtime.engine.driver.SamplingDriver`."""
+        return self.begin(batch, SampledRows(sampling.rows, sampling.host_rows)).sample(sampling)
+
+    def begin(self, batch: Batch, rows: SampledRows) -> BegunStep:
+        """See :class:`~inferd_runtime.engine.driver.SamplingDriver`."""
         if len(batch.carried):
             last = np.asarray([*self._last, 0], np.int64)
             batch = replace(batch, tokens=np.where(batch.carried >= 0, last[batch.carried], batch.tokens))
-        outputs = self.forward(batch)
+        return BegunStep(self, rows, self.forward(batch))
+
+    def draw(self, outputs: Outputs, sampling: SamplingInputs) -> FinishedStep:
+        """Sample the rows of a forward pass."""
         samples = [self._sample(sampling, row, outputs.logits[at]) for row, at in enumerate(sampling.rows.tolist())]
         drawn = agree(sampling, samples)
         if sampling.confident:

@@ -159,6 +159,10 @@ class DraftSequence:
         """Return UNKNOWN where a token is sampled: it is drawn on the host, for its confidence."""
         return NextWork.UNKNOWN if in_flight.rows else NextWork.PENDING
 
+    def completed(self, work: Work) -> Work:
+        """Return the work: nothing of it is late."""
+        return work
+
     def work(self, budget: int, draft: Draft, ahead: int = 0) -> Work:
         """Return the pending tokens in chunks, the last of them with the logits of the next token."""
         pending = self.context.tokens[self.context.table.length + ahead :]

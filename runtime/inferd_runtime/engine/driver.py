@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import NamedTuple, Protocol, runtime_checkable
 
-from inferd_runtime.engine.sampling.device_sampling import SampledTokens, SamplingInputs
+from inferd_runtime.engine.sampling.device_sampling import SampledRows, SampledTokens, SamplingInputs
 from inferd_runtime.kv.table import PageCopy
 from inferd_runtime.models.batch import Batch, Outputs, PageData
 
@@ -70,6 +70,15 @@ class Launched(Protocol):
         ...
 
 
+@runtime_checkable
+class Begun(Protocol):
+    """A forward pass that has been launched; its rows are sampled later."""
+
+    def sample(self, inputs: SamplingInputs) -> Launched:
+        """Start the sampling of its rows, before another step is launched."""
+        ...
+
+
 class DeviceLost(Exception):
     """The device does nothing any more for this process, as a CUDA device after an illegal access: the process has to end.
 
@@ -83,4 +92,8 @@ class SamplingDriver(Driver, Protocol):
 
     def launch(self, batch: Batch, inputs: SamplingInputs) -> Launched:
         """Start a forward pass and the sampling of its rows. ``Outputs.logits`` holds the rows ``inputs.host_rows`` only."""
+        ...
+
+    def begin(self, batch: Batch, rows: SampledRows) -> Begun:
+        """Start a forward pass alone. ``rows``: which of its rows will be sampled, as the inputs of the sampling say later."""
         ...

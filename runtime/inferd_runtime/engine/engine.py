@@ -9,13 +9,13 @@ from functools import partial
 from typing import NamedTuple
 
 from inferd.protocol import InternalError
-from inferd_runtime.engine.driver import Driver, Launched, SamplingDriver, StepResult
+from inferd_runtime.engine.driver import Begun, Driver, Launched, SamplingDriver, StepResult
 from inferd_runtime.engine.fixed_width import widen
 from inferd_runtime.engine.in_flight import InFlightStep, attempt
 from inferd_runtime.engine.job import Job, Planned
-from inferd_runtime.engine.overlap import OverlapPlanner
+from inferd_runtime.engine.overlap import OverlapPlanner, complete
 from inferd_runtime.engine.prepare import prepare
-from inferd_runtime.engine.sampling.device_sampling import sampling_inputs
+from inferd_runtime.engine.sampling.device_sampling import sampled_rows, sampling_inputs
 from inferd_runtime.engine.scheduling.draft_budget import DraftBudget, StepPrice
 from inferd_runtime.engine.scheduling.fairness import FairClock, StepCost
 from inferd_runtime.engine.scheduling.scheduler import Scheduler
@@ -124,13 +124,17 @@ class Engine:
         return True
 
     def step_overlapped(self, planner: OverlapPlanner) -> bool:
-        """Run one step; launch what can be planned of its successor without its tokens before waiting for this one."""
+        """Run one step; launch what can be planned of its successor without its tokens before waiting for this one.
+
+        Rows of the successor whose mask or penalties depend on these tokens are sampled once they are committed.
+        """
         step = self._in_flight or self._launch(self.scheduler.plan)
         if step is None:
             return self.scheduler.deferred
         self._in_flight = self._launch(partial(planner.plan, step))
         verified = self._verify(step)
         self._commit(step, verified)
+        self._sample(self._in_flight)
         return True
 
     def close(self) -> None:
@@ -159,10 +163,18 @@ class Engine:
         launched = batch if isinstance(batch, InternalError) else attempt(partial(self._run, plan, batch))
         return InFlightStep(plan, launched, since)
 
-    def _run(self, plan: Sequence[Planned], batch: Batch) -> Launched | StepResult:
+    def _run(self, plan: Sequence[Planned], batch: Batch) -> Launched | Begun | StepResult:
         if self._sampler is None:
             return StepResult(self.driver.forward(batch))
+        if any(item.work.late for item in plan):
+            return self._sampler.begin(batch, sampled_rows(plan))
         return self._sampler.launch(batch, sampling_inputs(plan, self.driver.vocab_size))
+
+    def _sample(self, step: InFlightStep | None) -> None:
+        """Launch the sampling of a step that has begun without it, now that all tokens before its rows are known."""
+        if step is not None and isinstance(begun := step.launched, Begun):
+            complete(step)
+            step.launched = attempt(lambda: begun.sample(sampling_inputs(step.plan, self.driver.vocab_size)))
 
     def _verify(self, step: InFlightStep) -> VerifiedStep | InternalError:
         """Wait for the step, and return its jobs' outcomes, or the error if the device failed."""
@@ -181,6 +193,8 @@ class Engine:
             commit_step(step, verified.outcomes, self.driver)
             emitted = sum(len(done.tokens) for _, done in verified.outcomes)
             self.draft_budget.learn(step.plan, verified.price, emitted, self.clock() - step.since)
+            if self._in_flight is not None:
+                self._in_flight.refute(step.plan[at].job for at, done in verified.outcomes if done.admitted)
         ended = self.clock()
         self.scheduler.charge(step.plan, ended - step.since)
         if self._in_flight is not None:

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import TypeVar
 
 from inferd.protocol import InternalError
-from inferd_runtime.engine.driver import DeviceLost, Launched, StepResult
-from inferd_runtime.engine.job import Planned
+from inferd_runtime.engine.driver import Begun, DeviceLost, Launched, StepResult
+from inferd_runtime.engine.job import Job, Planned
 
 T = TypeVar("T")
 
@@ -29,16 +29,17 @@ def attempt(call: Callable[[], T], name: str = "the forward pass") -> T | Intern
 
 @dataclass(slots=True)
 class InFlightStep:
-    """A planned step after its launch. ``launched`` is the error if the launch failed.
+    """A planned step after its launch. ``launched`` is the error if the launch failed, and Begun until its rows are sampled.
 
     ``since`` is where the step's time starts (``time.perf_counter``): at its planning, or at the end of the step before it if
     that was still running then.
     """
 
     plan: Sequence[Planned]
-    launched: Launched | StepResult | InternalError
+    launched: Launched | Begun | StepResult | InternalError
     since: float
     _starts: list[int] = field(init=False)
+    _refuted: set[Job] = field(default_factory=set)
 
     def __post_init__(self) -> None:
         self._starts = [item.start for item in self.plan]
@@ -51,7 +52,13 @@ class InFlightStep:
     def is_wanted(self, index: int) -> bool:
         """True if planned job ``index`` still expects its result: it has not ended, and its table is where the plan saw it."""
         item = self.plan[index]
-        return item.table.length == self._starts[index] and not item.job.finished()
+        if item.job in self._refuted or item.job.finished():
+            return False
+        return item.table.length == self._starts[index]
+
+    def refute(self, jobs: Iterable[Job]) -> None:
+        """Want no result for these jobs: another token stands where theirs feeds the one that the device drew."""
+        self._refuted.update(jobs)
 
     def forget_reservations(self) -> None:
         """Take back what was reserved for these jobs beyond the step before this one: before the step behind it is planned."""
@@ -60,6 +67,7 @@ class InFlightStep:
 
     def wait(self) -> StepResult | InternalError:
         """Block until the device is done, and return the result, or the error if the step failed."""
+        assert not isinstance(self.launched, Begun), "its rows are not sampled"
         if isinstance(self.launched, (StepResult, InternalError)):
             return self.launched
         return attempt(self.launched.wait)

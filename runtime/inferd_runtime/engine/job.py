@@ -16,6 +16,7 @@ class NextWork(Enum):
     """What a job asks for behind its work that is in flight."""
 
     ROW = "one plain row, which feeds the token that the row in flight samples, unless that token ends the job"
+    LATE_ROW = "such a row, whose mask and penalties are known with that token"
     PENDING = "the pending tokens behind those in flight, whatever these bring"
     NOTHING = "nothing in the next step: it has ended, ends with what is in flight, or pauses then"
     UNKNOWN = "not known before the outcome of what is in flight"
@@ -48,6 +49,10 @@ class Job(Protocol):
 
         ``ahead``: so many of its pending tokens are in flight; the work begins behind them. May be called twice in one step.
         """
+        ...
+
+    def completed(self, work: Work) -> Work:
+        """Return a late row with what depends on the token before it, now that this is committed."""
         ...
 
     def commit(self, done: Verified) -> None:

@@ -1,15 +1,17 @@
 """Overlap: plan the next step while the device still runs one, before the tokens in between are known.
 
-A plain row returns exactly one token, which the device can feed to the next step itself (``Batch.carried``), and the chunks of a
-prompt do not depend on any token. So where a job certainly goes on, it does in the next step; where that is not known before its
-tokens are, it sits that step out; and jobs that are not in flight join it as always. Not known is whether a carried token ends
-its job: then the row after it was computed for nothing, and its outcome is discarded.
+A row without a draft returns exactly one token, which the device can feed to the next step itself (``Batch.carried``), and the
+chunks of a prompt do not depend on any token. So where a job certainly goes on, it does in the next step; where that is not known
+before its tokens are, it sits that step out; and jobs that are not in flight join it as always. Masks and penalties depend on the
+token before: the forward pass does not wait for them, they are filled in once that is committed, and the rows sampled then. Not
+known is whether a carried token ends its job: then the row after it was computed for nothing, and its outcome is discarded.
 """
 
 from __future__ import annotations
 
 from inferd_runtime.engine.in_flight import InFlightStep
 from inferd_runtime.engine.job import Continuation, Job, NextWork, Planned
+from inferd_runtime.engine.jobs.boundary import JobBoundary
 from inferd_runtime.engine.sampling.device_sampling import is_sampled
 from inferd_runtime.engine.scheduling.scheduler import Scheduler
 from inferd_runtime.engine.stages import Work
@@ -68,20 +70,24 @@ def continuation(item: Planned, sampled: int) -> Continuation | None:
     ahead = len(item.work.tokens)
     if next_work is NextWork.PENDING and item.table.private_from is None:
         return Continuation(ahead)
-    if next_work is NextWork.ROW and is_plain(item.work) and not item.adapter:
-        return Continuation(ahead, Work(CARRIED, 1, sampler=item.work.sampler), sampled)
+    if next_work in (NextWork.ROW, NextWork.LATE_ROW) and brings_one_token(item.work) and not item.adapter:
+        late = next_work is NextWork.LATE_ROW
+        return Continuation(ahead, Work(CARRIED, 1, sampler=item.work.sampler, late=late), sampled)
     return None
 
 
-def is_plain(work: Work) -> bool:
-    """True if the work samples one row and depends on nothing but logits and sampler."""
-    return (
-        work.rows == 1
-        and work.sampler is not None
-        and not work.draft.tokens
-        and not work.hidden
-        and not work.scored
-        and work.masks is None
-        and work.adjustments is None
-        and work.placement is None
-    )
+def brings_one_token(work: Work) -> bool:
+    """True if the work samples one row on the device, at a place of plain text, and reads nothing else."""
+    return work.rows == 1 and is_sampled(work) and not work.draft.tokens and not work.hidden and work.placement is None
+
+
+def complete(step: InFlightStep) -> None:
+    """Fill in what was not known of the rows of a step in flight before the step before it was committed."""
+    step.plan = [_completed(item) if step.is_wanted(index) else item for index, item in enumerate(step.plan)]
+
+
+def _completed(item: Planned) -> Planned:
+    """Return a planned job whose tokens ahead are committed. A job that raises ends alone, and its row is sampled for nothing."""
+    with JobBoundary(item.job):
+        return item._replace(work=item.job.completed(item.work) if item.work.late else item.work, ahead=0)
+    return item

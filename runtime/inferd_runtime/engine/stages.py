@@ -24,7 +24,8 @@ class Work(NamedTuple):
     the final hidden states of so many last tokens. ``placement`` is set where positions or visibility are not those of plain
     text; the scheduler fills in the context's own, and that of a draft tree. ``admit`` returns the tokens that the job writes
     where the sampled ones would overdraw its budget: the same up to some place, and another one there. ``confident``: where the
-    device samples the one row, the job also reads how sure it was.
+    device samples the one row, the job also reads how sure it was. ``late``: mask and penalties depend on a token in flight, and
+    are filled in before the row is sampled (``Job.completed``).
     """
 
     tokens: Sequence[int]
@@ -39,12 +40,14 @@ class Work(NamedTuple):
     scored: bool = False
     admit: Callable[[Sequence[int]], Sequence[int]] | None = None
     confident: bool = False
+    late: bool = False
 
 
 class Verified(NamedTuple):
     """A job's outcome: ``tokens`` are the accepted draft plus the first sample that is not the draft's.
 
-    ``path``: which nodes of the draft were accepted, in order. ``logits`` (float32[rows, V]) and ``hidden`` (float32[hidden,
+    ``admitted``: the job writes other tokens than the sampled ones. ``path``: which nodes of the draft were accepted, in order.
+    ``logits`` (float32[rows, V]) and ``hidden`` (float32[hidden,
     E]) are views that end with the step. ``cost``: the step's time, by the cost model, relative to one without drafts;
     ``saved``: the seconds that the accepted part was worth, less what the whole draft cost. ``confidence``: the sampled token's
     share (``kernels/confidence.py``), if the work asked for it and the device sampled.
@@ -58,6 +61,7 @@ class Verified(NamedTuple):
     cost: float = 1.0
     saved: float = 0.0
     confidence: float = 1.0
+    admitted: bool = False
 
     @property
     def accepted(self) -> int:

@@ -83,7 +83,8 @@ def verify_job(result: JobResult) -> Verified:
     verified = verify_rows(item, logits) if sampled is None else read_sampled(item.work, sampled, index)
     if item.work.admit is not None:
         tokens = item.work.admit(verified.tokens)
-        verified = verified._replace(tokens=tokens, path=verified.path[: max(len(tokens) - 1, 0)])
+        admitted = list(tokens) != list(verified.tokens)
+        verified = verified._replace(tokens=tokens, path=verified.path[: max(len(tokens) - 1, 0)], admitted=admitted)
     return verified if hidden is None else verified._replace(hidden=hidden)
 
 

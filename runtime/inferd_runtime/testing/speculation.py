@@ -208,10 +208,12 @@ class GenerationUnderTest:
         tree: bool = True,
         paced: bool = False,
         logprobs: int | None = None,
+        forced: bool = True,
     ) -> GenerationUnderTest:
-        """Submit a request on a context that holds its prompt."""
+        """Submit a request on a context that holds its prompt. ``forced``: what its grammar forces is drafted."""
         cursor = request.cursor(engine.driver.vocab_size)
-        sources = engine.draft_budget.sources(drafters, tree=tree) if drafters or cursor is not None else None
+        speculates = bool(drafters) or (cursor is not None and forced)
+        sources = engine.draft_budget.sources(drafters, tree=tree) if speculates else None
         ends = frozenset([request.eos])
         spec = GenerationSpec(request.sampler, request.max_tokens, ends, cursor, sources, paced, logprobs=logprobs)
         stops = (request.stop,) if request.stop else ()

@@ -215,13 +215,14 @@ def plain_rows(item: Planned) -> list[tuple[int, int, int]]:
     return rows
 
 
-def test_a_step_is_not_for_some_jobs_alone_while_another_tenants_could_run() -> None:
+def test_the_step_behind_one_in_flight_is_for_those_whose_turn_it_is() -> None:
     machine = Machine(fixed=100.0)
-    mine, _ = machine.start("a"), machine.start("b")
+    mine, other = machine.start("a"), machine.start("b")
     scheduler = machine.engine.scheduler
-    plan = scheduler.plan()
-    assert not scheduler.begin_round_of([item for item in plan if item.job is mine])
-    assert scheduler.begin_round_of(plan)
+    in_flight = [item for item in scheduler.plan() if item.job is mine]
+    assert [item.job for item in scheduler.plan_behind({mine: None})] == [other]
+    scheduler.charge(in_flight * 1000)
+    assert [item.job for item in scheduler.plan_behind({})] == [other]
 
 
 class Timed:

@@ -25,7 +25,7 @@ from inferd_runtime.engine.sampling.device_sampling import SamplingInputs
 from inferd_runtime.engine.scheduling.fairness import StepCost
 from inferd_runtime.engine.scheduling.tenants import Tenancy, TenantLimits
 from inferd_runtime.engine.sequences.cached_sequence import CachedSequence
-from inferd_runtime.models.batch import Batch
+from inferd_runtime.models.batch import Outputs
 from inferd_runtime.speculation.drafter import Drafter
 from inferd_runtime.testing.byte_tokenizer import END, VOCAB_SIZE, ByteTokenizer
 from inferd_runtime.testing.speculation import BlindTree, GenerationUnderTest, Oracle, Wrong
@@ -63,11 +63,12 @@ def test_without_overlap_every_step_is_waited_for_before_the_next() -> None:
     assert not any(driver.early)
 
 
-def test_whoever_reads_a_prompt_is_not_run_ahead_of_before_its_last_chunk() -> None:
+def test_the_chunks_of_a_prompt_are_run_ahead_of() -> None:
     driver = Watched(**MODEL)
     engine = Engine(driver, EngineOptions(token_budget=8))
     finish(engine, [start(engine, make_request(driver, [1, 2] * 10, 1, max_tokens=5))])
-    assert driver.early == [False] * 3 + [True] * 4
+    assert driver.early == [False] + [True] * 6
+    assert [len(fed) for fed in driver.fed] == [8, 8, 4, 1, 1, 1, 1]
 
 
 def make_odd(engine: Engine, driver: SamplingNullDriver, kind: str) -> GenerationUnderTest:
@@ -75,8 +76,6 @@ def make_odd(engine: Engine, driver: SamplingNullDriver, kind: str) -> Generatio
     if kind == "drafts":
         request = make_request(driver, [1, 2], 1)
         return start(engine, request, [Oracle(request, 6)])
-    if kind == "penalties":
-        return start(engine, make_request(driver, [1, 2], 4))
     if kind == "log-probabilities":
         return start(engine, make_request(driver, [1, 2], 1), logprobs=2)
     running = start(engine, make_request(driver, [1, 2], 1), paced=True)
@@ -84,7 +83,7 @@ def make_odd(engine: Engine, driver: SamplingNullDriver, kind: str) -> Generatio
     return running
 
 
-@pytest.mark.parametrize("kind", ["drafts", "penalties", "log-probabilities", "paced"])
+@pytest.mark.parametrize("kind", ["drafts", "log-probabilities", "paced"])
 def test_nobody_runs_ahead_beside_a_job_that_has_to_be_asked(kind: str) -> None:
     driver = Watched(**MODEL)
     engine = Engine(driver, EngineOptions(times=FREE_ROWS))
@@ -407,10 +406,10 @@ class Device(SamplingNullDriver):
         self.now = self.free = 0.0
         self.busy = busy
 
-    def launch(self, batch: Batch, sampling: SamplingInputs) -> FinishedStep:
+    def draw(self, outputs: Outputs, sampling: SamplingInputs) -> FinishedStep:
         self.now += 1
         self.free = max(self.free, self.now) + self.busy
-        return Timed(super().launch(batch, sampling), self, self.free)
+        return Timed(super().draw(outputs, sampling), self, self.free)
 
 
 class Timed(FinishedStep):

@@ -2,22 +2,25 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 
 import pytest
 
 from inferd.protocol import LimitExceeded
 from inferd_runtime.engine.engine import Engine, EngineOptions
 from inferd_runtime.engine.in_flight import InFlightStep
-from inferd_runtime.engine.job import NextWork, Planned
+from inferd_runtime.engine.job import Continuation, Job, NextWork, Planned
 from inferd_runtime.engine.jobs.generation import MAX_UNDELIVERED_STEPS, Generation
 from inferd_runtime.engine.overlap import OverlapPlanner
-from inferd_runtime.engine.scheduling.queues import Queues
+from inferd_runtime.engine.scheduling.queues import Queues, ReadyJobs
+from inferd_runtime.engine.scheduling.scheduler import Scheduler
 from inferd_runtime.engine.scheduling.tenants import Tenancy, TenantLimits
 from inferd_runtime.engine.sequences.cached_sequence import CachedSequence
+from inferd_runtime.engine.stages import Work
 from inferd_runtime.kv.account import QuotaExceeded
 from inferd_runtime.kv.pool import PoolExhausted
 from inferd_runtime.kv.table import PageTable
+from inferd_runtime.testing.null_driver import WrongHistory
 
 from . import test_overlap as proofs
 from .overlap_cases import (
@@ -111,10 +114,8 @@ def not_one_further(patch: Patch) -> None:
 
 
 def planned_with(change: Callable[[list[Planned]], list[Planned]]) -> Callable[[Patch], None]:
-    honest = OverlapPlanner._next_rows
-    return lambda patch: patch.setattr(
-        OverlapPlanner, "_next_rows", lambda planner, step: change(honest(planner, step))
-    )
+    honest = OverlapPlanner.plan
+    return lambda patch: patch.setattr(OverlapPlanner, "plan", lambda planner, step: change(honest(planner, step)))
 
 
 def neighbours_token(plan: list[Planned]) -> list[Planned]:
@@ -143,33 +144,50 @@ def pages_taken_back(patch: Patch) -> None:
 
 def pages_kept(patch: Patch) -> None:
     """By a job that has ended: nobody gives the page back that was meant for its next token."""
-    patch.setattr(PageTable, "trim", lambda table: None)
+    patch.setattr(PageTable, "trim_unplanned", lambda table: None)
 
 
 def room_not_asked(patch: Patch) -> None:
-    patch.setattr(OverlapPlanner, "_has_room", lambda ahead, plan: True)
+    patch.setattr(Scheduler, "_has_room", lambda scheduler, context, tokens: True)
 
 
-def turn_not_asked(patch: Patch) -> None:
-    patch.setattr(Queues, "begin_round_of", lambda queues, jobs: True)
+def nobody_joins(patch: Patch) -> None:
+    def certain(scheduler: Scheduler, ready: ReadyJobs) -> ReadyJobs:
+        known = honest(scheduler, ready)
+        return ReadyJobs(*([job for job in jobs if job in scheduler._in_flight] for jobs in (known.short, known.long)))
+
+    honest = Scheduler._certain
+    patch.setattr(Scheduler, "_certain", certain)
 
 
-def only_the_clock_not_asked(patch: Patch) -> None:
-    patch.setattr(
-        Queues, "begin_round_of", lambda queues, jobs: all(queue.runs_only(jobs) for queue in queues._tenants.values())
-    )
+def clock_not_asked(patch: Patch) -> None:
+    def everybody(queues: Queues) -> tuple[list[ReadyJobs], list[ReadyJobs]]:
+        fair, rest = round_of(queues)
+        return [*fair, *rest], []
+
+    def plan_behind(scheduler: Scheduler, in_flight: Mapping[Job, Continuation | None]) -> list[Planned]:
+        with pytest.MonkeyPatch.context() as meanwhile:
+            meanwhile.setattr(Queues, "next_round", everybody)
+            return honest(scheduler, in_flight)
+
+    round_of, honest = Queues.next_round, Scheduler.plan_behind
+    patch.setattr(Scheduler, "plan_behind", plan_behind)
 
 
 def outbox_not_asked(patch: Patch) -> None:
-    def next_work(generation: Generation) -> NextWork:
+    def next_work(generation: Generation, in_flight: Work) -> NextWork:
         return NextWork.NOTHING if generation.finished() or generation._room() <= 1 else NextWork.ROW
 
     patch.setattr(Generation, "next_work", next_work)
 
 
 def length_not_asked(patch: Patch) -> None:
+    def next_work(generation: Generation, in_flight: Work) -> NextWork:
+        known = honest(generation, in_flight)
+        return NextWork.ROW if known is NextWork.NOTHING else known
+
     honest = Generation.next_work
-    patch.setattr(Generation, "next_work", lambda one: NextWork.ROW if honest(one) is NextWork.NOTHING else honest(one))
+    patch.setattr(Generation, "next_work", next_work)
 
 
 def not_waited_for(patch: Patch) -> None:
@@ -186,8 +204,8 @@ FAULTS: dict[str, tuple[Callable[[Patch], None], str]] = {
     "the page is taken back while a step writes it": (pages_taken_back, "lockstep"),
     "the page of a job that has ended is kept": (pages_kept, "given back"),
     "nobody asks whether there is room": (room_not_asked, "tight"),
-    "nobody asks who else wants to run": (turn_not_asked, "newcomer"),
-    "nobody asks whose turn it is": (only_the_clock_not_asked, "clock"),
+    "nobody asks who else wants to run": (nobody_joins, "newcomer"),
+    "nobody asks whose turn it is": (clock_not_asked, "clock"),
     "nobody asks whether the reader is slow": (outbox_not_asked, "slow reader"),
     "nobody asks whether the length is reached": (length_not_asked, "overlap"),
     "a step in flight is left alone at the end": (not_waited_for, "end"),
@@ -198,5 +216,5 @@ FAULTS: dict[str, tuple[Callable[[Patch], None], str]] = {
 def test_a_fault_is_found(fault: str, monkeypatch: Patch) -> None:
     build_in, check = FAULTS[fault]
     build_in(monkeypatch)
-    with pytest.raises((AssertionError, ValueError, PoolExhausted, QuotaExceeded)):
+    with pytest.raises((AssertionError, ValueError, PoolExhausted, QuotaExceeded, WrongHistory)):
         CHECKS[check]()

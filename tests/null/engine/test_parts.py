@@ -16,7 +16,7 @@ from inferd_runtime.engine.in_flight import InFlightStep
 from inferd_runtime.engine.job import Planned
 from inferd_runtime.engine.jobs.generation import Generation, GenerationSpec, filtered_sources
 from inferd_runtime.engine.jobs.text import TextAssembler
-from inferd_runtime.engine.overlap import is_plain
+from inferd_runtime.engine.overlap import brings_one_token
 from inferd_runtime.engine.sampling.device_sampling import sampling_inputs
 from inferd_runtime.engine.sampling.host_sampling import RowSampler
 from inferd_runtime.engine.scheduling.fairness import priority_weight
@@ -34,18 +34,19 @@ GREEDY = RowSampler.resolve(Sampling(), seed=0, lineage=0)
 PLAIN = Work([1], 1, sampler=GREEDY)
 MORE: dict[str, Any] = {
     "rows": 2, "sampler": None, "draft": Draft([2], [-1], ["a"], [1.0]), "hidden": 1, "scored": True,
-    "masks": np.zeros((1, 1), np.int32), "adjustments": [], "placement": Placement(np.arange(1), np.ones((1, 1), np.bool_)),
+    "placement": Placement(np.arange(1), np.ones((1, 1), np.bool_)),
 }  # fmt: skip
 
 
-def test_a_row_that_brings_one_token_is_plain() -> None:
-    assert is_plain(PLAIN)
-    assert is_plain(PLAIN._replace(tokens=[1, 2, 3]))
+def test_a_row_that_the_device_samples_brings_one_token() -> None:
+    assert brings_one_token(PLAIN)
+    assert brings_one_token(PLAIN._replace(tokens=[1, 2, 3]))
+    assert brings_one_token(PLAIN._replace(masks=np.zeros((1, 1), np.int32), adjustments=[]))
 
 
 @pytest.mark.parametrize("field", MORE)
-def test_a_row_that_brings_more_or_needs_more_is_not_plain(field: str) -> None:
-    assert not is_plain(PLAIN._replace(**{field: MORE[field]}))
+def test_a_row_that_brings_more_or_is_read_on_the_host_does_not(field: str) -> None:
+    assert not brings_one_token(PLAIN._replace(**{field: MORE[field]}))
 
 
 @pytest.mark.parametrize(("tokens", "wrong"), [([0, 31, 32], 32), ([0, -1], -1), ([99, 0], 99)])

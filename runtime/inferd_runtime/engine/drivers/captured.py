@@ -13,7 +13,7 @@ from inferd_runtime.engine.driver import StepResult
 from inferd_runtime.engine.drivers.accelerator import Accelerator
 from inferd_runtime.engine.drivers.buckets import StepBucket
 from inferd_runtime.engine.drivers.staging import StepInputs
-from inferd_runtime.engine.sampling.device_sampling import Ints, Rejecting, SampledTokens, merged
+from inferd_runtime.engine.sampling.device_sampling import Ints, Rejecting, SampledTokens, SamplingInputs, merged
 from inferd_runtime.kernels.rows import KeySplits, PagedRows, Tiles
 from inferd_runtime.kernels.sampling import Adjustments, SampleRows, adjusted, processed
 from inferd_runtime.kernels.suite import KernelSuite
@@ -22,8 +22,31 @@ from inferd_runtime.models.batch import FloatRows, Outputs
 from inferd_runtime.models.passes.kernel_layout import KernelLayout
 from inferd_runtime.models.passes.plain import ModelPass
 
+Replay = Callable[[], None]
 IN_FLIGHT = 2
 """Steps that may be launched before the first of them is waited for."""
+
+
+@dataclass(frozen=True, slots=True)
+class RecordedStep:
+    """A step of one shape: ``forward`` leaves its logits where ``draw`` reads them, which leaves ``outputs``."""
+
+    forward: Replay
+    draw: Replay
+    outputs: DeviceOutputs
+
+
+@dataclass(frozen=True, slots=True)
+class ComputedRows:
+    """A forward pass that has been launched. ``logits`` [R, V] and ``hidden`` [H, E] are on the device.
+
+    ``shape``: of its block of inputs, in which the samplers stand, too. ``recorded``: the step that it is a replay of.
+    """
+
+    shape: StepBucket
+    logits: Tensor
+    hidden: Tensor | None = None
+    recorded: RecordedStep | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,19 +75,14 @@ class StepBody:
         self._kernels = kernels
         self._last = last
 
-    def compute(
-        self,
-        inputs: StepInputs,
-        rows: PagedRows,
-        hidden_rows: Tensor | None = None,
-        adjustments: Adjustments | None = None,
-    ) -> DeviceOutputs:
-        """Run the forward pass, sample, and verify."""
+    def forward(
+        self, inputs: StepInputs, rows: PagedRows, hidden_rows: Tensor | None = None
+    ) -> tuple[Tensor, Tensor | None]:
+        """Run the forward pass: logits [R, V], and hidden states [H, E] if rows of them are asked for."""
         carried = self._last[inputs.carried.clamp(min=0)]
         tokens = torch.where(inputs.carried >= 0, carried, inputs.tokens)
         layout = KernelLayout(rows, self._keys, self._values, self._kernels, hidden_rows)
-        logits = self._run(tokens, inputs.positions, layout, inputs.logit_rows)
-        return self.draw(inputs, logits, layout.hidden, adjustments)
+        return self._run(tokens, inputs.positions, layout, inputs.logit_rows), layout.hidden
 
     def draw(
         self, inputs: StepInputs, logits: Tensor, hidden: Tensor | None, adjustments: Adjustments | None = None
@@ -139,6 +157,18 @@ def sample_rows(inputs: StepInputs) -> SampleRows:
 def draft_rows(inputs: StepInputs) -> DraftRows:
     """Return a step's drafts."""
     return DraftRows(inputs.draft_first, inputs.draft_lengths, inputs.draft_tokens, inputs.draft_parents)
+
+
+@dataclass(frozen=True, slots=True)
+class BegunStep:
+    """See :class:`~inferd_runtime.engine.driver.Begun`. ``draw`` samples rows that are computed."""
+
+    rows: ComputedRows
+    draw: Callable[[ComputedRows, SamplingInputs], LaunchedStep]
+
+    def sample(self, inputs: SamplingInputs) -> LaunchedStep:
+        """See :class:`~inferd_runtime.engine.driver.Begun`."""
+        return self.draw(self.rows, inputs)
 
 
 class ResultSlot:

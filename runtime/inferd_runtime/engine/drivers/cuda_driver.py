@@ -21,8 +21,11 @@ from inferd_runtime.engine.drivers.accelerator import Accelerator
 from inferd_runtime.engine.drivers.buckets import FEW_ROOM, PROMPT_ROOM, StepBucket, StepShapes
 from inferd_runtime.engine.drivers.captured import (
     IN_FLIGHT,
+    BegunStep,
+    ComputedRows,
     DeviceOutputs,
     LaunchedStep,
+    RecordedStep,
     ResultSlot,
     StepBody,
     paged_rows,
@@ -31,9 +34,9 @@ from inferd_runtime.engine.drivers.captured import (
 )  # fmt: skip
 from inferd_runtime.engine.drivers.compiling import compile_moves, compile_sampling
 from inferd_runtime.engine.drivers.packing import is_tree, pack_batch, pack_pages, pack_sampling
-from inferd_runtime.engine.drivers.staging import Staging
+from inferd_runtime.engine.drivers.staging import EntryStaging, Staging
 from inferd_runtime.engine.drivers.torch_driver import TorchDriver
-from inferd_runtime.engine.sampling.device_sampling import SamplingInputs, host_inputs
+from inferd_runtime.engine.sampling.device_sampling import SampledRows, SamplingInputs, host_inputs
 from inferd_runtime.kernels.cache import CacheBlock, resolve_copies
 from inferd_runtime.kernels.failures import kernel_failures
 from inferd_runtime.kernels.rows import SPLIT_KEYS
@@ -45,7 +48,6 @@ from inferd_runtime.models.lora.files import AdapterFiles, AdapterSize
 from inferd_runtime.models.passes.plain import ModelPass
 
 logger = logging.getLogger(__name__)
-Replay = Callable[[], None]
 NO_PAGES = np.empty(0, np.int32)
 NO_MASKS = np.empty((0, 0), np.int32)
 GATHERED = 32
@@ -95,8 +97,9 @@ class CudaDriver:
         self._shapes = StepShapes(options.most_rows, self._longest, options.group, options.split_keys)
         self._columns = torch.arange(-(-self._longest // plain.page_size), dtype=torch.int32, device=device)
         self._staging = self._make_staging()
+        self._entries = EntryStaging(accelerator)
         self._slots = [ResultSlot(accelerator, options.most_rows * (2 + 2 * MAX_DRAFT)) for _ in range(IN_FLIGHT)]
-        self._recorded: dict[StepBucket, tuple[Replay, DeviceOutputs] | None] = {}
+        self._recorded: dict[StepBucket, RecordedStep | None] = {}
         self._records = options.record
         self._logits: Tensor | None = None
 
@@ -127,9 +130,11 @@ class CudaDriver:
             last = self._last.clone()
             for shape in self._shapes.recorded():
                 recorded = self._recording(shape) if self._options.record else None
-                done = self._compute_padding(shape)() if recorded is None else recorded[1]
+                logits = self._compute_padding(shape)() if recorded is None else recorded.outputs.logits
+                if recorded is None:
+                    self._body.draw(self._staging.inputs(shape), logits, None)
             self._last.copy_(last)
-            compile_sampling(self._kernels, done.logits[:1], self._staging.mask_words)
+            compile_sampling(self._kernels, logits[:1], self._staging.mask_words)
             compile_moves(self._kernels, self._block)
             self._accelerator.mark()()
 
@@ -145,20 +150,37 @@ class CudaDriver:
 
         Raises ValueError for a step of more rows than there is room for, RuntimeError for more steps in flight than IN_FLIGHT.
         """
-        if len(batch.tokens) > self._options.most_rows:
-            raise ValueError(f"a step of {len(batch.tokens)} rows; this driver was made for {self._options.most_rows}")
+        slot = self._free_slot(sampling)
+        with self._accelerator.active():
+            rows = SampledRows(sampling.rows, sampling.host_rows, sampling.tokens.shape[1])
+            return self._launched(slot, self._compute(batch, rows, sampling), sampling)
+
+    @torch.inference_mode()
+    def begin(self, batch: Batch, rows: SampledRows) -> BegunStep:
+        """See :class:`~inferd_runtime.engine.driver.SamplingDriver`. Raises ValueError for a step of too many rows."""
+        with self._accelerator.active():
+            return BegunStep(self._compute(batch, rows), self.sample)
+
+    @torch.inference_mode()
+    def sample(self, computed: ComputedRows, sampling: SamplingInputs) -> LaunchedStep:
+        """Start the sampling of rows whose forward pass has begun. Nothing else may have been launched behind that."""
+        slot = self._free_slot(sampling)
+        with self._accelerator.active():
+            self._staging.upload(computed.shape, pack_sampling(sampling), NO_PAGES, sampling.masks)
+            return self._launched(slot, computed, sampling)
+
+    def _free_slot(self, sampling: SamplingInputs) -> ResultSlot:
+        """Return a place for the verdicts of a step. Raises RuntimeError if none is left, ValueError for unfit masks."""
         slot = next((slot for slot in self._slots if not slot.taken), None)
         if slot is None:
             raise RuntimeError(f"{IN_FLIGHT} steps are in flight already")
         if sampling.masks.shape[1] != self._staging.mask_words:
             raise ValueError(f"masks of {sampling.masks.shape[1]} words for {self.vocab_size} tokens")
-        with self._accelerator.active():
-            by_reference = self._needs_reference(batch)
-            done = self._compute_by_reference(batch, sampling) if by_reference else self._compute(batch, sampling)
-            return self._launched(slot, done, sampling)
+        return slot
 
-    def _launched(self, slot: ResultSlot, done: DeviceOutputs, sampling: SamplingInputs) -> LaunchedStep:
-        """Queue the copies of a step's results. The slot is taken last, once nothing can fail any more."""
+    def _launched(self, slot: ResultSlot, computed: ComputedRows, sampling: SamplingInputs) -> LaunchedStep:
+        """Queue the sampling and the copies of its results. The slot is taken last, once nothing can fail any more."""
+        done = self._draw(computed, self._adjustments(sampling, len(computed.logits)))
         sampled, wanted = len(sampling.rows), len(sampling.rows) + len(sampling.host_rows)
         # Copies: the next step leaves its own in the same place.
         logits = done.logits[sampled:wanted].clone()
@@ -169,6 +191,14 @@ class CudaDriver:
         slot.taken = True
         count = len(sampling.first)
         return LaunchedStep(slot, verdicts, count, logits, hidden, mark, sampling.rejecting, rejected, confidence)
+
+    def _draw(self, computed: ComputedRows, adjustments: Adjustments | None) -> DeviceOutputs:
+        """Sample and verify rows, by replaying a recorded step's second part. Penalties are too many to be recorded."""
+        if adjustments is None and computed.recorded is not None:
+            computed.recorded.draw()
+            return computed.recorded.outputs
+        inputs = self._staging.inputs(computed.shape)
+        return self._body.draw(inputs, computed.logits, computed.hidden, adjustments)
 
     def _reject(self, logits: Tensor, sampling: SamplingInputs) -> tuple[Tensor, Tensor] | None:
         """Verify the drafts that were sampled. Not recorded: they are few, and their probabilities are large."""
@@ -208,99 +238,97 @@ class CudaDriver:
         spans = {span.first: span for span in batch.spans}
         return any(not is_tree(spans[first], placement) for first, placement in batch.placements.items())
 
-    def _compute(self, batch: Batch, sampling: SamplingInputs) -> DeviceOutputs:
-        """Replay the recorded step of the batch's shape; where there is none, run it kernel by kernel."""
-        counts = [span.count for span in batch.spans]
+    def _compute(self, batch: Batch, rows: SampledRows, sampling: SamplingInputs | None = None) -> ComputedRows:
+        """Start a forward pass: replay the recorded one of the batch's shape, or run it kernel by kernel.
+
+        What the sampling needs, if it is known, is uploaded with it.
+        """
+        if len(batch.tokens) > self._options.most_rows:
+            raise ValueError(f"a step of {len(batch.tokens)} rows; this driver was made for {self._options.most_rows}")
+        if self._needs_reference(batch):
+            return self._compute_by_reference(batch, rows, sampling)
         recordable = self._options.record and not len(batch.hidden_rows)
-        shape = self._shapes.of(counts, len(batch.logit_rows), sampling.tokens.shape[1]) if recordable else None
-        if shape is not None:
-            recorded = self._recording(shape)
-            if recorded is not None:
-                return self._replay(shape, recorded, batch, sampling)
-        return self._compute_unrecorded(batch, sampling)
+        counts = [span.count for span in batch.spans]
+        shape = self._shapes.of(counts, len(batch.logit_rows), rows.nodes) if recordable else None
+        recorded = None if shape is None else self._recording(shape)
+        if shape is None or recorded is None:
+            return self._compute_unrecorded(batch, rows, sampling)
+        self._upload(shape, batch, rows, sampling)
+        recorded.forward()
+        return ComputedRows(shape, recorded.outputs.logits, None, recorded)
 
-    def _replay(
-        self, shape: StepBucket, recorded: tuple[Replay, DeviceOutputs], batch: Batch, sampling: SamplingInputs
-    ) -> DeviceOutputs:
-        """Replay a recorded step. Penalties, too many to be recorded, are applied by sampling once more behind it."""
-        replay, computed = recorded
-        # Before the step: copying them waits for what is queued.
-        adjustments = self._adjustments(sampling, shape.logits)
-        self._upload(shape, batch, sampling)
-        replay()
-        if adjustments is None:
-            return computed
-        return self._body.draw(self._staging.inputs(shape), computed.logits, computed.hidden, adjustments)
-
-    def _compute_unrecorded(self, batch: Batch, sampling: SamplingInputs) -> DeviceOutputs:
-        """Run a step kernel by kernel, in its exact shape."""
+    def _compute_unrecorded(self, batch: Batch, rows: SampledRows, sampling: SamplingInputs | None) -> ComputedRows:
+        """Run a forward pass kernel by kernel, in its exact shape."""
         wanted, counts = len(batch.logit_rows), [span.count for span in batch.spans]
         lengths = [span.start + span.count for span in batch.spans]
-        shape = self._shapes.exact(counts, lengths, max(1, wanted), sampling.tokens.shape[1])
-        adjustments, hidden_rows = self._adjustments(sampling, shape.logits), self._hidden_rows(batch)
-        self._upload(shape, batch, sampling)
+        shape = self._shapes.exact(counts, lengths, max(1, wanted), rows.nodes)
+        hidden_rows = self._hidden_rows(batch)
+        self._upload(shape, batch, rows, sampling)
         columns = self._columns[: -(-max(lengths) // self.page_size)]
         inputs = self._staging.inputs(shape)
-        return self._body.compute(inputs, paged_rows(inputs, shape, columns), hidden_rows, adjustments)
+        return ComputedRows(shape, *self._body.forward(inputs, paged_rows(inputs, shape, columns), hidden_rows))
 
     def _adjustments(self, sampling: SamplingInputs, rows: int) -> Adjustments | None:
         """Return penalties and biases on the device, for ``rows`` rows, of which the drawn ones come first."""
         if sampling.adjusted is None:
             return None
         first = np.pad(sampling.adjusted.first, (0, rows + 1 - len(sampling.adjusted.first)), "edge")
-        columns = (first, *sampling.adjusted[1:])
-        return Adjustments(*(torch.from_numpy(column).to(self._accelerator.device) for column in columns))
+        return Adjustments(*self._entries.upload([first, *sampling.adjusted[1:]]))
 
-    def _compute_by_reference(self, batch: Batch, sampling: SamplingInputs) -> DeviceOutputs:
+    def _compute_by_reference(self, batch: Batch, rows: SampledRows, sampling: SamplingInputs | None) -> ComputedRows:
         """Run the forward pass of the reference driver; kernels only sample and verify. Waits for carried tokens."""
         if len(batch.carried):
             carried = self._last.cpu().numpy()[batch.carried.clip(0)]
             batch = replace(batch, tokens=np.where(batch.carried >= 0, carried, batch.tokens))
         logits, hidden = self.plain.compute(batch)
         count = max(1, len(batch.logit_rows))
-        shape = StepBucket(count, max(1, len(sampling.first)), count, sampling.tokens.shape[1])
-        self._staging.upload(shape, pack_sampling(sampling), NO_PAGES, sampling.masks)
-        order = np.concatenate([sampling.rows, sampling.host_rows])
+        shape = StepBucket(count, count, count, rows.nodes)
+        if sampling is not None:
+            self._staging.upload(shape, pack_sampling(sampling), NO_PAGES, sampling.masks)
+        order = rows.order
         chosen = (
             logits.index_select(0, torch.from_numpy(order).to(logits.device))
             if len(order)
             else logits.new_zeros(1, self.vocab_size)
         )
-        adjustments = self._adjustments(sampling, count)
-        return self._body.draw(self._staging.inputs(shape), chosen, hidden, adjustments)
+        return ComputedRows(shape, chosen, hidden)
 
-    def _upload(self, shape: StepBucket, batch: Batch, sampling: SamplingInputs) -> None:
+    def _upload(self, shape: StepBucket, batch: Batch, rows: SampledRows, sampling: SamplingInputs | None) -> None:
         pages, page_first = pack_pages(batch.spans, self.page_size)
         values: dict[str, npt.NDArray[Any]] = {
             **pack_batch(batch, shape),
-            **pack_sampling(sampling),
+            **({} if sampling is None else pack_sampling(sampling)),
             "page_first": page_first,
-            "logit_rows": batch.logit_rows[np.concatenate([sampling.rows, sampling.host_rows])],
+            "logit_rows": batch.logit_rows[rows.order],
         }
-        self._staging.upload(shape, values, pages, sampling.masks)
+        self._staging.upload(shape, values, pages, NO_MASKS if sampling is None else sampling.masks)
 
     def _hidden_rows(self, batch: Batch) -> Tensor | None:
         if not len(batch.hidden_rows):
             return None
         return torch.from_numpy(batch.hidden_rows).to(self._accelerator.device)
 
-    def _recording(self, shape: StepBucket) -> tuple[Replay, DeviceOutputs] | None:
+    def _recording(self, shape: StepBucket) -> RecordedStep | None:
         """Return the recorded step of a shape, made at its first use; None where it cannot be recorded."""
         if shape not in self._recorded and self._records:
             self._recorded[shape] = self._record(shape)
         return self._recorded.get(shape)
 
-    def _record(self, shape: StepBucket) -> tuple[Replay, DeviceOutputs] | None:
-        """Record a step of nothing but padding: it is run, too, and must leave the cache and the last tokens as they are."""
-        compute, last = self._compute_padding(shape), self._last.clone()
+    def _record(self, shape: StepBucket) -> RecordedStep | None:
+        """Record a step of nothing but padding: it is run, too, and must leave the cache and the last tokens as they are.
 
-        def body() -> DeviceOutputs:
-            done = compute()
-            return replace(done, logits=shared[: len(done.logits)].copy_(done.logits))
+        In two parts, as a mask may be known only while the first one runs.
+        """
+        compute, inputs, last = self._compute_padding(shape), self._staging.inputs(shape), self._last.clone()
+
+        def forward() -> Tensor:
+            computed = compute()
+            return shared[: len(computed)].copy_(computed)
 
         try:
             shared = self._shared_logits(compute)
-            return self._accelerator.record(body)
+            replay, logits = self._accelerator.record(forward)
+            return RecordedStep(replay, *self._accelerator.record(lambda: self._body.draw(inputs, logits, None)))
         except kernel_failures() as error:
             # One that broke off leaves PyTorch's allocator (to 2.11) in a state in which the next one may end the process.
             self._records = False
@@ -309,18 +337,18 @@ class CudaDriver:
         finally:
             self._last.copy_(last)
 
-    def _compute_padding(self, shape: StepBucket) -> Callable[[], DeviceOutputs]:
-        """Stage nothing but padding. Returns a call that runs a step of it: it leaves the cache as it is."""
+    def _compute_padding(self, shape: StepBucket) -> Callable[[], Tensor]:
+        """Stage nothing but padding. Returns a call that returns its logits: it leaves the cache as it is."""
         inputs = self._staging.inputs(shape)
         self._staging.upload(shape, {}, NO_PAGES, NO_MASKS)
-        return lambda: self._body.compute(inputs, paged_rows(inputs, shape, self._columns))
+        return lambda: self._body.forward(inputs, paged_rows(inputs, shape, self._columns))[0]
 
-    def _shared_logits(self, compute: Callable[[], DeviceOutputs]) -> Tensor:
+    def _shared_logits(self, compute: Callable[[], Tensor]) -> Tensor:
         """Return where all recorded steps leave their logits: each is read before the next one runs. Of their own they would take
         gigabytes with a large vocabulary. Made before the first recording, so that it is no part of that one's memory.
         """
         if self._logits is None:
-            example = compute().logits
+            example = compute()
             most = max(shape.logits for shape in self._shapes.recorded())
             self._logits = example.new_empty(most, example.shape[1])
         return self._logits

@@ -18,7 +18,9 @@ from inferd_runtime.engine.drivers.buckets import StepBucket
 
 ALIGNED = 16
 SIZES = {"int64": 8, "int32": 4, "float64": 8}
-TYPES = {"int64": torch.int64, "int32": torch.int32, "float64": torch.float64}
+TYPES = {"int64": torch.int64, "int32": torch.int32, "float64": torch.float64, "float32": torch.float32}
+FIRST_ENTRIES = 1 << 16
+"""Bytes of penalties that there is room for at first."""
 
 
 class StagedField(NamedTuple):
@@ -168,6 +170,35 @@ class Staging:
         host = self._mask_hosts[self._turn][: masks.nbytes].view(torch.int32).view(masks.shape)
         host.numpy()[:] = masks
         self._masks[: len(masks)].copy_(host, non_blocking=True)
+
+
+class EntryStaging:
+    """Blocks for penalties and biases, whose size differs from step to step: two on the host, used in turn, which grow.
+
+    A copy from memory that the device does not know would wait for everything that is queued.
+    """
+
+    def __init__(self, accelerator: Accelerator) -> None:
+        self._accelerator = accelerator
+        self._hosts = [accelerator.staging(FIRST_ENTRIES) for _ in range(2)]
+        self._copied: list[Callable[[], None]] = [_nothing, _nothing]
+        self._turn = 0
+
+    def upload(self, columns: Sequence[npt.NDArray[Any]]) -> list[Tensor]:
+        """Queue the copy of arrays of 4 bytes an element, and return them on the device."""
+        self._turn = 1 - self._turn
+        self._copied[self._turn]()
+        ends = np.cumsum([column.nbytes for column in columns]).tolist()
+        places = [slice(end - column.nbytes, end) for column, end in zip(columns, ends, strict=True)]
+        if ends[-1] > len(self._hosts[self._turn]):
+            self._hosts[self._turn] = self._accelerator.staging(1 << ends[-1].bit_length())
+        host = self._hosts[self._turn][: ends[-1]]
+        for column, place in zip(columns, places, strict=True):
+            host.numpy()[place].view(column.dtype)[:] = column
+        block = torch.empty(ends[-1], dtype=torch.uint8, device=self._accelerator.device)
+        block.copy_(host, non_blocking=True)
+        self._copied[self._turn] = self._accelerator.mark()
+        return [block[place].view(TYPES[str(column.dtype)]) for column, place in zip(columns, places, strict=True)]
 
 
 def _put(array: npt.NDArray[Any], value: npt.NDArray[Any] | None, field: StagedField) -> None:

@@ -61,6 +61,10 @@ class ContextJob:
         """Return PENDING: which tokens these jobs compute does not depend on what they read."""
         return NextWork.PENDING
 
+    def completed(self, work: Work) -> Work:
+        """Return the work: nothing of it is late."""
+        return work
+
     def fail(self, error: InferdError) -> None:
         """End with an error."""
         if not self._ended:

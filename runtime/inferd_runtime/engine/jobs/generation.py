@@ -108,8 +108,8 @@ class Generation:
         self._allowed = not spec.paced
         penalties = spec.sampler.penalties
         self._history = None if penalties is None else History(penalties, context.tokens)
-        self._bare = spec.grammar is None and penalties is None and not spec.on_host
-        self._plain = self._bare and spec.sources is None
+        self._conditioned = spec.grammar is not None or penalties is not None
+        self._plain = not self._conditioned and not spec.on_host and spec.sources is None
         context.user = self
         if context.pending == 0:
             # The last token's logits are wanted, so it is computed once more.
@@ -215,11 +215,24 @@ class Generation:
             return NextWork.PENDING
         if self._room() <= 1 or len(self.outbox) + 1 >= self.most_undelivered:
             return NextWork.NOTHING
-        return NextWork.ROW if self._plain or self._plain_for_now() else NextWork.UNKNOWN
+        if self.spec.on_host or self._may_draft():
+            return NextWork.UNKNOWN
+        return NextWork.LATE_ROW if self._conditioned else NextWork.ROW
 
-    def _plain_for_now(self) -> bool:
-        """True if only sources could make the next row differ from a plain one, and none will be asked."""
-        return self._bare and self.spec.sources is not None and self.spec.sources.resting_next_step
+    def _may_draft(self) -> bool:
+        """True if its sources may be asked in the next step. Under a grammar they always are: it may force tokens."""
+        sources = self.spec.sources
+        return sources is not None and (self.spec.grammar is not None or not sources.resting_next_step)
+
+    def completed(self, work: Work) -> Work:
+        """Return a late row with its mask and penalties."""
+        _, masks = (NO_DRAFT, None) if self.spec.grammar is None else self.spec.grammar.masks(NO_DRAFT)
+        return work._replace(
+            masks=masks,
+            adjustments=None if self._history is None else self._history.rows(NO_DRAFT),
+            admit=self._admit if self._steers else None,
+            late=False,
+        )
 
     def fail(self, error: InferdError) -> None:
         """End with an error. The delivered tokens stay in the context."""

@@ -87,6 +87,21 @@ class SamplingInputs:
     confident: bool = False
 
 
+class SampledRows(NamedTuple):
+    """Indices among a batch's logit rows: ``rows`` int64[N], which the device samples, and ``host_rows`` int64[H], the others.
+    ``nodes``: of the longest draft that is verified by agreement.
+    """
+
+    rows: Ids
+    host_rows: Ids
+    nodes: int = 0
+
+    @property
+    def order(self) -> Ids:
+        """All of them, the sampled ones first."""
+        return np.concatenate([self.rows, self.host_rows])
+
+
 class SampledTokens(NamedTuple):
     """What the device sampled. ``accepted`` int[S]: the number of accepted nodes. ``tokens`` int[S, K + 1]: their tokens and one
     sample more. ``path`` int[S, K]: the accepted nodes. Entries after those have no meaning. A token of ABSENT: its mask allows
@@ -115,7 +130,7 @@ def sampling_inputs(plan: Sequence[Planned], vocab_size: int) -> SamplingInputs:
     agreeing = [item.work.draft if item.work.draft.probabilities is None else NO_DRAFT for item in sampled]
     tokens, parents = _drafts(agreeing)
     return SamplingInputs(
-        *_rows(plan),
+        *sampled_rows(plan)[:2],
         temperature=temperature,
         top_k=np.repeat(np.asarray([one.top_k for one in samplers], np.int64), counts),
         top_p=top_p,
@@ -155,13 +170,15 @@ def greedy_inputs(batch: Batch, vocab_size: int) -> SamplingInputs:
     )  # fmt: skip
 
 
-def _rows(plan: Sequence[Planned]) -> tuple[Ids, Ids]:
-    """Return the indices of the sampled logit rows, and those of the others."""
+def sampled_rows(plan: Sequence[Planned]) -> SampledRows:
+    """Return which logit rows of a planned step are sampled on the device."""
     sampled = np.repeat(
         np.asarray([is_sampled(item.work) for item in plan], np.bool_),
         np.asarray([item.work.rows for item in plan], np.int64),
     )
-    return np.flatnonzero(sampled), np.flatnonzero(~sampled)
+    drafts = [item.work.draft for item in plan if is_sampled(item.work)]
+    nodes = max((len(draft) for draft in drafts if draft.probabilities is None), default=0)
+    return SampledRows(np.flatnonzero(sampled), np.flatnonzero(~sampled), nodes)
 
 
 def _positions(sampled: Sequence[Planned], counts: Ids) -> Ids:

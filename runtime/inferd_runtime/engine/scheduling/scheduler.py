@@ -160,13 +160,17 @@ class Scheduler:
         """Return the job's work behind what it has in flight, or None if pages are short or nothing is left to do."""
         context, table = job.context, job.context.table
         work = step.row if step.row is not None else job.work(budget, NO_DRAFT, step.ahead)
-        wanted = table.wanted(step.ahead + len(work.tokens))
-        if not work.tokens or wanted > self._contexts.pool.available or (wanted and context.over_quota(wanted)):
+        if not work.tokens or not self._has_room(context, step.ahead + len(work.tokens)):
             return None
         if step.row is not None and job.speculates:
             job.skip_draft()
         context.reserve(step.ahead + len(work.tokens))
         return Planned(job, work, table, context.adapter, step.ahead, step.carried)
+
+    def _has_room(self, context: CachedSequence, tokens: int) -> bool:
+        """True if so many tokens behind the computed ones fit into the free pages and the tenant's quota."""
+        wanted = context.table.wanted(tokens)
+        return not wanted or (wanted <= self._contexts.pool.available and not context.over_quota(wanted))
 
     def _reserve(self, job: Job, budget: int) -> Planned | None:
         """Return the job's work with its pages reserved, or None if pages are short or nothing is left to do.
