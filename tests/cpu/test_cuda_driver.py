@@ -107,7 +107,7 @@ def test_tokens_are_the_reference_drivers_with_any_draft(llama: CudaBench, name:
     replays = llama.host.replays
     for drafters in ([None] * 6, [Oracle, OracleTree, Blind, BlindTree, Wrong, None]):
         run(llama.driver, requests, drafters)
-    assert llama.host.replays > replays + 10
+    assert llama.host.replays > replays + 20
 
 
 def test_tokens_of_other_families(bench: CudaBench) -> None:
@@ -139,7 +139,7 @@ def test_prompts_beside_decode_rows_are_replayed() -> None:
             feed_in_parts(driver, _batch(driver, [60] * len(counts), 0))
         replays = bench.host.replays
         got, expected = bench.driver.forward(batch).logits, bench.reference.forward(batch).logits
-        assert bench.host.replays == replays + 1
+        assert bench.host.replays == replays + 2, "forward and sampling"
         assert np.abs(got - expected).max() < TOLERANCE
 
 

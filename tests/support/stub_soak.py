@@ -124,23 +124,24 @@ def main() -> int:
         if "careless" not in sys.argv[1:]:
             driver.compile_all()
         loading, before = set(stub.compiled), sum(stub.launches.values())
-        stub.seconds, steps, launch = 0.0, [0], driver.launch
+        stub.seconds, replayed, compute = 0.0, list[bool](), driver._compute
 
         def counted(*given: Any) -> Any:
-            steps[0] += 1
-            return launch(*given)
+            computed = compute(*given)
+            replayed.append(computed.recorded is not None)
+            return computed
 
-        driver.launch = counted  # type: ignore[method-assign]
+        driver._compute = counted  # type: ignore[method-assign]
         engine = Engine(driver, EngineOptions(token_budget=BUDGET, times=StepTimes.linear(1.0, 1e-6)))
         soak(engine, loaded)
     print(json.dumps({
-        "steps": steps[0],
-        "replays": host.replays,
+        "steps": len(replayed),
+        "replays": sum(replayed),
         "recordings": host.recordings,
         "compiled_at_load": len(loading),
         "compiled_later": sorted({name for name, _ in stub.compiled - loading}),
-        "launches_a_step": round((sum(stub.launches.values()) - before) / steps[0], 1),
-        "host_us_a_step": round(1e6 * stub.seconds / steps[0]),
+        "launches_a_step": round((sum(stub.launches.values()) - before) / len(replayed), 1),
+        "host_us_a_step": round(1e6 * stub.seconds / len(replayed)),
     }))  # fmt: skip
     return 0
 

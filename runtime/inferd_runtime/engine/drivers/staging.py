@@ -6,6 +6,7 @@ import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
+from itertools import accumulate
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -188,14 +189,15 @@ class EntryStaging:
         """Queue the copy of arrays of 4 bytes an element, and return them on the device."""
         self._turn = 1 - self._turn
         self._copied[self._turn]()
-        ends = np.cumsum([column.nbytes for column in columns]).tolist()
-        places = [slice(end - column.nbytes, end) for column, end in zip(columns, ends, strict=True)]
-        if ends[-1] > len(self._hosts[self._turn]):
-            self._hosts[self._turn] = self._accelerator.staging(1 << ends[-1].bit_length())
-        host = self._hosts[self._turn][: ends[-1]]
+        # Aligned, as kernels are compiled for aligned columns.
+        starts = [0, *accumulate(-(-column.nbytes // ALIGNED) * ALIGNED for column in columns)]
+        places = [slice(start, start + column.nbytes) for start, column in zip(starts, columns, strict=False)]
+        if starts[-1] > len(self._hosts[self._turn]):
+            self._hosts[self._turn] = self._accelerator.staging(1 << starts[-1].bit_length())
+        host = self._hosts[self._turn][: starts[-1]]
         for column, place in zip(columns, places, strict=True):
             host.numpy()[place].view(column.dtype)[:] = column
-        block = torch.empty(ends[-1], dtype=torch.uint8, device=self._accelerator.device)
+        block = torch.empty(starts[-1], dtype=torch.uint8, device=self._accelerator.device)
         block.copy_(host, non_blocking=True)
         self._copied[self._turn] = self._accelerator.mark()
         return [block[place].view(TYPES[str(column.dtype)]) for column, place in zip(columns, places, strict=True)]
