@@ -1,0 +1,67 @@
+"""Streams of all kinds on the fast driver, run ahead of and not: what the tests on a CPU and on a device share."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from cuda_bench import FREE_ROWS, SAMPLERS, CudaBench
+
+from inferd_grammar import Compiled, GrammarCompiler, RegexGrammar, TokenTable
+from inferd_runtime.engine.engine import Engine, EngineOptions
+from inferd_runtime.engine.sampling.host_sampling import RowSampler
+from inferd_runtime.testing.byte_tokenizer import END, ByteTokenizer
+from inferd_runtime.testing.speculation import Blind, GenerationUnderTest, Request
+
+BYTES = 272
+
+
+def compiled() -> Compiled:
+    table = TokenTable.from_tokenizer_json(ByteTokenizer.tokenizer_json(), vocab_size=BYTES, eos_ids=[END])
+    return GrammarCompiler(table).compile(RegexGrammar(r"[a-d]{3,20}=(x|yy|[0-4]{2})"))
+
+
+def texts(bench: CudaBench, *, overlap: bool) -> tuple[list[list[int]], int]:
+    """The tokens of twelve streams that come one after the other, and how many steps began without their masks."""
+    begun = count_calls(bench.driver, "begin")
+    engine = Engine(bench.driver, EngineOptions(token_budget=40, times=FREE_ROWS, overlap=overlap))
+    grammar, running = compiled(), list[GenerationUnderTest]()
+    for number in range(12):
+        sampler = RowSampler.resolve(SAMPLERS[("argmax", "filtered", "penalised")[number % 3]], seed=number, lineage=0)
+        prompt = tuple(97 + (number * 7 + at) % 20 for at in range(1 + 5 * number))
+        request = Request(prompt, sampler, 16, END, grammar=grammar if number % 4 == 1 else None)
+        context = engine.create_context()
+        context.append(prompt)
+        sources = [Blind(request, BYTES, 1)] if number == 7 else []
+        logprobs = 2 if number == 8 else None
+        running.append(GenerationUnderTest.submit(engine, context, request, sources, logprobs=logprobs, forced=False))
+        engine.step()
+    while not all(one.generation.finished() for one in running):
+        engine.step()
+        engine.check_integrity()
+        for one in running:
+            one.take()
+    assert not any(one.generation.error for one in running)
+    found = [list(one.generation.context.tokens) for one in running]
+    for one in running:
+        one.generation.close()
+        one.generation.context.release()
+    engine.close()
+    engine.pool.check_integrity([])
+    return found, begun()
+
+
+def count_calls(owner: Any, name: str) -> Callable[[], int]:
+    """Count calls of a method until the returned call is made, which tells how many there were."""
+    method, calls = getattr(owner, name), list[int]()
+
+    def counted(*given: Any) -> Any:
+        calls.append(1)
+        return method(*given)
+
+    def ended() -> int:
+        delattr(owner, name)
+        return len(calls)
+
+    setattr(owner, name, counted)
+    return ended
