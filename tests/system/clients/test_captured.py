@@ -76,6 +76,14 @@ OTHERS: dict[str, tuple[str, dict[str, Any]]] = {
         "/v1/chat/completions",
         {"messages": [{"role": "user", "content": TEXT_PART}], "tools": [FUNCTION], "tool_choice": "required"},
     ),
+    "LiteLLM, with tools that are to be cached": (
+        "/v1/chat/completions",
+        {
+            "messages": [{"role": "user", "content": [{**TEXT_PART[0], "cache_control": {"type": "ephemeral"}}]}],
+            "max_tokens": 9,
+            "tools": [{**FUNCTION, "cache_control": {"type": "ephemeral"}}],
+        },
+    ),
     "Guidance": (
         "/v1/chat/completions",
         {"messages": [{"role": "user", "content": "Hello"}], "tools": None, "top_p": None, "logprobs": True, "top_logprobs": 5},

@@ -15,18 +15,20 @@ ToolName = Annotated[str, Meta(pattern=r"^[a-zA-Z0-9_-]{1,64}\Z")]
 
 
 class FunctionDefinition(Struct, forbid_unknown_fields=True):
-    """A function. Its arguments are always held to the schema, strict or not."""
+    """A function. Its arguments are always held to the schema, strict or not. ``cache_control``: see :class:`FunctionTool`."""
 
     name: ToolName
     description: str | None = None
     parameters: dict[str, Any] | None = None
     strict: bool | None = None
+    cache_control: Any = None
 
 
 class FunctionTool(Struct, tag="function", tag_field="type", forbid_unknown_fields=True):
-    """A tool: functions are the only kind."""
+    """A tool: functions are the only kind. All prompts are found by their beginning, whatever ``cache_control`` says."""
 
     function: FunctionDefinition
+    cache_control: Any = None
 
 
 class NamedFunction(Struct, forbid_unknown_fields=True):
