@@ -29,7 +29,8 @@ from inferd_runtime.kernels.attention_rule import AttentionRule
 from inferd_runtime.kernels.cache import CacheBlock
 from inferd_runtime.kernels.rows import KeySplits, PagedRows, Tiles
 from inferd_runtime.kernels.sampling import Adjustments, SampleRows
-from inferd_runtime.kernels.triton import attention, cache, elementwise, rejection, sampling, verify
+from inferd_runtime.kernels.quantized import Grouped, RowScaled
+from inferd_runtime.kernels.triton import attention, cache, elementwise, quantized, rejection, sampling, verify
 from inferd_runtime.kernels.verify import DraftRows, Drafts, Noise
 
 META = torch.device("meta")
@@ -121,6 +122,18 @@ def attend(vocab):
             attention.paged_attention(query, keys, keys, where, AttentionRule(None, None, None))
 
 
+def held(vocab):
+    fours = Grouped(of(torch.uint8, 128, 128, 32, 16), of(torch.float16, 128, 32, 32), None, 4096)
+    eights = RowScaled(of(torch.float8_e4m3fn, 4096, 4096), of(torch.float32, 4096))
+    for rows in ROWS:
+        states = of(torch.bfloat16, rows, 4096)
+        quantized.float8_rows(states)
+        if rows <= 64:
+            quantized.row_scaled_product(states, eights, None, None)
+            quantized.grouped_product(states, fours, None, None)
+    quantized.unpacked(fours, torch.bfloat16)
+
+
 globals()[sys.argv[1]](int(sys.argv[2]))
 print(json.dumps({name: len(keys) for name, keys in found.items()}))
 """
@@ -137,8 +150,10 @@ SERVED = {
     "caches": {"_write_kv": 1, "_rotate_and_write": 1, "_silu_mul": 1, "_move_rows": 4, "_page_parts": 2},
     # Tiles of one row, of drafts, and of prompts.
     "attend": {"attend": 3, "combine": 1},
+    # Of one weight in each form.
+    "held": {"_multiply_scaled": 1, "_multiply_grouped": 1, "_quantize_rows": 1, "_unpack": 1},
 }
-ANY = ("caches", "attend")
+ANY = ("caches", "attend", "held")
 """Where no vocabulary is."""
 
 
