@@ -20,6 +20,7 @@ from inferd_runtime.kernels.attention import LOWEST, check_attention
 from inferd_runtime.kernels.attention_rule import AttentionRule
 from inferd_runtime.kernels.rows import FEW_ROWS, SPLIT_KEYS, KeySplits, PagedRows, Tiles, prompt_tile_rows
 from inferd_runtime.kernels.triton.attention_kernel import LOOSE, attend, combine
+from inferd_runtime.kernels.triton.early import early_from, launched
 from inferd_runtime.kernels.triton.interpreted import INTERPRETED
 from inferd_runtime.kernels.triton.variant import Variant
 
@@ -110,7 +111,8 @@ class AttentionLaunch(NamedTuple):
 
     def run(self) -> None:
         """Launch it on the current device."""
-        self.kernel[self.grid](**self.arguments, num_warps=self.warps, num_stages=self.stages)
+        options = {"num_warps": self.warps, "num_stages": self.stages, **launched(self.arguments["early"])}
+        self.kernel[self.grid](**self.arguments, **options)
 
 
 class Device(NamedTuple):
@@ -220,7 +222,7 @@ def _constants(layer: _Layer) -> tuple[AttentionBlocks, dict[str, Any]]:
         "native": layer.capability >= 89,
         "looped": fits_loop(blocks.queries, layer.capability),
         "twice": blocks.queries >= 64 and layer.window is None and layer.chunk is None,
-        "lowest": LOWEST, "cleared": CLEARED, "interpreted": INTERPRETED,
+        "lowest": LOWEST, "cleared": CLEARED, "early": early_from(layer.capability), "interpreted": INTERPRETED,
     }  # fmt: skip
 
 
@@ -259,6 +261,7 @@ def _combine_launch(
         **scratch, "sinks": rule.sinks, "out": out, "split_rows": splits.rows, "split_live": splits.live,
         "split_first": splits.first, "split_counts": splits.counts, "workers": workers, "heads": out.shape[1],
         "width": out.shape[2], "padded": _padded(out.shape[2]), "chunk": chunk, "lowest": LOWEST,
+        "early": early_from(device.capability),
     }  # fmt: skip
     return AttentionLaunch(combine, (workers,), arguments, 4, 1)
 

@@ -15,6 +15,7 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
+from inferd_runtime.kernels.triton.early import wait
 from inferd_runtime.kernels.triton.interpreted import product
 
 LOOSE = ("workers", "rows", "table_stride")
@@ -252,13 +253,14 @@ def attend(
     group_columns: tl.constexpr, parts: tl.constexpr, part_rows: tl.constexpr, queries: tl.constexpr,
     block: tl.constexpr, split_keys: tl.constexpr, scaling: tl.constexpr, softcap: tl.constexpr, window: tl.constexpr,
     chunk: tl.constexpr, dtype: tl.constexpr, scaled: tl.constexpr, bytewise: tl.constexpr, native: tl.constexpr,
-    twice: tl.constexpr, looped: tl.constexpr, lowest: tl.constexpr, cleared: tl.constexpr,
+    twice: tl.constexpr, looped: tl.constexpr, lowest: tl.constexpr, cleared: tl.constexpr, early: tl.constexpr,
     interpreted: tl.constexpr,
 ):  # fmt: skip
     """Attend. Grid (the programs that share out the entries of all key heads, and those that clear padding behind them).
 
     ``looped``: there may be fewer programs than entries.
     """
+    wait(early)
     shared: tl.constexpr = heads // group
     program = tl.program_id(0)
     if program >= workers:
@@ -343,9 +345,10 @@ def _own_first(before: tl.tensor, start_row: tl.tensor):
 def combine(
     totals: tl.tensor, tops: tl.tensor, sums: tl.tensor, sinks: tl.tensor, out: tl.tensor, split_rows: tl.tensor,
     split_live: tl.tensor, split_first: tl.tensor, split_counts: tl.tensor, workers: tl.tensor, heads: tl.constexpr,
-    width: tl.constexpr, padded: tl.constexpr, chunk: tl.constexpr, lowest: tl.constexpr,
+    width: tl.constexpr, padded: tl.constexpr, chunk: tl.constexpr, lowest: tl.constexpr, early: tl.constexpr,
 ):  # fmt: skip
     """Combine the splits of each head of each row that has several, ``chunk`` at a time. Grid (workers)."""
+    wait(early)
     live = tl.load(split_live)
     column = tl.arange(0, padded)
     for item in range(tl.program_id(0), live * heads, workers):

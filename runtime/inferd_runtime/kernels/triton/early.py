@@ -30,7 +30,12 @@ def wait(early: tl.constexpr):
 @cache
 def starts_early(device: torch.device) -> bool:
     """True if kernels on this device are launched before the one in front is done."""
-    return HERE and device.type == "cuda" and torch.cuda.get_device_capability(device) >= (LEAST_CAPABILITY // 10, 0)
+    return device.type == "cuda" and early_from(torch.cuda.get_device_capability(device)[0] * 10)
+
+
+def early_from(capability: int) -> bool:
+    """True if they are on devices of a compute capability, times ten."""
+    return HERE and capability >= LEAST_CAPABILITY
 
 
 def launched(early: bool) -> dict[str, bool]:

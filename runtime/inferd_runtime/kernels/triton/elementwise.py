@@ -11,7 +11,7 @@ from torch import Tensor
 from inferd_runtime.kernels.cache import FP8
 from inferd_runtime.kernels.elementwise import check_gated, check_rotated
 from inferd_runtime.kernels.triton.cache import e4m3, stored
-from inferd_runtime.kernels.triton.early import HERE, LEAST_CAPABILITY, launched, starts_early, wait
+from inferd_runtime.kernels.triton.early import LEAST_CAPABILITY, early_from, launched, starts_early, wait
 from inferd_runtime.kernels.triton.variant import Variant
 
 TILE = 1024
@@ -154,7 +154,7 @@ def variants(capability: int = LEAST_CAPABILITY) -> Iterator[Variant]:
                     constants: dict[str, object] = {} if normed else {"head_norm": None}
                     constants |= {"query_heads": 32, "key_heads": 8, "half": half, "fp8": cache == "*u8"}
                     constants |= {"block_heads": TILE // (2 * half), "block_half": half}
-                    constants |= {"early": HERE and capability >= LEAST_CAPABILITY}
+                    constants |= {"early": early_from(capability)}
                     name = f"rotate_and_write {dtype[1:]}->{cache[1:]} {2 * half}{' normed' if normed else ''}"
                     yield Variant(name, _rotate_and_write, signature, constants)
         signature = {"gate_up": dtype, "out": dtype, "gate_row": "i32:16", "size": "i32:16"}

@@ -32,7 +32,7 @@ from torch import Tensor
 from torch.nn.functional import rms_norm
 
 from inferd_runtime.kernels.product import MOST_ROWS, RowNorm, check_product
-from inferd_runtime.kernels.triton.early import HERE, LEAST_CAPABILITY, launched, starts_early, wait
+from inferd_runtime.kernels.triton.early import LEAST_CAPABILITY, early_from, launched, starts_early, wait
 from inferd_runtime.kernels.triton.elementwise import opened, rows_of, silu_mul
 from inferd_runtime.kernels.triton.interpreted import INTERPRETED, product
 from inferd_runtime.kernels.triton.variant import Variant
@@ -250,7 +250,7 @@ def variants(capability: int = LEAST_CAPABILITY) -> Iterator[Variant]:
     """Yield what is compiled for these weights in bfloat16, and for the ends of the list in others, on a device of that
     capability (times ten).
     """
-    early = HERE and capability >= LEAST_CAPABILITY
+    early = early_from(capability)
     for dtype, pointer in ((torch.bfloat16, "*bf16"), (torch.float16, "*fp16"), (torch.float32, "*fp32")):
         for outs, size in SERVED if dtype == torch.bfloat16 else (SERVED[0], SERVED[-1]):
             blocks = choose_blocks(outs, size, dtype.itemsize)
