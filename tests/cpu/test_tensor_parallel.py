@@ -1,7 +1,7 @@
 """A model that is divided between two gloo ranks on the CPU, against the same model in one process: the same tokens.
 
-Both run transformers' own modules in float32. Sums over two parts are rounded otherwise than sums over the whole, so logits
-differ in their last bits.
+The whole runs transformers' own modules in float32, the parts the fused pass where it knows the family. Sums over two parts are
+rounded otherwise than sums over the whole, so logits differ in their last bits.
 """
 
 from __future__ import annotations
@@ -33,6 +33,7 @@ from inferd_runtime.kv.pool import PagePool
 from inferd_runtime.kv.table import PageTable
 from inferd_runtime.models import parallel
 from inferd_runtime.models.loading import load
+from inferd_runtime.models.passes.divided import DividedPass
 from inferd_runtime.server.engine_process.followers import Followers
 from inferd_runtime.server.engine_process.serving import serve_model
 from inferd_runtime.settings.settings import EngineSettings
@@ -69,6 +70,8 @@ class Both:
     vocabulary: int
     held: float
     fingerprints: tuple[str, str]
+    name: str
+    part: object
 
 
 @pytest.fixture(scope="module")
@@ -87,7 +90,7 @@ def both(request: pytest.FixtureRequest, pair: Pair, tmp_path_factory: pytest.Te
     return Both(
         Counting(pair.lead(part, PAGES)), Counting(driver), whole.vocab_size,
         held / sum(weight.numel() for weight in whole.module.parameters()),
-        (part.fingerprint, whole.fingerprint),
+        (part.fingerprint, whole.fingerprint), name, part.part,
     )  # fmt: skip
 
 
@@ -255,6 +258,10 @@ def test_a_layout_names_the_ranks_and_a_fingerprint_does_not(both: Both) -> None
 
 def test_a_rank_holds_its_half_of_the_weights(both: Both) -> None:
     assert 0.5 <= both.held < 0.55
+
+
+def test_the_fused_pass_runs_over_the_parts(both: Both) -> None:
+    assert isinstance(both.part, DividedPass) == (both.name != "gemma2")
 
 
 def test_a_call_that_fails_alike_in_every_rank_fails_alone(both: Both) -> None:

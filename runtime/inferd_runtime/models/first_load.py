@@ -18,6 +18,7 @@ from inferd_runtime.models.loaded import LoadedModel, fingerprint
 from inferd_runtime.models.options import AUTO, ModelOptions
 from inferd_runtime.models.parallel import check_plan
 from inferd_runtime.models.passes.device import FIXED_ROPE
+from inferd_runtime.models.passes.divided import GroupRanks, fuse_part
 from inferd_runtime.models.passes.fused import is_known
 from inferd_runtime.models.proved.decoder import ProvedDecoder, RotaryEmbedding, read_weights as read_tensors
 from inferd_runtime.models.proved.store import KeptDecoder, KeptProof, KeptRule, KeptTokenizer
@@ -57,6 +58,8 @@ def load_first(
         fingerprint=fingerprint(config.to_dict(), module),
         stored=read.stored,
     )
+    if ranks > 1:
+        return replace(loaded, part=fuse_part(module, probed.kv, probed.rules, GroupRanks()))
     return _held_on(loaded, torch.device(device), weights) if apart else loaded
 
 

@@ -25,6 +25,7 @@ class LoadedModel:
     transformers. ``source``: the folder of the checkpoint's files, "" where there is none. ``held``: the fused pass over weights
     that are in 8 or 4 bits on a device already, which the module has not any more. ``stored``: of a quantized checkpoint what its
     weights were stored as, by their modules' names; None of any other.
+    ``part``: the fused pass over this rank's part of a divided model, whose modules cannot run any more then; None: these run.
     """
 
     name: str
@@ -38,6 +39,7 @@ class LoadedModel:
     source: str = ""
     held: FusedPass | None = None
     stored: Mapping[str, StoredWeight] | None = None
+    part: FusedPass | None = None
 
 
 def fingerprint(config: dict[str, Any], module: nn.Module) -> str:

@@ -61,9 +61,9 @@ SLICE_BYTES = 256 << 20
 def build_part(loaded: LoadedModel, pages: int, page_size: int) -> tuple[TorchDriver, WatchedPass]:
     """Return the driver of one rank's part of a model, with so many pages, and its pass.
 
-    The pass is transformers' own modules, because the reductions are around them: the fused pass would go past these.
+    The pass is the fused one over the rank's part where the model has it, else transformers' own modules.
     """
-    watched = WatchedPass(PlainPass(loaded.module))
+    watched = WatchedPass(loaded.part or PlainPass(loaded.module))
     driver = TorchDriver(
         watched, next(loaded.module.parameters()), loaded.probe.kv, vocab_size=loaded.vocab_size,
         max_context=loaded.max_context, pages=pages, page_size=page_size,

@@ -131,13 +131,16 @@ class FusedPass:
 
     def __call__(self, tokens: Tensor, positions: Tensor, layout: StepLayout, rows: Tensor) -> Tensor:
         """See :class:`~inferd_runtime.models.passes.plain.ModelPass`."""
-        hidden = self.embedding[tokens].to(self._norm.dtype)
+        hidden = self._embedded(tokens)
         angles = self._angles(hidden, positions)
         for index, layer in enumerate(self.layers):
             hidden = layer.run(index, hidden, angles, layout)
         if layout.hidden_rows is not None:
             layout.hidden = layout.rms_norm(hidden[layout.hidden_rows], self._norm, self._eps)
         return normed(self.head, hidden[rows], RowNorm(self._norm, self._eps), layout)
+
+    def _embedded(self, tokens: Tensor) -> Tensor:
+        return self.embedding[tokens].to(self._norm.dtype)
 
     def _angles(self, hidden: Tensor, positions: Tensor) -> Angles:
         cos, sin = self.rotary(hidden[None], positions[None])

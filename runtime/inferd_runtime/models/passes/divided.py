@@ -1,0 +1,197 @@
+"""The fused pass over one rank's part of a model that is divided between ranks.
+
+transformers divides the weights (:mod:`inferd_runtime.models.parallel`): of q, k, v, gate and up a rank has its own outputs, of
+what follows them its own inputs, of embedding and head its own tokens. So three things are left to the ranks together, and go
+through :class:`Ranks`: the sums behind attention and feed-forward, the sum of the embedding's rows, and putting the logits side
+by side. Nothing of it is decided on the host, so that a step may be recorded with them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, Protocol
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+from torch.nn.functional import pad
+
+from inferd_runtime.kernels.attention_rule import AttentionRule
+from inferd_runtime.models.parallel import own_part
+from inferd_runtime.models.passes.fused import FusedLayer, FusedPass, agree, is_known
+from inferd_runtime.models.passes.plain import PlainPass
+from inferd_runtime.models.passes.products import DenseProduct, JoinedProduct, Product
+from inferd_runtime.models.passes.step_layout import ProjectedHeads
+from inferd_runtime.models.shape import KvShape
+
+PROJECTIONS = (
+    "self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj", "self_attn.o_proj",
+    "mlp.gate_proj", "mlp.up_proj", "mlp.down_proj",
+)  # fmt: skip
+
+
+class Ranks(Protocol):
+    """What the ranks of a divided model do together, each in the same order. Any of it may be part of a recorded step."""
+
+    rank: int
+    count: int
+
+    def add(self, rows: Tensor) -> Tensor:
+        """Return the sum of all ranks' rows, alike in each to the bit, in the place of these."""
+        ...
+
+    def join(self, columns: Tensor, width: int) -> Tensor:
+        """Return all ranks' columns [T, own] side by side, [T, width]: ceil(width / count) of each but the last ones."""
+        ...
+
+
+class GroupRanks:
+    """The process group that this process has joined: gloo on the CPU, NCCL on CUDA."""
+
+    def __init__(self) -> None:
+        self.rank, self.count = dist.get_rank(), dist.get_world_size()
+
+    def add(self, rows: Tensor) -> Tensor:
+        """See :class:`Ranks`."""
+        dist.all_reduce(rows)
+        return rows
+
+    def join(self, columns: Tensor, width: int) -> Tensor:
+        """See :class:`Ranks`."""
+        each = share_of(width, self.count)
+        own = pad(columns, (0, each - columns.shape[1])).contiguous()
+        parts = own.new_empty(self.count, *own.shape)
+        dist.all_gather(list(parts.unbind(0)), own)
+        return parts.transpose(0, 1).reshape(len(own), -1)[:, :width]
+
+
+def share_of(whole: int, count: int) -> int:
+    """Return how many of ``whole`` each rank has, of which the last ones may have fewer."""
+    return -(-whole // count)
+
+
+class SummedProduct:
+    """See :class:`~inferd_runtime.models.passes.products.Product`. Each rank has its own inputs; the results are added up."""
+
+    def __init__(self, own: Product, ranks: Ranks) -> None:
+        self.own = own
+        self._ranks = ranks
+
+    def __call__(self, rows: Tensor) -> Tensor:
+        """See :class:`~inferd_runtime.models.passes.products.Product`."""
+        return self._ranks.add(self.own(rows))
+
+    def onto(self, rows: Tensor, residual: Tensor) -> Tensor:
+        """See :class:`~inferd_runtime.models.passes.products.Product`."""
+        return residual.add_(self(rows))
+
+
+class GatheredProduct:
+    """See :class:`~inferd_runtime.models.passes.products.Product`. Of the ``width`` outputs each rank has its own."""
+
+    def __init__(self, own: Product, width: int, ranks: Ranks) -> None:
+        self.own = own
+        self._width = width
+        self._ranks = ranks
+
+    def __call__(self, rows: Tensor) -> Tensor:
+        """See :class:`~inferd_runtime.models.passes.products.Product`."""
+        return self._ranks.join(self.own(rows), self._width)
+
+    def onto(self, rows: Tensor, residual: Tensor) -> Tensor:
+        """See :class:`~inferd_runtime.models.passes.products.Product`."""
+        return residual.add_(self(rows))
+
+
+class DividedPass(FusedPass):
+    """A decoder over a rank's parts."""
+
+    def __init__(self, module: nn.Module, layers: Sequence[FusedLayer], head: Product, ranks: Ranks) -> None:
+        super().__init__(module, layers, head)
+        self._vocabulary = int(self.embedding.shape[0])
+        self.embedding, self._norm = own_part(self.embedding), own_part(self._norm)
+        self._ranks = ranks
+
+    def _embedded(self, tokens: Tensor) -> Tensor:
+        """See :class:`FusedPass`. A token's row comes from the rank that has it, and zeros from the others."""
+        held = len(self.embedding)
+        if held == self._vocabulary:
+            return super()._embedded(tokens)
+        at = tokens - self._ranks.rank * share_of(self._vocabulary, self._ranks.count)
+        rows = super()._embedded(at.clamp(0, max(0, held - 1)))
+        return self._ranks.add(rows.masked_fill(((at < 0) | (at >= held))[:, None], 0.0))
+
+
+class _Part:
+    """A rank's part of a projection, which stands where the divided one did once the fused pass is proved."""
+
+    def __init__(self, module: Any) -> None:
+        self._module = module
+        self.weight = nn.Parameter(own_part(module.weight).detach(), requires_grad=False)
+        self.out_features, self.in_features = self.weight.shape
+        self.bias = None if module.bias is None else own_part(module.bias).detach()
+
+    def replace(self) -> None:
+        """Let go of the divided weight."""
+        self._module.weight = self.weight
+
+
+@torch.inference_mode()
+def fuse_part(module: nn.Module, kv: KvShape, rules: Sequence[AttentionRule], ranks: Ranks) -> DividedPass | None:
+    """Return the fused pass of a rank's part, if the model is known here and all ranks get the logits of its modules; else None.
+
+    All ranks call this together. Where it is not None the modules cannot run any more: their weights have moved.
+    """
+    model: Any = module
+    if not is_known(model, rules):
+        return None
+    parts = [{name: _Part(layer.get_submodule(name)) for name in PROJECTIONS} for layer in model.model.layers]
+    layers = [_layer(*one, ranks) for one in zip(model.model.layers, parts, rules, strict=True)]
+    whole, own = int(model.lm_head.weight.shape[0]), DenseProduct(own_part(model.lm_head.weight))
+    head = own if own.shape[0] == whole else GatheredProduct(own, whole, ranks)
+    fused = DividedPass(module, layers, head, ranks)
+    fits = _fits(fused, model, ranks)
+    if not ranks_agree(fits and agree(fused, PlainPass(module), kv, model.lm_head.weight), own.weight, ranks):
+        return None
+    for part in parts:
+        for projection in part.values():
+            projection.replace()
+    return fused
+
+
+def ranks_agree(holds: bool, like: Tensor, ranks: Ranks) -> bool:
+    """True if it holds in every rank."""
+    return float(ranks.add(torch.full((1,), float(holds), device=like.device))) == ranks.count
+
+
+def _fits(fused: DividedPass, model: Any, ranks: Ranks) -> bool:
+    """True if the parts are divided as this pass takes them: embedding and head by tokens, in equal shares but the last."""
+    for weight in (model.model.embed_tokens.weight, model.lm_head.weight):
+        whole, held = weight.shape, own_part(weight).shape
+        each = share_of(whole[0], ranks.count)
+        shares = (whole[0], min(each, max(0, whole[0] - ranks.rank * each)))
+        if held[1] != whole[1] or held[0] not in shares:
+            return False
+    return len(fused.layers) > 0
+
+
+def _layer(layer: Any, parts: dict[str, _Part], rule: AttentionRule, ranks: Ranks) -> FusedLayer:
+    attention, width = layer.self_attn, int(layer.self_attn.head_dim)
+    projections = [parts[name] for name in PROJECTIONS[:3]]
+    biases = [projection.bias for projection in projections if projection.bias is not None]
+    query_heads, key_heads = (projection.out_features // width for projection in projections[:2])
+    norms: list[Any] = [getattr(attention, name, None) for name in ("q_norm", "k_norm")]
+    scale = None if norms[0] is None else torch.cat([
+        own_part(norm.weight).expand(count, -1) for norm, count in zip(norms, (query_heads, key_heads), strict=True)
+    ])  # fmt: skip
+    eps = float(layer.input_layernorm.variance_epsilon)
+    return FusedLayer(
+        heads=ProjectedHeads(rule, query_heads, key_heads, width, scale, eps),
+        eps=eps,
+        input_norm=own_part(layer.input_layernorm.weight),
+        qkv=JoinedProduct(projections, torch.cat(biases) if biases else None),
+        out=SummedProduct(DenseProduct(parts["self_attn.o_proj"].weight), ranks),
+        post_norm=own_part(layer.post_attention_layernorm.weight),
+        gate_up=JoinedProduct([parts["mlp.gate_proj"], parts["mlp.up_proj"]]),
+        down=SummedProduct(DenseProduct(parts["mlp.down_proj"].weight), ranks),
+    )
