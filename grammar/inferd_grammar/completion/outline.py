@@ -8,6 +8,7 @@ from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from typing import Any
 
+from inferd_grammar.completion.composed import VALUES, is_composed, parts_of
 from inferd_grammar.constraints import (
     AllOfGrammar,
     AnyJsonGrammar,
@@ -36,6 +37,7 @@ class Outline:
         ranks: the names of properties by their place in the schema.
         samples: the insides of strings that patterns ask for, as JSON writes them.
         heads: before the JSON value stands one of several texts.
+        parts: what the texts are made of, where they are not one JSON value; ``spell`` writes its fixed texts.
     """
 
     json: bool = False
@@ -43,6 +45,8 @@ class Outline:
     ranks: Mapping[str, int] = field(default_factory=dict)
     samples: tuple[bytes, ...] = ()
     heads: bool = False
+    parts: Constraint | None = None
+    spell: Callable[[str], bytes] = str.encode
 
 
 NOTHING_KNOWN = Outline()
@@ -50,6 +54,15 @@ NOTHING_KNOWN = Outline()
 
 def outline(constraint: Constraint, limits: CompileLimits, spell: Callable[[str], bytes] = str.encode) -> Outline:
     """Return the outline of a constraint that has compiled. ``spell`` writes a fixed text that may name special tokens."""
+    known = _as_json(constraint, limits, spell)
+    if known.json or not is_composed(constraint):
+        return known
+    values = [_as_json(value, limits, spell) for value in parts_of(constraint) if isinstance(value, VALUES)]
+    known = replace(_any_of(values), json=False, heads=False) if values else NOTHING_KNOWN
+    return replace(known, parts=constraint, spell=spell)
+
+
+def _as_json(constraint: Constraint, limits: CompileLimits, spell: Callable[[str], bytes]) -> Outline:
     match constraint:
         case AnyJsonGrammar():
             return Outline(json=True)

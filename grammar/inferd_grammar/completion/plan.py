@@ -7,10 +7,12 @@ its start ends in time, whatever a model writes, and however poor the search is.
 
 from __future__ import annotations
 
+from inferd_grammar.completion.composed import opening_ways, ways_on
 from inferd_grammar.completion.json_place import START, JsonPlace
 from inferd_grammar.completion.outline import Outline
 from inferd_grammar.completion.search import EndSearch
 from inferd_grammar.completion.split import Split, Splitter
+from inferd_grammar.constraints import Constraint, TaggedGrammar
 from inferd_grammar.errors import GrammarFailure
 from inferd_grammar.matchers.matcher import GuardedMatcher
 from inferd_grammar.tokens import TokenTable
@@ -46,6 +48,8 @@ class EndPlanner:
         self._skip = len(outline.prefix)
         self._place = START
         self._credit = _CREDIT
+        self._text = b""
+        """What was written, of a text that is made of parts."""
 
     @property
     def needed(self) -> int:
@@ -75,9 +79,8 @@ class EndPlanner:
             return False
         written = self._splitter.written(token)
         place = self._place_behind(written)
-        if self._keeps_end(written, left) or self._finds_end(place, left):
-            self._place = place
-            self._skip = max(0, self._skip - len(written))
+        if self._keeps_end(written, left) or self._finds_end(place, written, left):
+            self._behind(place, written)
             return True
         self._matcher.rollback(1)
         return False
@@ -103,10 +106,12 @@ class EndPlanner:
         """Return True if the matcher takes the held end from `start` on."""
         return self._matcher.ends_with(self._end.tokens(start))
 
-    def _finds_end(self, place: JsonPlace, left: int) -> bool:
+    def _finds_end(self, place: JsonPlace, written: bytes, left: int) -> bool:
         looks = min(LOOKS, self._credit)
         search = EndSearch(self._matcher, self._splitter, self._outline, looks)
-        text = search.run(place)
+        known, behind = self._outline, self._text + written
+        ways = None if known.parts is None else ways_on(known.parts, behind, known.spell)
+        text = search.run(place) if ways is None else search.follow(ways)
         self._credit -= looks - search.looks
         if text is None:
             return False
@@ -120,15 +125,24 @@ class EndPlanner:
         if self._matcher.take([token]) != 1:
             raise GrammarFailure("the matcher refuses an end that it had taken")
         written = self._splitter.written(token)
-        self._place = self._place_behind(written)
+        self._behind(self._place_behind(written), written)
+
+    def _behind(self, place: JsonPlace, written: bytes) -> None:
+        self._place = place
         self._skip = max(0, self._skip - len(written))
+        if self._outline.parts is not None:
+            self._text += written
 
     def _place_behind(self, written: bytes) -> JsonPlace:
         return self._place.behind(written[self._skip :]) if self._outline.json else self._place
 
 
 def first_end(matcher: GuardedMatcher, splitter: Splitter, outline: Outline, looks: int = FIRST_LOOKS) -> bytes | None:
-    """Return the shortest whole text of a matcher at its start; None if the search finds none."""
+    """Return the shortest whole text of a matcher at its start; None if the search finds none, or of tagged text none through
+    each of its tags: one without an end could not be opened.
+    """
+    if outline.parts is not None:
+        return _first_end_of_parts(matcher, splitter, outline, outline.parts, looks)
     search = EndSearch(matcher, splitter, outline, looks, detours=1)
     prefix = outline.prefix
     begun = splitter.split(prefix).tokens(0)
@@ -138,3 +152,14 @@ def first_end(matcher: GuardedMatcher, splitter: Splitter, outline: Outline, loo
     if text is None or not matcher.ends_with(splitter.split(prefix + text).tokens(0)):
         return None
     return prefix + text
+
+
+def _first_end_of_parts(
+    matcher: GuardedMatcher, splitter: Splitter, outline: Outline, parts: Constraint, looks: int
+) -> bytes | None:
+    found: list[bytes | None] = []
+    for ways in opening_ways(parts, outline.spell):
+        found.append(EndSearch(matcher, splitter, outline, looks, detours=1).follow(ways))
+        if found[-1] is None or not matcher.ends_with(splitter.split(found[-1]).tokens(0)):
+            return None
+    return b"" if isinstance(parts, TaggedGrammar) else found[0]

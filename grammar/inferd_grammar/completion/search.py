@@ -7,11 +7,13 @@ pattern), not in all. It knows JSON well enough to close what is open first. Oth
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
+from itertools import islice, zip_longest
 
 import numpy as np
 
+from inferd_grammar.completion.composed import Way
 from inferd_grammar.completion.json_place import JsonPlace
 from inferd_grammar.completion.outline import Outline
 from inferd_grammar.completion.split import Splitter
@@ -19,6 +21,7 @@ from inferd_grammar.errors import DeadEnd, GrammarFailure
 from inferd_grammar.matchers.matcher import GuardedMatcher
 
 _LIMITS = (32, 256, 4_000, 30_000)  # bytes of an end: each pass looks farther
+_WAYS = 32  # that are tried through a text made of parts
 _BEAM = 24  # texts of one length that are followed at once
 _MAX_LAYERS = 2_000
 _PATIENCE = 24  # longer than numbers are
@@ -56,6 +59,8 @@ class EndSearch:
         self._detours = detours
         self._paid = matcher.cost
         self._row = np.empty(matcher.words, np.int32)
+        self._ends = _ENDS
+        """Bytes that may follow a number or word."""
         self._words, self._shifts = splitter.byte_ids >> 5, (splitter.byte_ids & 31).astype(np.int32)
 
     def run(self, place: JsonPlace) -> bytes | None:
@@ -67,6 +72,29 @@ class EndSearch:
                 return next((end for limit in _LIMITS if (end := self._value(place, -1, limit)) is not None), None)
             except (Exhausted, GrammarFailure):
                 return None
+
+    def follow(self, ways: Iterable[Way]) -> bytes | None:
+        """Return the first of some ways that leads the matcher to an end, with what ends the values in it; None if none does."""
+        with self._back():
+            try:
+                return next((text for way in islice(ways, _WAYS) if (text := self._followed(way)) is not None), None)
+            except (Exhausted, GrammarFailure, RecursionError):
+                return None
+
+    def _followed(self, way: Way) -> bytes | None:
+        text = b""
+        with self._back():
+            for part, behind in zip_longest(way, way[1:], fillvalue=b""):
+                piece: bytes | None
+                if isinstance(part, bytes):
+                    piece = part if self._push(part) else None
+                else:
+                    self._ends = _ENDS | frozenset(behind[:1] if isinstance(behind, bytes) else b"")
+                    piece = next((end for limit in _LIMITS if (end := self._value(part, 0, limit)) is not None), None)
+                if piece is None:
+                    return None
+                text += piece
+            return text if self._matcher.may_end() else None
 
     # -- JSON -------------------------------------------------------------------------------------------------------
 
@@ -95,13 +123,13 @@ class EndSearch:
 
     def _is_closable(self) -> bool:
         """Return True if what follows a number or word may come next."""
-        return self._matcher.may_end() or not _ENDS.isdisjoint(self._following())
+        return self._matcher.may_end() or not self._ends.isdisjoint(self._following())
 
     def _piece(self, place: JsonPlace, outer: int, limit: int) -> bytes | None:
         """Write the next bytes. Returns them; None, with the matcher as it was, if there are none."""
         forced = self._matcher.forced()
         if forced:
-            forced = _up_to_end(place, forced, outer)
+            forced = _up_to_end(place, forced, outer, self._ends)
             return forced if self._push(forced) else None
         following = self._following()
         quoted = place.mode in ("name", "string")
@@ -121,7 +149,7 @@ class EndSearch:
             return self._shortest_of(place, self._values(following), place.depth, limit)
         if ord(",") in following:
             return b"," if self._push(b",") else None
-        return self._until(lambda allowed: not _ENDS.isdisjoint(allowed) or self._matcher.may_end(), b"")
+        return self._until(lambda allowed: not self._ends.isdisjoint(allowed) or self._matcher.may_end(), b"")
 
     def _values(self, following: Sequence[int]) -> list[bytes]:
         """Return the ways to begin a value: one whole number, and the first bytes of others."""
@@ -277,10 +305,10 @@ class EndSearch:
         return found
 
 
-def _up_to_end(place: JsonPlace, text: bytes, outer: int) -> bytes:
+def _up_to_end(place: JsonPlace, text: bytes, outer: int, ends: frozenset[int]) -> bytes:
     """Return the text up to where a value at depth `outer` is complete."""
     for size, byte in enumerate(text):
-        whole = place.mode == "done" or (place.mode in ("number", "word") and byte in _ENDS)
+        whole = place.mode == "done" or (place.mode in ("number", "word") and byte in ends)
         if size and whole and place.depth <= outer:
             return text[:size]
         place = place.behind(text[size : size + 1])

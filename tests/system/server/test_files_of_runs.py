@@ -83,6 +83,19 @@ async def main(names: list[str], most: int) -> dict:
         begun += 1
     return {**found, "begun": begun, "why": why}
 """
+RETRIED = """
+# /// script
+# [tool.inferd]
+# retry_safe = true
+# ///
+from inferd import session
+
+async def main() -> list:
+    file = await session.receive_file()
+    data = await file.read()
+    await session.send_file(data[::-1], name="turned")
+    return [await session.receive(), data.decode()]
+"""
 BAD_NAMES = ["", "..", ".", "../x", "a/b", "a\\b", "a\0b", "a\nb", "x" * 256, "\u202egpj.exe"]
 
 
@@ -95,7 +108,7 @@ async def gateway(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Gat
     async with open_gateway(settings, commands) as opened:
         await opened.runtime.wait_ready()
         yield opened
-    assert not list(settings.data_dir.glob("run-files-*")), "files go with the server"
+    assert not list(settings.data_dir.glob("run-files-*")), "nothing is left of files that are not kept"
 
 
 @pytest.fixture
@@ -214,6 +227,35 @@ async def test_files_of_runs_that_are_over_make_room_and_scripts_are_refused_by_
         for call in (session.send_file(b"x", name="x"), session.receive_file()):
             with pytest.raises(InvalidRequest, match="script"):
                 await call
+
+
+async def test_files_outlive_the_server_as_runs_do_and_a_run_that_goes_on_finds_them(tmp_path: Path) -> None:
+    settings = settings_in(tmp_path, threads=1, workers=1)
+    commands = Commands(engine=fake_commands().engine, worker=default_commands(settings).worker)
+    (tmp_path / "a.txt").write_text("hello")
+    async with open_gateway(settings, commands) as first, Client(first.url, ANN) as ann:
+        await first.runtime.wait_ready()
+        sends = "from inferd import session\nasync def main():\n    await session.send_file(b'kept', name='x')\n"
+        over = await ann.launch(await ann.upload({"main.py": sends}, name="sends"))
+        await over.result()
+        run = await ann.launch(await ann.upload({"main.py": RETRIED}, name="retried"))
+        await run.send_file(tmp_path / "a.txt")
+        with anyio.fail_after(60):
+            async with aclosing(run.events()) as events:
+                async for event in events:
+                    if event.kind == "waiting":
+                        break
+    async with open_gateway(settings, commands) as second, Client(second.url, ANN) as ann:
+        await second.runtime.wait_ready()
+        ended, goes_on = await ann.attach(over.id), await ann.attach(run.id)
+        saved = await ended.save_file((await ended.files())[0], tmp_path / "out")
+        assert await anyio.Path(saved).read_bytes() == b"kept"
+        await goes_on.send("more")
+        with anyio.fail_after(60):
+            assert await goes_on.result() == ["more", "hello"]
+        assert [(file.name, file.size) for file in await goes_on.files()] == [("turned", 5)], "sent twice, told once"
+        saved = await goes_on.save_file((await goes_on.files())[0], tmp_path / "out")
+        assert await anyio.Path(saved).read_bytes() == b"olleh"
 
 
 async def test_a_run_that_nobody_else_can_reach_gets_its_files_and_hears_of_their_end(

@@ -107,6 +107,7 @@ class ReplicaApi:
         async with self._taking_over:
             if (folder / RUNS_FILE).exists():
                 with locked_folders(folder):
+                    await self.runtime.files.take_over(folder)  # first: runs that go on ask for theirs
                     resumed = await self.runtime.keeper.take_over(folder / RUNS_FILE, self.runtime.resume)
                     if (folder / RESPONSES_FILE).exists():
                         await self.responses.take_over(folder / RESPONSES_FILE)

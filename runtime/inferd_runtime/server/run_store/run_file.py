@@ -158,8 +158,8 @@ class RunFile:
             if result is not None:
                 self._keep_result(db, record.id, parts)
 
-    def prune(self, tenant: str, quotas: Quotas) -> None:
-        """Forget the tenant's oldest finished runs beyond its quotas, but never its newest one."""
+    def prune(self, tenant: str, quotas: Quotas) -> list[str]:
+        """Forget the tenant's oldest finished runs beyond its quotas, but never its newest one. Returns their ids."""
         with self._file.transaction() as db:
             rows = db.execute(
                 "SELECT id, size FROM runs WHERE tenant = ? AND over = 1 ORDER BY number DESC", (tenant,)
@@ -171,6 +171,7 @@ class RunFile:
                 if place and (too_many or (quotas.kept_bytes and total > quotas.kept_bytes)):
                     gone.append((run,))
             db.executemany("DELETE FROM runs WHERE id = ?", gone)
+        return [run for (run,) in gone]
 
     def take_over(self, path: Path, error: ErrorInfo) -> list[str]:
         """Take all that is in the file of a server that has ended, and return the ids of its runs that are to start again.
@@ -205,6 +206,12 @@ class RunFile:
         return len(rows)
 
     # Reading --------------------------------------------------------------------------------------------------------
+
+    def known(self, runs: Sequence[str]) -> set[str]:
+        """Return those of some runs that are here."""
+        with self._file.reading() as db:
+            query = "SELECT id FROM runs WHERE id IN (SELECT value FROM json_each(?))"
+            return {run for (run,) in db.execute(query, (msgspec.json.encode(runs).decode(),))}
 
     def unfinished(self) -> list[str]:
         """Return the ids of the runs to start again, oldest first."""

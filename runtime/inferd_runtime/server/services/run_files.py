@@ -1,17 +1,16 @@
-"""``file.*``, and what launchers ask for over HTTP: files between programs and their launchers, kept on disk for a while.
+"""``file.*``, and what launchers ask for over HTTP: files between programs and their launchers, kept as long as their runs.
 
 A file's room is taken when it is announced, and its bytes come in order, in pieces: nobody holds more than one of them in memory.
 """
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
-import os
+import logging
 import shutil
-import tempfile
-import weakref
 from collections import defaultdict, deque
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
@@ -33,6 +32,17 @@ from inferd.protocol.files import (
     check_file,
 )
 from inferd_runtime.server.services.caller import Caller
+from inferd_runtime.server.services.run_file_folder import (
+    KEPT,
+    WholeFile,
+    kept_folder,
+    move_runs,
+    names_in,
+    note_whole,
+    remove_runs,
+    temporary_folder,
+    whole_files,
+)
 from inferd_runtime.server.services.table import Handed, Handler
 from inferd_runtime.server.supervisor.runs import Run
 
@@ -44,8 +54,10 @@ MAX_TENANT_FILE_BYTES = 1 << 30
 MAX_TENANT_RUNS = 256
 """Runs with files, of one tenant; of those that are over the oldest go first."""
 LAUNCHER = 0
-FOLDER = "run-files-"
+EARLIER = -1
+"""Instead of an attempt's number: one of an earlier server's."""
 T = TypeVar("T")
+log = logging.getLogger("inferd.runs")
 
 
 @dataclass(eq=False)
@@ -64,6 +76,18 @@ class KeptFile:
     digest: Any = field(default_factory=hashlib.sha256, repr=False)
     turn: anyio.Lock = field(default_factory=anyio.Lock, repr=False)
 
+    @classmethod
+    def of(cls, whole: WholeFile, folder: Path) -> KeptFile:
+        """Return a file that another server has kept."""
+        sender = EARLIER if whole.by_program else LAUNCHER
+        path = folder / str(whole.number)
+        return cls(whole.number, whole.name, whole.media_type, whole.size, path, sender, whole.sha256, whole.size)
+
+    def noted(self, tenant: str) -> WholeFile:
+        """Return what is kept of it, once all bytes are there."""
+        by_program, digest = self.sender != LAUNCHER, self.digest.hexdigest()
+        return WholeFile(tenant, self.number, self.name, self.media_type, self.size, digest, by_program)
+
     def head(self) -> FileHead:
         """Return what is told of it."""
         return FileHead(self.number, self.name, self.media_type, self.size, self.sha256)
@@ -72,9 +96,8 @@ class KeptFile:
 class FilesOfRun:
     """The files of one run, which it outlives. Pure state."""
 
-    def __init__(self, run: Run) -> None:
-        self.tenant = run.tenant
-        self._run = weakref.ref(run)
+    def __init__(self, tenant: str, kept: Iterable[KeptFile] = ()) -> None:
+        self.tenant = tenant
         self.bytes = 0
         self.files: dict[int, KeptFile] = {}
         self.sent: list[KeptFile] = []
@@ -82,13 +105,13 @@ class FilesOfRun:
         self.unread: deque[KeptFile] = deque()
         self._inputs: list[KeptFile] = []
         self._attempt = LAUNCHER
-        self._said = 0
-
-    @property
-    def over(self) -> bool:
-        """True if the run is over."""
-        run = self._run()
-        return run is None or run.ending is not None
+        self._said = self._next = 0
+        for file in kept:
+            self.files[file.number] = file
+            self.bytes += file.size
+            self._next = max(self._next, file.number + 1)
+            (self._inputs if file.sender == LAUNCHER else self.sent).append(file)
+        self.unread.extend(self._inputs)
 
     def check_room(self, size: int) -> None:
         """Raise LimitExceeded if one more file, of so many bytes, is too much for the run."""
@@ -99,9 +122,10 @@ class FilesOfRun:
             text = f"the files of a run may have {MAX_RUN_BYTES} bytes together"
             raise LimitExceeded(text, limit="run_file_bytes", value=MAX_RUN_BYTES, raise_with="several runs")
 
-    def begin(self, path: Path, begun: BeginFile, sender: int) -> KeptFile:
+    def begin(self, folder: Path, begun: BeginFile, sender: int) -> KeptFile:
         """Note a file that is announced."""
-        number = max(self.files, default=-1) + 1
+        number, self._next = self._next, self._next + 1
+        path = folder / str(number)
         self.files[number] = file = KeptFile(number, begun.name, begun.media_type, begun.size, path, sender)
         self.bytes += begun.size
         return file
@@ -147,20 +171,70 @@ class FilesOfRun:
 
 
 class RunFileStore:
-    """The files of all runs, in a folder of their own that goes with the server. Belongs to one event loop."""
+    """The files of all runs, by run in a folder. Belongs to one event loop.
 
-    def __init__(self, parent: Path) -> None:
+    ``keeps``: they outlive the server, as their runs do; else they go with it. ``is_over``: whether a run, by its id, is.
+    """
+
+    def __init__(self, parent: Path, is_over: Callable[[str], bool], *, keeps: bool = False) -> None:
         self._parent = parent
+        self._is_over = is_over
+        self._keeps_all = keeps
         self._folder: Path | None = None
         self._runs: dict[str, FilesOfRun] = {}
-        self._next = 0
+        self._gone: list[str] = []
         self._making = anyio.Lock()
         self._turns: defaultdict[str, anyio.Lock] = defaultdict(anyio.Lock)
 
     def close(self) -> None:
-        """Remove all files."""
-        if self._folder is not None:
+        """Remove all files that are not to be kept."""
+        if self._folder is not None and not self._keeps_all:
             shutil.rmtree(self._folder, ignore_errors=True)
+
+    async def load(self, known: Callable[[list[str]], Awaitable[set[str]]]) -> None:
+        """Take over what the last server has kept, but for runs that are not ``known`` any more. A failure is only reported."""
+        if not self._keeps_all or not (self._parent / KEPT).is_dir():
+            return
+        try:
+            folder = await self._place()
+            names = await _on_disk(partial(names_in, folder))
+            kept = await known(names)
+            await _on_disk(partial(remove_runs, folder, [name for name in names if name not in kept]))
+            await self._read([name for name in names if name in kept])
+        except Unavailable as error:
+            log.error("files of runs: %s", error.message)
+
+    async def take_over(self, parent: Path) -> None:
+        """Take the files of a server that has ended, whose data folder was ``parent``. Raises Unavailable."""
+        if self._keeps_all and (parent / KEPT).is_dir():
+            await self._read(await _on_disk(partial(move_runs, parent / KEPT, await self._place())))
+
+    async def _read(self, names: list[str]) -> None:
+        for name in names:
+            folder = await self._place() / name
+            found = await _on_disk(partial(whole_files, folder))
+            if not found:
+                await self._remove_runs([name])
+            elif name not in self._runs:
+                self._runs[name] = FilesOfRun(found[0].tenant, [KeptFile.of(file, folder) for file in found])
+
+    def forget(self, names: Sequence[str]) -> None:
+        """Forget the files of runs whose records are gone; :meth:`sweep` removes them."""
+        self._gone += [name for name in names if self._runs.pop(name, None) is not None]
+
+    async def sweep(self) -> None:
+        """Remove what was forgotten. What cannot be removed is left to the next server, which does not know of it."""
+        gone, self._gone = self._gone, []
+        with contextlib.suppress(Unavailable):
+            await self._remove_runs(gone)
+
+    async def _place(self) -> Path:
+        """Return the folder, which is made first if it has to be."""
+        async with self._making:
+            if self._folder is None:
+                make = kept_folder if self._keeps_all else temporary_folder
+                self._folder = await _on_disk(partial(make, self._parent))
+        return self._folder
 
     def of(self, run_id: str, tenant: str) -> FilesOfRun | None:
         """Return a run's files; None if there are none, or no more."""
@@ -172,18 +246,17 @@ class RunFileStore:
         check_file(begun.name, begun.media_type, begun.size)
         if sender == LAUNCHER:
             run.check_takes_messages()
-        async with self._making:
-            if self._folder is None:
-                self._folder = await _on_disk(partial(_make_folder, self._parent))
-        files = self._runs.get(run.id) or FilesOfRun(run)
+        folder = await self._place() / run.id
+        files = self._runs.get(run.id) or FilesOfRun(run.tenant)
         files.check_room(begun.size)
         gone = self._too_many(run, begun.size)
-        self._next += 1
         self._runs[run.id] = files
         if sender != LAUNCHER:
             files.enter(sender)
-        file = files.begin(self._folder / str(self._next), begun, sender)
-        await _remove_files([kept.path for name in gone for kept in self._runs.pop(name).files.values()])
+        file = files.begin(folder, begun, sender)
+        for name in gone:
+            del self._runs[name]
+        await self._remove_runs(gone)
         return file
 
     async def write(self, run: Run, sender: int, piece: WriteFile) -> bool:
@@ -211,6 +284,11 @@ class RunFileStore:
         return bool(file.sha256)
 
     async def _complete(self, run: Run, files: FilesOfRun, file: KeptFile) -> None:
+        if self._keeps_all:
+            with anyio.CancelScope(
+                shield=True
+            ):  # its bytes are there: who sends the last ones again is not asked for them
+                await _on_disk(partial(note_whole, file.path.parent, file.noted(run.tenant)))
         if files.completed(file):
             if file.sender != LAUNCHER:
                 run.filed(msgspec.json.encode(file.head()).decode())
@@ -255,7 +333,7 @@ class RunFileStore:
         for name, files in own.items():
             if held + size <= MAX_TENANT_FILE_BYTES and count <= MAX_TENANT_RUNS:
                 break
-            if files.over:
+            if self._is_over(name):
                 held, count = held - files.bytes, count - 1
                 gone.append(name)
         if count > MAX_TENANT_RUNS:
@@ -273,6 +351,12 @@ class RunFileStore:
     async def _remove(self, files: FilesOfRun, file: KeptFile) -> None:
         files.forget(file)
         await _remove_files([file.path])
+
+    async def _remove_runs(self, names: Sequence[str]) -> None:
+        if names:
+            folder = await self._place()
+            with anyio.CancelScope(shield=True):
+                await _on_disk(partial(remove_runs, folder, names))
 
 
 class FileService:
@@ -350,17 +434,8 @@ async def _remove_files(paths: Sequence[Path]) -> None:
             await _on_disk(partial(_unlink, paths))
 
 
-def _make_folder(parent: Path) -> Path:
-    """Return a new folder. Those of servers that ended without removing theirs go first."""
-    parent.mkdir(parents=True, exist_ok=True)
-    for old in parent.glob(f"{FOLDER}*"):
-        pid = old.name.split("-")[2]
-        if pid.isdigit() and not Path("/proc", pid).exists() and os.path.isdir("/proc/self"):
-            shutil.rmtree(old, ignore_errors=True)
-    return Path(tempfile.mkdtemp(prefix=f"{FOLDER}{os.getpid()}-", dir=parent))
-
-
 def _append(path: Path, data: bytes) -> None:
+    path.parent.mkdir(exist_ok=True, mode=0o700)
     with path.open("ab") as file:
         file.write(data)
 

@@ -106,6 +106,8 @@ class RunKeeper:
         self._quotas = quotas
         self.settles_all = False
         """Whether :meth:`settled` waits for every run, not only for those that survive."""
+        self.on_forgotten: Callable[[list[str]], object] = lambda names: None
+        """Hears of runs whose records the store has removed."""
         self._recent: dict[tuple[str, str], KeptKey] = {}
         self._recovered = anyio.Event()
         if archive is None:
@@ -219,15 +221,16 @@ class RunKeeper:
         result, first = run.ending.parts, run.buffer.first_index
         quotas, tenant = self._quotas(run.tenant), run.tenant
 
-        def done(_: Any, error: InferdError | None) -> None:
+        def done(forgotten: list[str], error: InferdError | None) -> None:
             run.storing = run.survives = False
             run.wake()
             if error is None:
                 self._runs.forget(run)
+                self.on_forgotten(forgotten)
 
-        def finish(file: RunFile) -> None:
+        def finish(file: RunFile) -> list[str]:
             file.finish(tenant, record, result, events, first)
-            file.prune(tenant, quotas)
+            return file.prune(tenant, quotas)
 
         run.storing = self.archive.save(finish, run.buffer.size, done)
         run.survives = run.survives and run.storing
@@ -271,6 +274,10 @@ class RunKeeper:
         if kept.fingerprint != fingerprint:
             raise IdempotencyKeyReused("this Idempotency-Key was used for another launch", run=kept.run)
         return await self.find(kept.run, tenant)
+
+    async def known(self, names: list[str]) -> set[str]:
+        """Return those of some runs that the store has. Raises Unavailable."""
+        return set() if self.archive is None else await self.archive.read(lambda file: file.known(names))
 
     async def recover(self, resume: Callable[[UnfinishedRun], None] = lambda unfinished: None) -> None:
         """End the runs that were active when the last server ended, and have those that survive resumed.

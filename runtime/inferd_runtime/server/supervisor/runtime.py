@@ -118,7 +118,8 @@ class Runtime:
         """Hears of runs that begin and end."""
         self.new_run_id: Callable[[], str] = new_run_id
         self.services = ServiceTable(wiring.tasks)
-        self.files = RunFileStore(settings.data_dir)
+        self.files = RunFileStore(settings.data_dir, self._is_over, keeps=wiring.archive is not None)
+        self.keeper.on_forgotten = self.files.forget
         self.call_log = CallLog()
         """Tells of what programs ask of the world outside."""
         self.outside: OutsideServices | None = None
@@ -199,8 +200,17 @@ class Runtime:
         tasks.start_soon(self.fleet.run)
         tasks.start_soon(self._watch_clock)
         tasks.start_soon(charge_produced_tokens, self.engine, self.use)
-        tasks.start_soon(self.keeper.recover, self.resume)
+        tasks.start_soon(self._recover)
         self.fleet.apply()
+
+    async def _recover(self) -> None:
+        """Take over what the last server has left. Files come first: a run that is resumed asks for its own."""
+        await self.files.load(self.keeper.known)
+        await self.keeper.recover(self.resume)
+
+    def _is_over(self, run_id: str) -> bool:
+        run = self.runs.find(run_id)
+        return run is None or run.ending is not None
 
     async def wait_ready(self) -> None:
         """Wait until launches work. Raises the error that the engine ended with, or Unavailable with what engine or worker
@@ -437,6 +447,7 @@ class Runtime:
             await anyio.sleep(TICK_SECONDS)
             self.tick(time.monotonic())
             self.keeper.progressed()
+            await self.files.sweep()
 
     def _divide_processors(self) -> None:
         """Have programs step behind while several tenants are there: what one computes is to slow no other's text."""

@@ -14,7 +14,7 @@ import pytest
 from inferd.protocol import LimitExceeded, NotFound
 from inferd.protocol.files import BeginFile, WriteFile
 from inferd_runtime.server.services import run_files
-from inferd_runtime.server.services.run_files import RunFileStore
+from inferd_runtime.server.services.run_files import LAUNCHER, RunFileStore
 
 pytestmark = pytest.mark.anyio
 
@@ -36,6 +36,9 @@ class Run:
     def wake(self) -> None:
         pass
 
+    def check_takes_messages(self) -> None:
+        pass
+
 
 async def sent(store: RunFileStore, run: Any, size: int) -> None:
     """Send a file of so many bytes."""
@@ -52,7 +55,8 @@ async def test_a_file_that_is_refused_costs_no_other_and_no_room_on_disk(
 ) -> None:
     monkeypatch.setattr(run_files, "MAX_TENANT_FILE_BYTES", 100)
     monkeypatch.setattr(run_files, "MAX_RUN_FILES", 2)
-    store, over, live = RunFileStore(tmp_path), Run("run-1"), Run("run-2")
+    over, live = Run("run-1"), Run("run-2")
+    store = RunFileStore(tmp_path, lambda name: name == "run-1" and over.ending is not None)
     await sent(store, over, 60)
     over.ending = SimpleNamespace()  # type: ignore[assignment]
     for _ in range(2):
@@ -74,7 +78,7 @@ async def test_a_file_that_is_refused_costs_no_other_and_no_room_on_disk(
 async def test_a_piece_that_is_written_while_its_file_is_forgotten_does_not_stay(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    store, run = RunFileStore(tmp_path), Run("run-1")
+    store, run = RunFileStore(tmp_path, lambda name: False), Run("run-1")
     file = await store.begin(run, BeginFile("a", "text/plain", 50), 1)  # type: ignore[arg-type]
     append, begun, go = run_files._append, anyio.Event(), anyio.Event()
 
@@ -100,7 +104,7 @@ async def test_a_piece_that_is_written_while_its_file_is_forgotten_does_not_stay
 async def test_pieces_of_many_files_of_one_tenant_take_one_thread(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    store, runs = RunFileStore(tmp_path), [Run(f"run-{number}") for number in range(60)]
+    store, runs = RunFileStore(tmp_path, lambda name: False), [Run(f"run-{number}") for number in range(60)]
     files = [await store.begin(run, BeginFile("a", "text/plain", 1), 1) for run in runs]  # type: ignore[arg-type]
     go, at_once = threading.Event(), list[int]()
 
@@ -118,3 +122,59 @@ async def test_pieces_of_many_files_of_one_tenant_take_one_thread(
         go.set()
     assert len(at_once) == 60
     store.close()
+
+
+def kept_store(folder: Path) -> RunFileStore:
+    return RunFileStore(folder, lambda name: False, keeps=True)
+
+
+async def everything(names: list[str]) -> set[str]:
+    return set(names)
+
+
+async def test_files_that_are_whole_are_there_after_a_restart_and_nothing_else(tmp_path: Path) -> None:
+    store, run, other = kept_store(tmp_path), Run("run-1"), Run("run-2")
+    for sender, name, data in ((LAUNCHER, "in", b"to it"), (1, "out", b"of it"), (LAUNCHER, "empty", b"")):
+        file = await store.begin(run, BeginFile(name, "text/plain", len(data)), sender)  # type: ignore[arg-type]
+        await store.write(run, sender, WriteFile(file.number, 0, data))  # type: ignore[arg-type]
+    half = await store.begin(run, BeginFile("half", "text/plain", 9), 1)  # type: ignore[arg-type]
+    await store.write(run, 1, WriteFile(half.number, 0, b"half"))  # type: ignore[arg-type]
+    await sent(store, other, 7)
+    store.close()
+    with (tmp_path / "run-files" / "run-1" / "whole.jsonl").open("a") as notes:
+        notes.write('{"tenant": "ann", "num')  # the server was killed in the middle of it
+    again = kept_store(tmp_path)
+    await again.load(lambda names: everything(["run-1"]))
+    assert again.of("run-2", "ann") is None, "its record is gone"
+    assert again.of("run-1", "bob") is None
+    files = again.of("run-1", "ann")
+    assert files is not None
+    assert (files.bytes, [file.name for file in files.sent]) == (10, ["out"])
+    piece = await again.read(files, LAUNCHER, files.sent[0].number, 0)
+    assert (piece.data, piece.last) == (b"of it", True)
+    files.enter(2)
+    assert [(file.name, file.size) for file in files.unread] == [("in", 5), ("empty", 0)], (
+        "a new attempt gets them again"
+    )
+    names = sorted(path.name for path in (tmp_path / "run-files").rglob("*"))
+    assert names == ["0", "1", "2", "run-1", "whole.jsonl"]
+    again.forget(["run-1"])
+    await again.sweep()
+    assert on_disk(tmp_path) == 0
+
+
+async def test_what_another_attempt_had_sent_is_not_told_again_and_numbers_are_not_used_twice(tmp_path: Path) -> None:
+    store, run = kept_store(tmp_path), Run("run-1")
+    await sent(store, run, 7)
+    again = kept_store(tmp_path)
+    await again.load(everything)
+    run.attempts = 2
+    await sent(again, run, 7)
+    await sent(again, run, 8)
+    files = again.of("run-1", "ann")
+    assert files is not None
+    assert [(file.number, file.size) for file in files.sent] == [(0, 7), (2, 8)]
+    heir = kept_store(tmp_path / "heir")
+    await heir.take_over(tmp_path)
+    assert heir.of("run-1", "ann") is not None
+    assert [file.size for file in heir.of("run-1", "ann").sent] == [7, 8]  # type: ignore[union-attr]
