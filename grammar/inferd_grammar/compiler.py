@@ -17,7 +17,7 @@ import numpy as np
 from inferd_grammar.cache import CacheKey, OutcomeCache
 from inferd_grammar.completion.guesses import guess
 from inferd_grammar.completion.outline import NOTHING_KNOWN, Outline, outline
-from inferd_grammar.completion.plan import FIRST_LOOKS, GUARDED_LOOKS, GUESSING_COST, EndPlanner, first_end
+from inferd_grammar.completion.plan import FIRST_LOOKS, GUARDED_LOOKS, GUESSING_COST, EndPlanner, first_end, opened_ends
 from inferd_grammar.completion.split import Splitter
 from inferd_grammar.constraints import AnyJsonGrammar, ChoiceGrammar, Constraint, ExactGrammar, JsonSchemaGrammar
 from inferd_grammar.errors import GrammarError, GrammarFailure, GrammarInterrupted, GrammarLimit
@@ -138,7 +138,11 @@ class Compiled:
         end = self.shortest()
         if end is None:
             return None
-        return EndPlanner(self.matcher(), self._table, self._splitter, self._outline, end)
+        return EndPlanner(self.matcher(), self._table, self._splitter, self._outline, end, self._opened)
+
+    @cached_property
+    def _opened(self) -> list[bytes]:
+        return opened_ends(self.matcher(), self._splitter, self._outline)
 
     def validate(self, text: str) -> Problem | None:
         """Return what is wrong with a finished text; None if nothing is. Only `best_effort` leaves anything to find."""

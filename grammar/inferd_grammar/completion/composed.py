@@ -16,6 +16,7 @@ from inferd_grammar.constraints import (
     Constraint,
     ExactGrammar,
     JsonSchemaGrammar,
+    PrefixedGrammar,
     RepeatedGrammar,
     SequenceGrammar,
     TaggedGrammar,
@@ -25,7 +26,7 @@ from inferd_grammar.constraints import (
 
 COMPOSED = (SequenceGrammar, AnyOfGrammar, RepeatedGrammar, TaggedGrammar)
 VALUES = (JsonSchemaGrammar, AnyJsonGrammar)
-KNOWN = (*COMPOSED, *VALUES, TextGrammar, UntilGrammar, ChoiceGrammar, ExactGrammar)
+KNOWN = (*COMPOSED, *VALUES, TextGrammar, UntilGrammar, ChoiceGrammar, ExactGrammar, PrefixedGrammar)
 Part = bytes | JsonPlace
 """Fixed bytes, or a JSON value that stands at a place and has to end."""
 Way = list[Part]
@@ -56,6 +57,8 @@ def parts_of(constraint: Constraint) -> list[Constraint]:
             inner = members
         case RepeatedGrammar(one) | ExactGrammar(one):
             inner = (one,)
+        case PrefixedGrammar(_, one) if one is not None:
+            inner = (one,)
         case TaggedGrammar(tags):
             inner = tuple(tag.content for tag in tags)
     return [constraint, *(part for member in inner for part in parts_of(member))]
@@ -84,6 +87,8 @@ def _after(members: tuple[Constraint, ...], text: bytes, spell: Spell) -> Iterat
             yield from _json(rest, text, spell)
         case ExactGrammar(inner):
             yield from _after((inner, *rest), text, spell)
+        case PrefixedGrammar(prefix, inner) if inner is not None:
+            yield from _through(prefix.encode(), (inner, *rest), text, spell)
         case SequenceGrammar(inner):
             yield from _after((*inner, *rest), text, spell)
         case AnyOfGrammar(inner):

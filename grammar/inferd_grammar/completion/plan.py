@@ -7,12 +7,15 @@ its start ends in time, whatever a model writes, and however poor the search is.
 
 from __future__ import annotations
 
+from collections.abc import Iterator, Sequence
+from itertools import islice
+
 from inferd_grammar.completion.composed import opening_ways, ways_on
 from inferd_grammar.completion.json_place import START, JsonPlace
 from inferd_grammar.completion.outline import Outline
 from inferd_grammar.completion.search import EndSearch
 from inferd_grammar.completion.split import Split, Splitter
-from inferd_grammar.constraints import Constraint, TaggedGrammar
+from inferd_grammar.constraints import TaggedGrammar
 from inferd_grammar.errors import GrammarFailure
 from inferd_grammar.matchers.matcher import GuardedMatcher
 from inferd_grammar.tokens import TokenTable
@@ -25,6 +28,8 @@ GUARDED_LOOKS = 2_000
 """The same where a validator is asked at every place that might be an end."""
 LOOKS = 400
 """States that a search in the middle of a text may look at."""
+WAYS = 8
+"""That are tried through a text made of parts, where its shortest end is wanted."""
 _CREDIT = 20_000
 _CREDIT_PER_TOKEN = 20
 
@@ -36,9 +41,16 @@ class EndPlanner:
     """
 
     def __init__(
-        self, matcher: GuardedMatcher, table: TokenTable, splitter: Splitter, outline: Outline, end: bytes
+        self,
+        matcher: GuardedMatcher,
+        table: TokenTable,
+        splitter: Splitter,
+        outline: Outline,
+        end: bytes,
+        opened: Sequence[bytes] = (),
     ) -> None:
-        """`matcher` belongs to the planner from now on; `end` is a whole text that it takes."""
+        """`matcher` belongs to the planner from now on; `end` is a whole text that it takes; `opened`: see `opened_ends`."""
+        self._opened = opened
         self._matcher = matcher
         self._table = table
         self._splitter = splitter
@@ -107,14 +119,25 @@ class EndPlanner:
         return self._matcher.ends_with(self._end.tokens(start))
 
     def _finds_end(self, place: JsonPlace, written: bytes, left: int) -> bool:
+        if any(self._keeps(end, left) for end in self._ends_opened(self._text + written)):
+            return True
         looks = min(LOOKS, self._credit)
         search = EndSearch(self._matcher, self._splitter, self._outline, looks)
         known, behind = self._outline, self._text + written
         ways = None if known.parts is None else ways_on(known.parts, behind, known.spell)
         text = search.run(place) if ways is None else search.follow(ways)
         self._credit -= looks - search.looks
-        if text is None:
-            return False
+        return text is not None and self._keeps(text, left)
+
+    def _ends_opened(self, text: bytes) -> Iterator[bytes]:
+        """Yield what is left of known texts whose beginning has just been written."""
+        for known in self._opened:
+            begun = next((size for size in range(len(known) - 1, 0, -1) if text.endswith(known[:size])), 0)
+            if begun:
+                yield known[begun:]
+
+    def _keeps(self, text: bytes, left: int) -> bool:
+        """Keep a text as the end, if it is one that fits."""
         end = self._splitter.split(text)
         if end.count(0) > left or not self._matcher.ends_with(end.tokens(0)):
             return False
@@ -142,7 +165,8 @@ def first_end(matcher: GuardedMatcher, splitter: Splitter, outline: Outline, loo
     each of its tags: one without an end could not be opened.
     """
     if outline.parts is not None:
-        return _first_end_of_parts(matcher, splitter, outline, outline.parts, looks)
+        ends = opened_ends(matcher, splitter, outline, looks)
+        return b"" if ends and isinstance(outline.parts, TaggedGrammar) else next(iter(ends), None)
     search = EndSearch(matcher, splitter, outline, looks, detours=1)
     prefix = outline.prefix
     begun = splitter.split(prefix).tokens(0)
@@ -154,12 +178,17 @@ def first_end(matcher: GuardedMatcher, splitter: Splitter, outline: Outline, loo
     return prefix + text
 
 
-def _first_end_of_parts(
-    matcher: GuardedMatcher, splitter: Splitter, outline: Outline, parts: Constraint, looks: int
-) -> bytes | None:
-    found: list[bytes | None] = []
-    for ways in opening_ways(parts, outline.spell):
-        found.append(EndSearch(matcher, splitter, outline, looks, detours=1).follow(ways))
-        if found[-1] is None or not matcher.ends_with(splitter.split(found[-1]).tokens(0)):
-            return None
-    return b"" if isinstance(parts, TaggedGrammar) else found[0]
+def opened_ends(matcher: GuardedMatcher, splitter: Splitter, outline: Outline, looks: int = FIRST_LOOKS) -> list[bytes]:
+    """Return the shortest text, of the first few ways, through each thing that a text of parts may open: a call's tag, above all.
+
+    Returns nothing for other texts, and where one of them has none that is found.
+    """
+    shortest: list[bytes] = []
+    for ways in () if outline.parts is None else opening_ways(outline.parts, outline.spell):
+        searches = (EndSearch(matcher, splitter, outline, looks, detours=1).follow([way]) for way in islice(ways, WAYS))
+        found = [text for text in searches if text is not None]
+        found = [text for text in found if matcher.ends_with(splitter.split(text).tokens(0))]
+        if not found:
+            return []
+        shortest.append(min(found, key=lambda text: splitter.split(text).count(0)))
+    return shortest

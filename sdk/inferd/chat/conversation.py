@@ -77,11 +77,11 @@ class Conversation:
 
     @property
     def _on_length(self) -> OnLength:
-        """Have an answer that has to be something end in time. A call that the model may write into its text is cut: what no end
-        is found for would be forbidden, and that may be the call.
+        """Have an answer that is held to something, and each call in it, end in time, as far as ends are found. What a model
+        thinks before it may call has none.
         """
         held = self.request.output is not None or self.request.tool_choice.mode == "required"
-        return "complete_or_cut" if held and self.constraint is not None else "cut"
+        return "complete_or_cut" if self.constraint is not None and (held or self._reasoning is None) else "cut"
 
     @property
     def _reasoning(self) -> ReasoningSpec | None:

@@ -11,7 +11,6 @@ from typing import TYPE_CHECKING, Any, Literal, TypeAlias, cast
 from inferd.adapter import adapter_name
 from inferd.calls.context_handle import ContextHandle
 from inferd.calls.dialogue import Dialogue
-from inferd.calls.generate_arguments import OnLength
 from inferd.chat.conversation import Conversation, render_request, rendered
 from inferd.chat.harmony import parser_of
 from inferd.chat.reply import was_cut
@@ -118,9 +117,7 @@ class ToolRun:
         request = loop.begin()
         conversation = await self._begin(request)
         parser = parser_of(conversation.shape)
-        # Free text has no end to be steered to, and what could not be steered to one of a call would not be written at all.
-        on_length: OnLength = "complete_or_cut" if request.tool_choice.mode == "required" else "cut"
-        speaking = conversation.generate(self._ctx, sampler=self._options.sampler, on_length=on_length)
+        speaking = conversation.generate(self._ctx, sampler=self._options.sampler)
         async with speaking as generator:
             async for step in generator:
                 for part in parser.feed(step.text):
