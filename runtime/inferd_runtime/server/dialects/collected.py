@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from dataclasses import dataclass, field
 
 from inferd.chat import (
@@ -59,9 +58,8 @@ class CollectedChoice:
 
     @property
     def calls(self) -> list[ToolCall]:
-        """Return the calls so far. One that its answer's end has cut is none: nobody is to run it."""
-        calls = [ToolCall(call.id, call.name, "".join(call.pieces)) for call in self.open_calls]
-        return calls[:-1] if calls and self.reason == "length" and not _is_whole(calls[-1]) else calls
+        """Return the calls so far."""
+        return [ToolCall(call.id, call.name, "".join(call.pieces)) for call in self.open_calls]
 
 
 @dataclass
@@ -100,11 +98,3 @@ class CollectedAnswer:
                 choice.open_calls[event.call].pieces.append(event.text)
             case ChoiceFinished():
                 choice.reason, choice.stopped_by, choice.stop_token = event.reason, event.stopped_by, event.stop_token
-
-
-def _is_whole(call: ToolCall) -> bool:
-    try:
-        json.loads(call.arguments or "{}")
-    except (ValueError, RecursionError):
-        return False
-    return True
