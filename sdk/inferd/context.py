@@ -439,8 +439,7 @@ class Context:
         text just ends, with ``finish`` "length". None is "complete" for ``collect_json`` and ``stream_json`` where an end is
         found, else "cut".
 
-        Raises InvalidRequest, which names the argument, for one that is out of range, and ValueError for both kinds of
-        speculation at once.
+        Raises InvalidRequest, which names an argument that is out of range, ValueError for both kinds of speculation.
         """
         if speculator is not None and (system_speculation or predict):
             other = "predict=" if predict else "system_speculation=True"

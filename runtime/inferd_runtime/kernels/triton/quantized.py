@@ -441,10 +441,8 @@ def variants() -> Iterator[Variant]:
         for outs, size in SERVED if dtype == torch.bfloat16 else (SERVED[0], SERVED[-1]):
             for added in ("", "bias", "residual"):
                 shape = f"{pointer[1:]} {outs}x{size} {added}".strip()
-                for kind in ("u8", "i8"):
-                    yield _scaled_variant(
-                        f"{'fp8' if kind == 'u8' else 'int8'} {shape}", kind, outs, size, dtype, added
-                    )
+                for kind, bits in (("u8", "fp8"), ("i8", "int8")):
+                    yield _scaled_variant(f"{bits} {shape}", kind, outs, size, dtype, added)
                 for group, middles in ((32, True), (128, True), (128, False)):
                     named = f"int4 of {group}{' with middles' if middles else ''} {shape}"
                     yield _grouped_variant(named, outs, size, dtype, added, RATIOS[group], middles)
@@ -484,9 +482,8 @@ def _grouped_variant(
 ) -> Variant:
     blocks = grouped_blocks(outs, size // UNIT)
     there, absent = _pointers(dtype, added, blocks.parts)
-    signature = (
-        there | {"numbers": "*u8", "scales": "*fp16", "units": "i32"} | ({"middles": "*fp16"} if middles else {})
-    )
+    signature = there | {"numbers": "*u8", "scales": "*fp16", "units": "i32"}
+    signature |= {"middles": "*fp16"} if middles else {}
     constants = absent | _grouped_constants(blocks, size // UNIT, ratio, dtype) | ({} if middles else {"middles": None})
     return Variant(f"multiply {name}", _multiply_grouped, signature, constants, SLICES, STAGES[4][blocks.outputs])
 

@@ -14,12 +14,9 @@ import secrets
 import time
 from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager
-from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 import anyio
-import anyio.abc
 import zmq
 
 from inferd.protocol import Cancelled, ErrorInfo, LimitExceeded, Models, Unavailable
@@ -44,7 +41,7 @@ from inferd_runtime.sandbox.messages import (
 )
 from inferd_runtime.sandbox.worker_start import WorkerLinks
 from inferd_runtime.server.processes.background import background_tasks
-from inferd_runtime.server.processes.rundir import SOCKETS, make_sockets_folder, run_directory
+from inferd_runtime.server.processes.rundir import make_sockets_folder, run_directory
 from inferd_runtime.server.programs.bundles import Program
 from inferd_runtime.server.run_store.archive import RunArchive
 from inferd_runtime.server.run_store.records import KeptKey, UnfinishedRun, new_run_id
@@ -66,6 +63,7 @@ from inferd_runtime.server.supervisor.run_observer import RunObserver
 from inferd_runtime.server.supervisor.run_totals import RunTotals, TenantTotals
 from inferd_runtime.server.supervisor.runs import Run, RunStore
 from inferd_runtime.server.supervisor.transcript import ReplayDiffers
+from inferd_runtime.server.supervisor.wiring import Wiring
 from inferd_runtime.server.supervisor.worker_fleet import FleetLaunch, RunReport, WorkerFleet
 from inferd_runtime.server.supervisor.worker_pool import PoolSettings, WorkerPool
 from inferd_runtime.server.tenancy.quotas import ADMIN_QUOTAS, same_for_all
@@ -86,20 +84,6 @@ ENGINE_BACK_SECONDS = 120.0
 """How long a retry-safe run waits for an engine that answers."""
 STOP_SECONDS = 3.0
 log = logging.getLogger("inferd.runtime")
-
-
-@dataclass(frozen=True)
-class Wiring:
-    """The ZeroMQ context, private directory, task group, and store of runs (None: they are kept in memory) of a runtime."""
-
-    context: zmq.Context[Any]
-    directory: Path
-    tasks: anyio.abc.TaskGroup
-    archive: RunArchive | None = None
-
-    def endpoint(self, name: str) -> str:
-        """Return an ipc endpoint in the private directory."""
-        return f"ipc://{self.directory}/{SOCKETS}/{name}.sock"
 
 
 class Runtime:
