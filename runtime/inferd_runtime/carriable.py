@@ -7,12 +7,13 @@ sent anywhere without an error.
 
 from __future__ import annotations
 
+import contextlib
 import gc
 import re
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import partial
-from typing import Any
+from typing import Annotated, Any
 
 import msgspec
 
@@ -29,6 +30,13 @@ PLAIN_BYTES, PLAIN_CONTAINERS = 4096, 100
 LONG_NUMBER = re.compile(rb"\d{19}")
 MSGPACK_CONTAINERS = bytes([*range(0x80, 0xA0), *range(0xDC, 0xE0)])
 """Bytes that begin a list or a map in msgpack, and stand within numbers and in texts beyond ASCII as well."""
+MSGPACK_TEXTS = frozenset(bytes([first]) for first in (*range(0xA0, 0xC0), *range(0xC4, 0xC7), *range(0xD9, 0xDC)))
+"""What texts and bytes begin with."""
+MSGPACK_MAPS = frozenset(bytes([first]) for first in (*range(0x80, 0x90), 0xDE, 0xDF))
+SPLIT_LEVELS = 5
+MOST_SPLIT = 1000
+Few = Annotated[list[msgspec.Raw], msgspec.Meta(max_length=MOST_SPLIT)]
+FewNamed = Annotated[dict[str, msgspec.Raw], msgspec.Meta(max_length=MOST_SPLIT)]
 JSON_STRING = re.compile(rb'"(?:[^"\\]++|\\.)*+"?', re.DOTALL)  # one without an end, too: each byte is seen once
 
 
@@ -111,9 +119,22 @@ def _containers(text: bytes) -> int:
     return text.count(b"[") + text.count(b"{")
 
 
-def _possible_containers(data: bytes) -> int:
-    """Return how many lists and maps a msgpack message has at most."""
-    return len(data) - len(data.translate(None, MSGPACK_CONTAINERS))
+def _possible_containers(data: bytes, levels: int = SPLIT_LEVELS) -> int:
+    """Return how many lists and maps a msgpack message has at most. The texts and bytes in its outer ``levels`` have none."""
+    if data[:1] in MSGPACK_TEXTS:
+        return 0
+    possible = len(data) - len(data.translate(None, MSGPACK_CONTAINERS))
+    parts = _parts(data) if possible > MAX_CONTAINERS and levels else None
+    return possible if parts is None else 1 + sum(_possible_containers(bytes(part), levels - 1) for part in parts)
+
+
+def _parts(data: bytes) -> list[msgspec.Raw] | None:
+    """Return the values of a map with text for keys, or of a short list, still packed; None for anything else."""
+    with contextlib.suppress(ValueError, RecursionError):
+        if data[:1] in MSGPACK_MAPS:
+            return list(msgspec.msgpack.decode(data, type=FewNamed).values())
+        return msgspec.msgpack.decode(data, type=Few)
+    return None
 
 
 def _containers_of(value: Any) -> int:

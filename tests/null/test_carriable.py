@@ -287,3 +287,21 @@ def test_a_report_that_cannot_be_packed_ends_its_run_and_not_the_worker() -> Non
 def test_the_reason_of_a_close_fits_its_frame_in_any_alphabet() -> None:
     assert len(close_reason("語" * 200).encode()) <= MAX_REASON
     assert close_reason("short") == "short"
+
+
+@pytest.mark.parametrize(
+    "value",
+    [{"parts": [{"kind": "text", "text": "漢字かな" * 120_000}]}, {"data": bytes(range(0x80, 0xA0)) * 40_000}],
+    ids=["a long text beyond ASCII", "bytes"],
+)
+def test_texts_and_bytes_are_not_taken_for_lists(value: Any) -> None:
+    assert read_msgpack(msgspec.msgpack.encode({"t": 1, "a": value}), "x")["a"] == value
+
+
+@pytest.mark.parametrize("depth", [0, 3, 8])
+def test_lists_are_counted_wherever_they_lie(depth: int) -> None:
+    value: Any = [[] for _ in range(700_000)]
+    for _ in range(depth):
+        value = {"a": [value, "漢字"]}
+    with pytest.raises(p.InvalidRequest, match="lists and objects"):
+        read_msgpack(msgspec.msgpack.encode(value), "x")
