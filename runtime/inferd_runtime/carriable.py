@@ -132,9 +132,15 @@ def _parts(data: bytes) -> list[msgspec.Raw] | None:
     """Return the values of a map with text for keys, or of a short list, still packed; None for anything else."""
     with contextlib.suppress(ValueError, RecursionError):
         if data[:1] in MSGPACK_MAPS:
-            return list(msgspec.msgpack.decode(data, type=FewNamed).values())
+            values = msgspec.msgpack.decode(data, type=FewNamed)
+            return list(values.values()) if len(values) == _entries(data) else None  # a name twice hides a value
         return msgspec.msgpack.decode(data, type=Few)
     return None
+
+
+def _entries(data: bytes) -> int:
+    """Return how many entries a map of msgpack says that it has."""
+    return data[0] & 0x0F if data[0] < 0x90 else int.from_bytes(data[1:3] if data[0] == 0xDE else data[1:5])
 
 
 def _containers_of(value: Any) -> int:
