@@ -62,7 +62,7 @@ def checks(output: Path) -> list[Check]:
         Check("sampling, cache, elementwise", _tests("sampling", "cache", "elementwise"), 480, needed=True),
         Check("attention, products", _tests("attention", "product", "quantized"), 780, needed=True),
         Check("fusion, early launches, streams", _tests("fusion"), 300, needed=True),
-        Check("driver: tokens and logits", _tests("cuda_driver", "served"), 600, needed=True),
+        Check("driver: tokens and logits", _tests("cuda_driver", "served", "run_ahead"), 600, needed=True),
         Check("benchmark", (sys.executable, "benchmarks/gpu.py", "--output", str(output)), 600),
     ]
     sanitizer = shutil.which("compute-sanitizer")

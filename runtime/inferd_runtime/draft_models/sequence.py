@@ -178,8 +178,8 @@ class DraftSequence:
         )  # fmt: skip
 
     def commit(self, done: Verified) -> None:
-        """Draw a token, and answer the request if that is enough."""
-        if self._open is None:
+        """Draw a token, and answer the request if that is enough. One behind tokens that have been committed since is none."""
+        if self._open is None or (done.work.rows and self.context.pending):
             return
         if done.tokens:
             self._take(guess_of(done.tokens[0], done.confidence, self._spec.sampler))

@@ -38,11 +38,11 @@ class InFlightStep:
     plan: Sequence[Planned]
     launched: Launched | Begun | StepResult | InternalError
     since: float
-    _starts: list[int] = field(init=False)
+    _starts: list[tuple[int, int]] = field(init=False)
     _refuted: set[Job] = field(default_factory=set)
 
     def __post_init__(self) -> None:
-        self._starts = [item.start for item in self.plan]
+        self._starts = [(item.start, item.job.context.cuts) for item in self.plan]
 
     @property
     def failed(self) -> bool:
@@ -50,11 +50,13 @@ class InFlightStep:
         return isinstance(self.launched, InternalError)
 
     def is_wanted(self, index: int) -> bool:
-        """True if planned job ``index`` still expects its result: it has not ended, and its table is where the plan saw it."""
+        """True if planned job ``index`` still expects its result: it has not ended, and its table is where the plan saw it,
+        with the same tokens.
+        """
         item = self.plan[index]
         if item.job in self._refuted or item.job.finished():
             return False
-        return item.table.length == self._starts[index]
+        return (item.table.length, item.job.context.cuts) == self._starts[index]
 
     def refute(self, jobs: Iterable[Job]) -> None:
         """Want no result for these jobs: another token stands where theirs feeds the one that the device drew."""

@@ -234,6 +234,23 @@ def test_free_draws_follow_their_distribution_and_shared_draws_are_the_targets(s
     assert abs(agreed / 4000 - ((expected / 4000) ** 2).sum()) < 0.03, "independent of the target's noise"
 
 
+@pytest.mark.parametrize("start", [17, 18], ids=["in place of the last one", "behind it"])
+def test_a_token_that_is_committed_while_a_row_is_in_flight_gets_no_draw_of_before_it(start: int) -> None:
+    drawn = RowSampler(0.7, 0, 1.0, 0.0, 0)
+    prompt, answers = [0] * 18, list[DraftAnswer]()
+    for committed in range(5):
+        host = DraftHost(Engine(SamplingNullDriver(vocab_size=6, pages=24), EngineOptions(token_budget=8)), [5])
+        host.ask("client", AskDraft(1, 0, prompt, 1, 0.0, DraftSpec("t", drawn, 6, prompt=18)), answers.append)
+        host.step()
+        host.step()
+        (answer,) = ask(host, AskDraft(1, start, [committed], 1))
+        held = [*prompt[:start], committed]
+        assert answer.base == len(held)
+        wanted = continuation(NullDriver(vocab_size=6), drawn, held, len(answer.tokens) + 1, 18)
+        assert answer.tokens == wanted[:-1]
+        host.close()
+
+
 @settings(max_examples=examples(60), deadline=None)
 @given(st.data())
 def test_any_course_of_requests_draws_what_the_model_would_write(data: st.DataObject) -> None:

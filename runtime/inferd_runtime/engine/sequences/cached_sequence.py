@@ -94,7 +94,8 @@ class CachedSequence:
     is the job that works on the context; while it is set, nothing else may change the context. From ``irregular_from`` on
     (None: nowhere) the KV does not follow from the tokens alone, and is not shared by prefix. ``rows_from``: logits are
     requested from that token on, so its K and V must not be reused (None: from the last one). ``memory`` is the drafter of the
-    last generation, for the next one to take over. ``salt`` is a part of what its pages are found by.
+    last generation, for the next one to take over. ``salt`` is a part of what its pages are found by. ``cuts`` counts how often
+    tokens were taken away: what a step in flight computes of a context that was cut may be of others than now stand there.
     """
 
     def __init__(self, family: SequenceSet, account: Account, salt: str, marks: PromptMarks) -> None:
@@ -112,6 +113,7 @@ class CachedSequence:
         self.user: object | None = None
         self.reused = 0
         self.forks = 0
+        self.cuts = 0
         self.memory: Memory | None = None
 
     @property
@@ -207,6 +209,7 @@ class CachedSequence:
         """Keep the first ``length`` tokens, computed or not. Raises InvalidRequest if there are fewer."""
         if not 0 <= length <= len(self.tokens):
             raise InvalidRequest(f"cannot truncate to {length} tokens: the context holds {len(self.tokens)}")
+        self.cuts += length < len(self.tokens)
         del self.tokens[length:]
         self.positions.truncate(length)
         self.uncompute(length)
