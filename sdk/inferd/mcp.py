@@ -46,6 +46,7 @@ from inferd.tools.function import ToolFunction, tool
 from inferd.transport import Transport, current_transport
 
 MAX_PAGES = 32
+OFFER_AGAIN_S = 0.5
 UNUSABLE, MAX_NAME = re.compile(r"[^A-Za-z0-9_-]"), 64
 """What the name of a tool cannot have where a model calls it."""
 OFFERED = ("tools", "resources", "prompts")
@@ -177,8 +178,9 @@ async def offer(name: str, server: ToolSource, *, run: str = "") -> AsyncIterato
     Raises InvalidRequest for a name that is taken. Calls that are open when the body ends, raise Unavailable in the programs.
     """
     transport = current_transport()
-    await transport.call(OfferMcp(name, run))
-    relay = asyncio.create_task(relay_calls(transport, name, server), name=f"inferd offer {name}")
+    offered = OfferMcp(name, run)
+    await transport.call(offered)
+    relay = asyncio.create_task(_keep_offered(transport, offered, server), name=f"inferd offer {name}")
     try:
         yield
     finally:
@@ -186,6 +188,16 @@ async def offer(name: str, server: ToolSource, *, run: str = "") -> AsyncIterato
         await asyncio.gather(relay, return_exceptions=True)
         with contextlib.suppress(InferdError):  # the connection is lost, and the offer with it
             await transport.call(WithdrawMcp(name))
+
+
+async def _keep_offered(transport: Transport, offered: OfferMcp, server: ToolSource) -> None:
+    """Answer calls until cancelled. An offer that the runtime has lost, as when a cluster's front ended, is made again."""
+    while True:
+        with contextlib.suppress(InferdError):
+            await relay_calls(transport, offered.server, server)
+        await asyncio.sleep(OFFER_AGAIN_S)
+        with contextlib.suppress(InferdError):
+            await transport.call(offered)
 
 
 async def relay_calls(transport: Transport, name: str, server: ToolSource) -> None:

@@ -11,9 +11,10 @@ from dataclasses import dataclass, field
 
 @dataclass
 class _Begun:
-    """A launch that no report has in it yet. ``at``: since when the replica has the run (monotonic seconds)."""
+    """A launch that no report has in it yet, of so many bytes. ``at``: since when the replica has it (monotonic seconds)."""
 
     tenant: str
+    size: int
     replica: str = ""
     at: float = math.inf
 
@@ -26,6 +27,7 @@ class ActiveRuns:
 
     _reported: dict[str, Counter[str]] = field(default_factory=dict)
     _waiting: dict[str, Mapping[str, int]] = field(default_factory=dict)
+    _held: dict[str, Mapping[str, int]] = field(default_factory=dict)
     _begun: dict[int, _Begun] = field(default_factory=dict)
     _numbers: itertools.count[int] = field(default_factory=itertools.count)
 
@@ -38,10 +40,15 @@ class ActiveRuns:
         """Return how many of them wait for a worker, as far as replicas have said."""
         return sum(waiting.get(tenant, 0) for waiting in self._waiting.values())
 
-    def begin(self, tenant: str) -> int:
-        """Count a launch. Returns a number for :meth:`placed` or :meth:`drop`."""
+    def held(self, tenant: str) -> int:
+        """Return how many bytes they hold."""
+        begun = sum(one.size for one in self._begun.values() if one.tenant == tenant)
+        return begun + sum(held.get(tenant, 0) for held in self._held.values())
+
+    def begin(self, tenant: str, size: int = 0) -> int:
+        """Count a launch of so many bytes. Returns a number for :meth:`placed` or :meth:`drop`."""
         number = next(self._numbers)
-        self._begun[number] = _Begun(tenant)
+        self._begun[number] = _Begun(tenant, size)
         return number
 
     def placed(self, number: int, replica: str, at: float) -> None:
@@ -52,9 +59,13 @@ class ActiveRuns:
         """Forget a launch that came to no run."""
         self._begun.pop(number, None)
 
-    def heard(self, replica: str, runs: Mapping[str, str], waiting: Mapping[str, int], asked_at: float) -> None:
-        """Take in the runs of a replica (by id their tenant), as it said when asked at that time."""
+    def heard(
+        self, replica: str, runs: Mapping[str, str], waiting: Mapping[str, int], asked_at: float,
+        held: Mapping[str, int] | None = None,
+    ) -> None:  # fmt: skip
+        """Take in the runs of a replica (by id their tenant), and what they hold, as it said when asked at that time."""
         self._reported[replica], self._waiting[replica] = Counter(runs.values()), waiting
+        self._held[replica] = held or {}
         here = (replica, "")
         known = [number for number, one in self._begun.items() if one.replica in here and one.at < asked_at]
         for number in known:
@@ -64,5 +75,6 @@ class ActiveRuns:
         """Forget a replica that has ended, and whose runs an heir has."""
         self._reported.pop(replica, None)
         self._waiting.pop(replica, None)
+        self._held.pop(replica, None)
         for number in [number for number, one in self._begun.items() if one.replica == replica]:
             del self._begun[number]

@@ -7,12 +7,15 @@ import re
 import msgspec
 
 from inferd_runtime.cluster.quota_shares import QuotaShare, QuotaUse
+from inferd_runtime.server.tenancy.kept_counts import Kept
 
 REPORT_PATH, TAKE_OVER_PATH = "/cluster/report", "/cluster/take-over"
 RESOLVE_PATH, SOURCE_PATH, ENTRIES_PATH = "/cluster/programs/resolve", "/cluster/programs/source", "/cluster/programs"
 JOIN_PATH = "/cluster/join"
-RUNS, KV_PAGES = "runs", "kv_pages"
+RUNS, KV_PAGES, FETCHES, FETCH_RATE = "runs", "kv_pages", "fetches", "fetches_per_minute"
 """The quotas that are divided between replicas by use."""
+KEPT_RUNS, KEPT_RESPONSES = "runs", "responses"
+"""The stores whose contents are held to quotas over all replicas."""
 NAME_DIGITS = 8
 REPLICA_NAME = re.compile(f"[0-9a-f]{{{NAME_DIGITS}}}")
 RUN_ID = re.compile(f"run-([0-9a-f]{{{NAME_DIGITS}}})[0-9a-f]{{16}}")
@@ -30,6 +33,8 @@ class FrontOrder(msgspec.Struct, frozen=True, kw_only=True):
         parts: into how many even parts the quotas of tenants are divided that stand in no ``shares``; 0: the replica has none.
         shares: what tenants may hold here of what they may hold in all, by tenant and quota.
         elsewhere: seconds of service that tenants have received on other replicas since the front started.
+        forget: of the finished runs and responses that were ever kept here, how many the replica should have forgotten, by
+            store and tenant.
     """
 
     front: str
@@ -38,6 +43,7 @@ class FrontOrder(msgspec.Struct, frozen=True, kw_only=True):
     parts: int = 0
     shares: dict[str, dict[str, QuotaShare]] = {}
     elsewhere: dict[str, float] = {}
+    forget: dict[str, dict[str, int]] = {}
 
 
 class ReplicaReport(msgspec.Struct, frozen=True, kw_only=True):
@@ -58,6 +64,9 @@ class ReplicaReport(msgspec.Struct, frozen=True, kw_only=True):
         waiting_of: how many runs of each tenant wait for a worker though the tenant's share has room for them.
         models: the names of the models that are served.
         parts: the order's, as it holds now.
+        kept: what is kept of tenants' finished runs and responses, by store and tenant.
+        held: bytes that runs hold that are not over, by tenant.
+        now: monotonic seconds of the replica.
     """
 
     name: str
@@ -75,6 +84,9 @@ class ReplicaReport(msgspec.Struct, frozen=True, kw_only=True):
     waiting_of: dict[str, int] = {}
     models: list[str] = []
     parts: int = 0
+    kept: dict[str, dict[str, Kept]] = {}
+    held: dict[str, int] = {}
+    now: float = 0.0
 
     @property
     def kv_use(self) -> float:

@@ -21,7 +21,10 @@ FRAME_BYTES = 1 << 20
 
 
 class Ask(msgspec.Struct, frozen=True, tag="ask", array_like=True):
-    """An operation. ``caller`` is the replica's number for who asks, ``id`` its run or session; ``payload`` is JSON."""
+    """An operation. ``caller`` is the replica's number for who asks, ``id`` its run or session; ``payload`` is JSON.
+
+    ``key``: see :attr:`Caller.offer_key`.
+    """
 
     caller: int
     ticket: int
@@ -29,6 +32,7 @@ class Ask(msgspec.Struct, frozen=True, tag="ask", array_like=True):
     id: str
     op: str
     payload: bytes
+    key: str = ""
 
 
 class Withdraw(msgspec.Struct, frozen=True, tag="withdraw", array_like=True):

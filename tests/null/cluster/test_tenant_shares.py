@@ -12,7 +12,7 @@ from hypothesis import given, settings, strategies as st
 from tiers import examples
 
 from inferd_runtime.cluster.front.exchange import TenantExchange
-from inferd_runtime.cluster.messages import KV_PAGES, RUNS, FrontOrder, ReplicaReport
+from inferd_runtime.cluster.messages import FETCHES, KV_PAGES, RUNS, FrontOrder, ReplicaReport
 from inferd_runtime.cluster.replica.quotas import ReplicaQuotas
 from inferd_runtime.engine.scheduling.fairness import LINGER_LEADS, FairClock
 from inferd_runtime.server.tenancy.quotas import NOTHING, Quotas, same_for_all
@@ -36,7 +36,7 @@ class AReplica:
     def hear(self, order: FrontOrder) -> ReplicaReport:
         self.quotas.ordered(order)
         self.start()
-        uses = self.quotas.uses({RUNS: self.running}, self.running + self.waiting)
+        uses = self.quotas.uses({RUNS: self.running}, {RUNS: self.running + self.waiting})
         return ReplicaReport(name=self.name, uses=uses, served=dict(self.served), parts=self.quotas.parts)
 
     def start(self) -> None:
@@ -163,13 +163,13 @@ def test_a_replica_that_falls_silent_keeps_nothing_from_others_and_comes_back() 
     assert x.running["ann"] == 10
 
 
-def test_what_has_no_limit_is_not_divided_and_what_is_remembered_is_divided_evenly() -> None:
+def test_neither_what_has_no_limit_nor_what_is_remembered_is_divided() -> None:
     cluster = ACluster(Quotas(runs=0, kept_runs=5, kept_bytes=0), "x", "y")
     replica = cluster.replicas["x"]
     replica.waiting["ann"] = 1000
     cluster.poll()
     assert replica.running["ann"] == 1000
-    assert (replica.quotas.quotas("ann").kept_runs, replica.quotas.quotas("ann").kept_bytes) == (3, 0)
+    assert (replica.quotas.quotas("ann").kept_runs, replica.quotas.quotas("ann").kept_bytes) == (5, 0)
 
 
 def test_runs_that_wait_for_a_share_do_not_wait_for_a_worker() -> None:
@@ -197,6 +197,25 @@ def test_pages_go_where_they_are_held() -> None:
         assert sum(shares.values()) <= 1000
         held["x"] = min(950, shares["x"])
     assert held["x"] >= 900
+
+
+def test_one_replica_gets_nearly_all_fetches_of_a_tenant_that_fetches_there_alone() -> None:
+    whole = same_for_all(Quotas(fetches=64))
+    exchange = TenantExchange(TenantUse(whole))
+    replicas = {name: ReplicaQuotas(whole) for name in "xyz"}
+    for name in replicas:
+        exchange.join(name)
+    open_there = 0
+    for _ in range(12):
+        for name, quotas in replicas.items():
+            quotas.ordered(exchange.order(name, "f"))
+            used = {FETCHES: {"ann": open_there}} if name == "x" and open_there else {}
+            exchange.heard(ReplicaReport(name=name, uses=quotas.uses(used, {}), parts=quotas.parts), 0)
+        exchange.divide()
+        shares = [max(quotas.quotas("ann").fetches, 0) for quotas in replicas.values()]
+        assert sum(shares) <= 64
+        open_there = shares[0]
+    assert open_there >= 0.9 * 64
 
 
 def fair(weights: Mapping[str, float], places: Mapping[str, frozenset[str]]) -> dict[str, float]:

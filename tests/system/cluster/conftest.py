@@ -29,6 +29,7 @@ ANN, BOB = "token-of-ann-0123456789", "token-of-bob-0123456789"
 CID = "token-of-cid-0123456789"
 DAN = "token-of-dan-0123456789"
 EVE = "token-of-eve-0123456789"
+FAY = "token-of-fay-0123456789"
 ROOT = "token-of-root-0123456789"
 TOKENS = f"""
 {ANN} ann weight=2
@@ -36,6 +37,7 @@ TOKENS = f"""
 {CID} cid launches_per_minute=6
 {DAN} dan runs=4 waiting=3
 {EVE} eve launches_per_minute=3
+{FAY} fay kept_runs=6 kept_bytes=60000
 {ROOT} root role=admin
 """
 KEY = "key-of-the-cluster-0123456789abcdef"
@@ -62,6 +64,7 @@ class Process:
     name: str
     child: subprocess.Popen[bytes]
     url: str = ""
+    """Where the front asks it: its own address, or that of a proxy."""
     private_url: str = ""
 
     async def ready(self) -> None:
@@ -105,12 +108,15 @@ class Cluster:
         for replica in self.replicas.values():
             await self.join(replica)
 
-    async def start_replica(self) -> Process:
+    async def start_replica(self, *, skew: int = 0, join: bool = True) -> Process:
+        """``skew``: seconds by which its clock is wrong."""
         name = new_replica_name()
-        replica = self._started(name, process_order(ReplicaOrder(name=name, key=KEY, settings=self.settings)))
+        order = process_order(ReplicaOrder(name=name, key=KEY, settings=self.settings))
+        replica = self._started(name, order, *([f"--skew={skew}"] if skew else []))
         self.replicas[name] = replica
         await replica.ready()
-        await self.join(replica)
+        if join:
+            await self.join(replica)
         return replica
 
     async def join(self, replica: Process) -> None:
@@ -163,8 +169,8 @@ class Cluster:
         assert named is not None
         return self.replicas[named[1]]
 
-    def _started(self, name: str, order: bytes) -> Process:
-        command = [sys.executable, "-W", "error", *self.program]
+    def _started(self, name: str, order: bytes, *options: str) -> Process:
+        command = [sys.executable, "-W", "error", *self.program, *options]
         child = subprocess.Popen(
             command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, env=process_environment(), process_group=0
         )

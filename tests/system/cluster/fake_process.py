@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+import time
 from pathlib import Path
 
 from inferd_runtime.cluster.process import run_process
@@ -26,5 +27,13 @@ def fake_commands() -> Commands:
     )
 
 
+def skew_clock(seconds: float) -> None:
+    """Have the time of day be wrong."""
+    right = time.time
+    time.time = lambda: right() + seconds
+
+
 if __name__ == "__main__":
+    for option in sys.argv[1:]:
+        skew_clock(float(option.removeprefix("--skew=")))
     sys.exit(run_process(fake_commands()))

@@ -4,17 +4,19 @@ from __future__ import annotations
 
 from collections.abc import Awaitable, Callable
 
+import anyio
 import httpx
 import msgspec
 import pytest
 import websockets
+from prometheus_client.parser import text_string_to_metric_families
 
 from inferd_runtime.cluster.hop import hop_authorization
 from inferd_runtime.cluster.messages import RUN_ID
 from inferd_runtime.server.tenancy.quotas import Role
 from inferd_runtime.server.tenancy.tokens import TokenRights
 
-from .conftest import ANN, BOB, CID, DAN, EVE, KEY, ROOT, Cluster, until
+from .conftest import ANN, BOB, CID, DAN, EVE, FAY, KEY, ROOT, Cluster, until
 
 pytestmark = pytest.mark.anyio
 HELLO = "async def main(word: str = 'x'):\n    print('hello', word)\n    return word\n"
@@ -128,6 +130,74 @@ async def test_a_front_that_was_killed_finds_runs_and_programs_again(cluster: Cl
     await cluster.client.post(f"/v1/runs/{run['id']}/messages", json={"message": 5})
     assert (await cluster.finished(run["id"]))["result"] == 5
     assert {"p", "waits"} <= {one["name"] for one in (await cluster.client.get("/v1/programs")).json()["programs"]}
+
+
+async def test_a_launch_that_is_repeated_starts_once_at_whatever_front(cluster: Cluster) -> None:
+    """Also where several come at once, and where the front was killed in between: another one would choose another replica."""
+    assert cluster.front is not None
+    await _end_all(cluster)
+    await cluster.upload(WAITS)
+
+    async def launched(key: str) -> str:
+        answer = await cluster.client.post("/v1/runs", json={"program": "p"}, headers={"Idempotency-Key": key})
+        assert answer.status_code in (200, 201), answer.text
+        return str(answer.json()["id"])
+
+    same: list[str] = []
+    async with anyio.create_task_group() as tasks:
+        for _ in range(8):
+            tasks.start_soon(_append, same, launched("at-once"))
+    assert len(set(same)) == 1
+    first = [await launched(f"again-{number}") for number in range(6)]
+    assert len({RUN_ID.fullmatch(run)[1] for run in first}) == 2  # type: ignore[index]
+    await cluster.front.kill()
+    await cluster.start_front()
+    assert [await launched(f"again-{number}") for number in range(6)] == first
+    assert await launched("at-once") == same[0]
+    await _end_all(cluster)
+
+
+async def _append(values: list[str], coming: Awaitable[str]) -> None:
+    values.append(await coming)
+
+
+async def test_finished_runs_are_kept_over_all_replicas_by_what_the_tenant_may_have(cluster: Cluster) -> None:
+    """Six, of a tenant whose sessions are on one replica, and then on the other."""
+    headers = {"Authorization": f"Bearer {FAY}"}
+    upload = {"files": {"main.py": HELLO}, "name": "p"}
+    assert (await cluster.client.post("/v1/programs", json=upload, headers=headers)).status_code == 201
+    begun: list[str] = []
+
+    async def ended(session: str) -> str:
+        own = {**headers, "x-session-id": session}
+        run = (await cluster.client.post("/v1/runs", json={"program": "p"}, headers=own)).json()["id"]
+        assert (await cluster.client.get(f"/v1/runs/{run}/events", headers=headers)).status_code == 200
+        begun.append(run)
+        return str(run)
+
+    async def newest_six() -> bool:
+        runs = (await cluster.client.get("/v1/runs", headers=headers)).json()["runs"]
+        return [run["id"] for run in runs] == begun[:-7:-1]
+
+    for _ in range(9):
+        await ended("one")
+    await until(newest_six)
+    at, number = RUN_ID.fullmatch(begun[0])[1], 0  # type: ignore[index]
+    while RUN_ID.fullmatch(begun[-1])[1] == at:  # type: ignore[index]
+        number += 1
+        await ended(f"other-{number}")
+        await until(newest_six)
+    for _ in range(3):
+        await ended(f"other-{number}")
+    await until(newest_six)
+    assert len({RUN_ID.fullmatch(run)[1] for run in begun[-6:]}) == 2  # type: ignore[index]
+
+
+async def test_figures_of_all_replicas_are_on_one_page(cluster: Cluster) -> None:
+    page = (await cluster.client.get("/metrics", headers={"Authorization": f"Bearer {ROOT}"})).text
+    found = {one.name: one for one in text_string_to_metric_families(page)}
+    assert found["inferd_cluster_replicas_usable"].samples[0].value == 2
+    assert {one.labels["replica"] for one in found["inferd_engine_up"].samples} == cluster.replicas.keys()
 
 
 async def test_a_tenant_launches_no_more_over_all_replicas_than_it_may(cluster: Cluster) -> None:

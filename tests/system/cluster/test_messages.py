@@ -12,7 +12,12 @@ import msgspec
 import pytest
 from websockets.asyncio.client import ClientConnection, connect
 
-from .conftest import ANN, BOB, EVE, Cluster, Process, until
+from inferd import mcp
+from inferd.transport.websocket import Connection
+from inferd_runtime.cluster.hop import hop_authorization
+from inferd_runtime.server.tenancy.tokens import TokenRights
+
+from .conftest import ANN, BOB, EVE, KEY, Cluster, Process, until
 
 pytestmark = pytest.mark.anyio
 WAITS = "import worker\nasync def main():\n    return await worker.receive()\n"
@@ -128,6 +133,53 @@ async def test_what_nobody_pulled_is_gone_with_the_tenants_last_run_or_script(cl
             return bool(found["values"] == [])  # what it found goes back when it leaves
 
     await until(is_empty)
+
+
+async def test_tools_that_a_script_offers_are_found_and_called_from_the_other_replica(cluster: Cluster) -> None:
+    async with two(cluster) as (owner, user), script(cluster, BOB) as stranger:
+        await owner.ask("mcp.offer", server="desk")
+        await owner.ask("mcp.offer", server="own", run="run-1")
+        assert (await user.ask("mcp.servers"))["servers"] == ["desk"]
+        assert (await stranger.ask("mcp.servers"))["servers"] == []
+        assert (await user.ask("mcp.offer", server="desk"))[0] == "client.invalid"
+        for caller, server in ((stranger, "desk"), (user, "own"), (user, "none")):
+            assert (await caller.ask("mcp.list_tools", server=server))[0] == "client.not_found"
+        await user.send("mcp.call_tool", server="desk", tool="add", arguments={"a": [1, {}]}, timeout_s=20.0)
+        call = await owner.ask("mcp.next_call", server="desk")
+        assert (call["op"], call["request"]["arguments"]) == ("mcp.call_tool", {"a": [1, {}]})
+        reply = {"content": [], "structured": 3, "is_error": False}
+        await owner.ask("mcp.answer", server="desk", number=call["number"], reply=reply)
+        assert await user.answer() == reply
+        await user.send("mcp.list_tools", server="desk")
+        await owner.ask("mcp.next_call", server="desk")
+        await cluster.kill(owner.at)
+        assert (await user.answer())[0] == "unavailable"
+        assert (await user.ask("mcp.servers"))["servers"] == []
+
+
+async def test_an_offer_is_made_again_once_there_is_another_front(cluster: Cluster) -> None:
+    """As a program does it, which outlives the front: here a client of the SDK whose connection is to a replica itself."""
+
+    class Desk:
+        async def list_tools(self) -> Any:
+            return {"tools": []}
+
+        async def call_tool(self, name: str, arguments: dict[str, Any]) -> Any:
+            return {"content": [{"type": "text", "text": name}]}
+
+    replica = next(iter(cluster.replicas.values()))
+    assert cluster.front is not None
+    own = hop_authorization(KEY, TokenRights("ann")).removeprefix("Bearer ")
+    async with Connection("ws" + replica.url.removeprefix("http"), own), mcp.offer("lasting", Desk()):
+        await cluster.front.kill()
+        await cluster.start_front()
+
+        async def answers() -> bool:
+            async with script(cluster) as other:
+                said = await other.ask("mcp.call_tool", server="lasting", tool="x", arguments={}, timeout_s=20.0)
+                return isinstance(said, dict) and said["content"][0]["text"] == "x"
+
+        await until(answers)
 
 
 async def test_launches_of_programs_count_over_all_replicas(cluster: Cluster) -> None:

@@ -54,16 +54,24 @@ class Admission:
     chat_program: str = ""
 
     @contextmanager
-    def launch(self, tenant: str) -> Iterator[AdmittedLaunch]:
-        """Count a launch. Raises LimitExceeded where the tenant has too many runs, or launches too often."""
+    def launch(self, tenant: str, size: int) -> Iterator[AdmittedLaunch]:
+        """Count a launch with so many bytes of arguments. Raises LimitExceeded where the tenant has too many runs, or launches
+        too often.
+        """
         self._check_runs(tenant)
+        self.check_room(tenant, size)
         self.use.admit_launch(tenant)
-        admitted = AdmittedLaunch(self.active, self.active.begin(tenant))
+        admitted = AdmittedLaunch(self.active, self.active.begin(tenant, size))
         try:
             yield admitted
         finally:
             if not admitted.has_run:
                 self.active.drop(admitted.number)
+
+    def child(self, tenant: str) -> None:
+        """Count a launch of a program's or script's own, whose run its replica counts. Raises LimitExceeded."""
+        self.check_room(tenant, 1)
+        self.use.admit_launch(tenant)
 
     async def request(self, tenant: str, path: str, body: bytes) -> None:
         """Count a request of an LLM client, where it is one that is answered by a launch. Raises LimitExceeded."""
@@ -75,6 +83,13 @@ class Admission:
         self.use.admit_launch(tenant)
         if is_run:
             self.active.placed(self.active.begin(tenant), "", time.monotonic() + LAUNCH_SECONDS)
+
+    def check_room(self, tenant: str, size: int) -> None:
+        """Raise LimitExceeded if so many bytes more are beyond what the tenant's runs that are not over may hold."""
+        most, held = self.use.quotas(tenant).kept_bytes, self.active.held(tenant)
+        if most and held + size > most:
+            message = f"the tenant's runs that are not over hold {held} bytes already"
+            raise quota_exceeded("kept_bytes", most, message, RETRY_SECONDS)
 
     def _check_runs(self, tenant: str) -> None:
         """Raise LimitExceeded where so many runs go on, or wait, that one more would be beyond the quotas."""

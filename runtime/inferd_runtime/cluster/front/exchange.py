@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import time
+
 from inferd_runtime.cluster.active_runs import ActiveRuns
 from inferd_runtime.cluster.front.token_charges import TokenCharges
-from inferd_runtime.cluster.messages import KV_PAGES, RUNS, FrontOrder, ReplicaReport
+from inferd_runtime.cluster.kept_shares import KeptShares
+from inferd_runtime.cluster.messages import FETCH_RATE, FETCHES, KV_PAGES, RUNS, FrontOrder, ReplicaReport
 from inferd_runtime.cluster.tenant_shares import ServedElsewhere, TenantShares
 from inferd_runtime.server.tenancy.tenant_use import TenantUse
 
@@ -22,6 +25,7 @@ class TenantExchange:
         self._tokens = TokenCharges(use)
         self._shares = TenantShares(self._totals)
         self._elsewhere = ServedElsewhere()
+        self._kept = KeptShares()
 
     def join(self, replica: str) -> None:
         """Add a replica: before it is told anything."""
@@ -36,12 +40,13 @@ class TenantExchange:
     def taken_over(self, replica: str) -> None:
         """Note that an heir has what a replica left."""
         self.active.ended(replica)
+        self._kept.left(replica)
 
     def order(self, replica: str, front: str, *, drained: bool = False, in_flight: int = 0) -> FrontOrder:
         """Return what a replica is told. ``front``: the front's private address."""
         return FrontOrder(
             front=front, drained=drained, in_flight=in_flight, parts=self._shares.parts_for(replica),
-            shares=self._shares.of(replica), elsewhere=self._elsewhere.of(replica),
+            shares=self._shares.of(replica), elsewhere=self._elsewhere.of(replica), forget=self._kept.of(replica),
         )  # fmt: skip
 
     def heard(self, report: ReplicaReport, asked_at: float) -> None:
@@ -49,13 +54,18 @@ class TenantExchange:
         self._tokens.heard(report)
         self._shares.heard(report)
         self._elsewhere.heard(report)
-        self.active.heard(report.name, report.runs, report.waiting_of, asked_at)
+        self._kept.heard(report, time.monotonic())
+        self.active.heard(report.name, report.runs, report.waiting_of, asked_at, report.held)
 
     def divide(self) -> None:
         """Change the shares to what is used and wanted."""
         self._shares.divide()
+        self._kept.divide(self._use.quotas)
 
     def _totals(self, tenant: str) -> dict[str, int]:
         quotas = self._use.quotas(tenant)
-        totals = {RUNS: quotas.runs, KV_PAGES: quotas.kv_pages or self._pages}
+        totals = {
+            RUNS: quotas.runs, KV_PAGES: quotas.kv_pages or self._pages, FETCHES: quotas.fetches,
+            FETCH_RATE: quotas.fetches_per_minute,
+        }  # fmt: skip
         return {name: total for name, total in totals.items() if total}

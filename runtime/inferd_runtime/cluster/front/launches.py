@@ -7,9 +7,8 @@ the run was begun.
 from __future__ import annotations
 
 import secrets
-from collections import OrderedDict
-from contextlib import AbstractAsyncContextManager
-from dataclasses import dataclass, field, replace
+from contextlib import AbstractAsyncContextManager, nullcontext
+from dataclasses import dataclass, replace
 
 import anyio.lowlevel
 import msgspec
@@ -19,7 +18,8 @@ from starlette.responses import Response
 from inferd.protocol import Unavailable
 from inferd_runtime.cluster.front.admission import Admission, AdmittedLaunch
 from inferd_runtime.cluster.front.hop_client import Headers, HopClient, HopRequest, ReplicaGone, hop_request
-from inferd_runtime.cluster.front.members import Launching, Member, Members
+from inferd_runtime.cluster.front.launch_homes import LaunchHomes
+from inferd_runtime.cluster.front.members import Launching, Members
 from inferd_runtime.cluster.front.proxied import OF_A_CONNECTION
 from inferd_runtime.cluster.front.start_keys import Beginning, launch_beginning
 from inferd_runtime.cluster.hop import pinned
@@ -30,7 +30,6 @@ from inferd_runtime.server.gateway.requests import launch_key
 from inferd_runtime.server.programs.library import ProgramLibrary
 
 KEY_HEADER = b"idempotency-key"
-MOST_KEYS = 10_000
 MOST_TRIES = 8
 
 
@@ -49,8 +48,7 @@ class Launches:
     programs: ProgramLibrary
     key: str
     admission: Admission
-    _homes: OrderedDict[tuple[str, str], str] = field(default_factory=OrderedDict)
-    """By tenant and a client's key the replica that was asked."""
+    homes: LaunchHomes
 
     async def launch(self, request: Request, body: bytes) -> Response:
         """Answer a launch."""
@@ -63,11 +61,12 @@ class Launches:
         arguments = bytes(fields.get("arguments", b""))
         session = request.headers.get(SESSION_HEADER)
         beginning = launch_beginning("" if program is None else program[0], arguments, session)
-        home = self._homes.get((tenant, key)) if key else None
-        if home is not None:
-            return await self._placed(request, sent, home, key, beginning)
-        with self.admission.launch(tenant) as admitted:
-            return await self._placed(request, sent, None, key, beginning, admitted)
+        async with self.homes.turn(tenant, key) if key else nullcontext():
+            home = await self.homes.find(tenant, key) if key else None
+            if home is not None:
+                return await self._placed(request, sent, home, key, beginning)
+            with self.admission.launch(tenant, len(arguments)) as admitted:
+                return await self._placed(request, sent, None, key, beginning, admitted)
 
     async def _placed(
         self,
@@ -81,7 +80,8 @@ class Launches:
         tenant = request.scope[TENANT_KEY]
         for _ in range(MOST_TRIES):
             async with self._at(home, tenant, beginning) as launching:
-                self._remember(tenant, key, launching.member)
+                if key:
+                    await self.homes.keep(tenant, key, launching.member.name)
                 try:
                     answer = await self._send(request, sent, launching)
                     if launching.run and admitted is not None:
@@ -121,13 +121,6 @@ class Launches:
     def _pinned(self, fields: dict[str, msgspec.Raw], tenant: str, program: tuple[str, str, str]) -> bytes:
         reference = msgspec.json.encode(pinned(self.key, tenant, program))
         return msgspec.json.encode({**fields, "program": msgspec.Raw(reference)})
-
-    def _remember(self, tenant: str, key: str, member: Member) -> None:
-        if key:
-            self._homes[tenant, key] = member.name
-            self._homes.move_to_end((tenant, key))
-            while len(self._homes) > MOST_KEYS:
-                self._homes.popitem(last=False)
 
 
 def _fields(body: bytes) -> dict[str, msgspec.Raw]:

@@ -66,6 +66,8 @@ class Members:
         """By a replica that has ended the one that has taken over what it left."""
         self.without_heir: set[str] = set()
         """Replicas that have ended, or are not here yet, whose folders are."""
+        self.missing: set[str] = set()
+        """Those of them that were here, or whose folders were there before this front: what they had will be somewhere."""
         self._launched: dict[str, _Launched] = {}
         self._tokens = (f"start-{number}" for number in itertools.count())
         self._changed = anyio.Event()
@@ -79,6 +81,7 @@ class Members:
         log.info("replica %s has joined: %s", joining.name, joining.url)
         self.live[joining.name] = Member(joining.name, joining.url, report)
         self.without_heir.discard(joining.name)
+        self.missing.discard(joining.name)
         self.router.join(joining.name)
         self._count_runs(joining.name, report)
         self.reported(self.live[joining.name], report, time.monotonic())
@@ -90,6 +93,7 @@ class Members:
         fresh = set(report.heir_of) - set(member.report.heir_of)
         member.report, member.silent = report, 0
         self.heirs |= dict.fromkeys(report.heir_of, member.name)
+        self.missing -= fresh
         if fresh:
             self._count_runs(member.name, report)
         self._end_launched(member.name, report, asked_at)
@@ -106,6 +110,7 @@ class Members:
         log.warning("replica %s is gone", member.name)
         del self.live[member.name]
         self.without_heir.add(member.name)
+        self.missing.add(member.name)
         self._on_lost(member.name)
         gone = set(self.router.leave(member.name))
         self._launched = {run: one for run, one in self._launched.items() if one.token not in gone}
@@ -152,6 +157,7 @@ class Members:
         """Note that a replica has what another left."""
         self.heirs[name] = heir
         self.without_heir.discard(name)
+        self.missing.discard(name)
         self.wake()
 
     def any(self) -> Member:

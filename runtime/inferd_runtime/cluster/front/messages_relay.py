@@ -13,7 +13,8 @@ from websockets.asyncio.client import ClientConnection, connect
 from websockets.exceptions import ConnectionClosed, InvalidHandshake
 
 from inferd.protocol import InferdError, InvalidRequest
-from inferd_runtime.cluster.active_runs import ActiveRuns
+from inferd_runtime.cluster.front.admission import Admission
+from inferd_runtime.cluster.front.cluster_offers import ClusterOffers
 from inferd_runtime.cluster.front.hop_client import CONNECT_SECONDS
 from inferd_runtime.cluster.front.members import Member, Members
 from inferd_runtime.cluster.hop import hop_authorization
@@ -34,7 +35,6 @@ from inferd_runtime.server.services.table import Answer, ServiceDesk, ServiceTab
 from inferd_runtime.server.services.topics.families import join_messages
 from inferd_runtime.server.services.topics.kept_values import KeptValues
 from inferd_runtime.server.services.wires import JSON_WIRE
-from inferd_runtime.server.tenancy.tenant_use import TenantUse
 
 LOOK_SECONDS = 0.25
 """How often it is looked for replicas without a connection, and for tenants that have nothing running any more."""
@@ -47,8 +47,7 @@ class MessagesRelay:
 
     members: Members
     key: str
-    use: TenantUse
-    active: ActiveRuns
+    admission: Admission
     kept: KeptValues
     tasks: anyio.abc.TaskGroup
     _linked: set[str] = field(default_factory=set)
@@ -58,6 +57,7 @@ class MessagesRelay:
     def __post_init__(self) -> None:
         self.table = ServiceTable(self.tasks)
         join_messages(self.table, self.kept)
+        self.table.join(ClusterOffers())
 
     async def run(self) -> None:
         """Keep a connection to every replica."""
@@ -88,12 +88,14 @@ class MessagesRelay:
     def desk(self, ask: Ask, link: _ReplicaLink) -> ServiceDesk:
         """Return the desk of a replica's caller that asks for the first time."""
         self._tenants.add(ask.tenant)
-        return self.table.open_desk(Caller(ask.tenant, ask.id), JSON_WIRE, partial(link.answer, ask.caller))
+        return self.table.open_desk(
+            Caller(ask.tenant, ask.id, key=ask.key), JSON_WIRE, partial(link.answer, ask.caller)
+        )
 
     def _forget_idle(self) -> None:
         """Drop what is in the queues of tenants that have neither a run nor a script's session on any replica."""
         for tenant in list(self._tenants):
-            if not self.active.count(tenant) and not self.use.sockets.held(tenant):
+            if not self.admission.active.count(tenant) and not self.admission.use.sockets.held(tenant):
                 self._tenants.discard(tenant)
                 self.table.idle(tenant)
 
@@ -151,7 +153,7 @@ class _ReplicaLink:
 
     def _admit_launch(self, ask: Ask) -> None:
         try:
-            self._relay.use.admit_launch(ask.tenant)
+            self._relay.admission.child(ask.tenant)
         except InferdError as error:
             return self.answer(ask.caller, Answer(ask.ticket, False, JSON_WIRE.error(error)))
         self.answer(ask.caller, Answer(ask.ticket, True, b"{}"))

@@ -19,6 +19,7 @@ from inferd_runtime import __version__
 from inferd_runtime.cluster.front.hop_client import HopClient, HopRequest, hop_request
 from inferd_runtime.cluster.front.members import Member, Members
 from inferd_runtime.server.gateway.auth import ROLE_KEY, TENANT_KEY, AccessTokens, require_admin
+from inferd_runtime.server.gateway.metric_families import family
 from inferd_runtime.server.gateway.openapi_route import document_route
 from inferd_runtime.server.gateway.replies import program_json, reply
 from inferd_runtime.server.gateway.requests import read_bytes
@@ -27,7 +28,8 @@ from inferd_runtime.server.tenancy.quotas import Role
 from inferd_runtime.server.tenancy.tenant_use import TenantUse
 from inferd_runtime.settings.settings import Settings
 
-SECONDS = 30.0
+SECONDS = 8.0
+"""How long a replica may take to answer: whoever collects figures waits for ten seconds, as a rule."""
 METRICS_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 
 
@@ -118,6 +120,9 @@ class OwnRoutes:
 
     async def list_runs(self, request: Request) -> Response:
         """Answer the tenant's runs of all replicas without their results, newest first."""
+        with anyio.move_on_after(SECONDS):  # what replicas that ended left is an heir's before long
+            while self.members.missing:
+                await self.members.change()
         answers = await self._asked(hop_request(request, self.key))
         runs = [run for _, data in answers for run in msgspec.json.decode(data)["runs"]]
         return reply({"runs": sorted(runs, key=lambda run: -run["created_at"])})
@@ -145,15 +150,24 @@ class OwnRoutes:
         """Answer the figures of all replicas, each with the label ``replica``; to whom, the replicas decide."""
         if self.settings.metrics_for == "admin":
             require_admin(request.scope)
-        families: dict[str, Metric] = {}
+        families = {one.name: one for one in self._own_figures()}
         for member, data in await self._asked(hop_request(request, self.key)):
-            for family in text_string_to_metric_families(data.decode()):
-                kept = families.setdefault(family.name, Metric(family.name, family.documentation, family.type))
-                kept.samples += [one._replace(labels={**one.labels, "replica": member.name}) for one in family.samples]
+            for found in text_string_to_metric_families(data.decode()):
+                kept = families.setdefault(found.name, Metric(found.name, found.documentation, found.type))
+                kept.samples += [one._replace(labels={**one.labels, "replica": member.name}) for one in found.samples]
         return Response(generate_latest(_Page(families)), headers={"content-type": METRICS_TYPE})
 
+    def _own_figures(self) -> list[Metric]:
+        members = self.members
+        figures = (
+            ("inferd_cluster_replicas", "Replicas that are there.", len(members.live)),
+            ("inferd_cluster_replicas_usable", "Replicas that take runs.", len(members.usable())),
+            ("inferd_cluster_without_heir", "Replicas that ended, or begin, with a folder.", len(members.without_heir)),
+        )
+        return [family(name, text, (), [((), value)]) for name, text, value in figures]
+
     async def _asked(self, request: HopRequest) -> list[tuple[Member, bytes]]:
-        """Return what each replica answers; those that do not are left out."""
+        """Return what each replica answers; those that do not, or have not for a while, are left out."""
         answers: list[tuple[Member, bytes]] = []
 
         async def ask(member: Member) -> None:
@@ -165,7 +179,8 @@ class OwnRoutes:
 
         async with anyio.create_task_group() as tasks:
             for member in list(self.members.live.values()):
-                tasks.start_soon(ask, member)
+                if not member.silent:
+                    tasks.start_soon(ask, member)
         return answers
 
 

@@ -21,6 +21,7 @@ OF_A_CONNECTION = frozenset({b"connection", b"date", b"keep-alive", b"server", b
 """Headers that the front's own server writes."""
 MOST_TRIES = 4
 """Replicas that a request is offered to, one after the other, while none has got it."""
+AGAIN_SECONDS = 0.05
 Choose = Callable[[], AbstractAsyncContextManager[Member]]
 log = logging.getLogger("inferd.cluster")
 
@@ -28,7 +29,8 @@ log = logging.getLogger("inferd.cluster")
 class ProxiedResponse(Response):
     """Sends a request to the replica that ``choose`` yields. One that is not there is reported, and another one is chosen.
 
-    A replica that ends before its answer begins makes the request fail with ReplicaGone, because it may have done what was asked.
+    A replica that ends before its answer begins makes the request fail with ReplicaGone, because it may have done what was asked;
+    a GET, which does nothing, is asked again.
     """
 
     def __init__(self, hop: HopClient, members: Members, request: HopRequest, choose: Choose) -> None:
@@ -36,6 +38,7 @@ class ProxiedResponse(Response):
         self._members = members
         self._request = request
         self._choose = choose
+        self._begun = False
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Answer, until the answer is complete or the client has left."""
@@ -47,11 +50,14 @@ class ProxiedResponse(Response):
                 async with self._choose() as member:
                     with self._members.watched(member):
                         async with self._hop.stream(member.url, self._request) as answer:
+                            self._begun = True
                             await pass_back(answer, scope, send)
                 return
             except ReplicaGone as gone:
-                if gone.reached or not left:
+                again = not gone.reached or self._request.method == b"GET"
+                if self._begun or not again or not left:
                     raise
+                await anyio.sleep(AGAIN_SECONDS)
 
 
 async def pass_back(answer: httpcore.Response, scope: Scope, send: Send) -> None:

@@ -6,7 +6,9 @@ from collections import OrderedDict
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
+from urllib.parse import quote
 
+import anyio
 import anyio.to_thread
 import msgspec
 from starlette.requests import Request
@@ -14,7 +16,7 @@ from starlette.responses import Response
 from starlette.routing import BaseRoute, Route, WebSocketRoute
 from starlette.websockets import WebSocket
 
-from inferd.protocol import InferdError, NotFound
+from inferd.protocol import InferdError, NotFound, Unavailable
 from inferd_runtime.cluster.front.admission import RESPONSES, Admission
 from inferd_runtime.cluster.front.hop_client import (
     OK,
@@ -24,7 +26,7 @@ from inferd_runtime.cluster.front.hop_client import (
     hop_request,
 )
 from inferd_runtime.cluster.front.launches import Launches
-from inferd_runtime.cluster.front.members import Member, Members
+from inferd_runtime.cluster.front.members import HEIR_SECONDS, Member, Members
 from inferd_runtime.cluster.front.proxied import Choose, ProxiedResponse
 from inferd_runtime.cluster.front.run_stream import RunStream
 from inferd_runtime.cluster.front.socket_relay import relay_session
@@ -39,6 +41,7 @@ METHODS = ["GET", "POST", "DELETE"]
 PRIVATE = "/cluster/"
 MOST_RESPONSES = 50_000
 SECONDS = 30.0
+AGAIN_SECONDS = 0.1
 
 
 class _Follows(msgspec.Struct, frozen=True):
@@ -144,38 +147,51 @@ class ClusterApi:
         if previous is None:
             return await self._placed(request, body)
         await self._admit(request, body)
-        return self._at(await self._home(request, previous), hop_request(request, self.key, body))
+        return self._with(previous, request, body)
 
     async def of_response(self, request: Request) -> Response:
         """Ask who has the response."""
-        body = await self._body(request)
-        return self._at(
-            await self._home(request, request.path_params["response"]), hop_request(request, self.key, body)
-        )
+        return self._with(request.path_params["response"], request, await self._body(request))
 
-    def _at(self, member: Member, sent: HopRequest) -> Response:
+    def _with(self, response: str, request: Request, body: bytes) -> Response:
+        """Pass a request on to who has a response."""
+
         @asynccontextmanager
         async def choose() -> AsyncIterator[Member]:
+            member = await self._home(request, response)
             with self.members.answering(member):
                 yield member
 
-        return self._proxied(sent, choose)
+        return self._proxied(hop_request(request, self.key, body), choose)
 
     async def _home(self, request: Request, response: str) -> Member:
-        """Return who has a response: each replica is asked once, and any is who says that it is not there."""
-        known = self._responses.get(response)
-        member = None if known is None else self.members.live.get(self.members.heir(known))
-        if member is not None:
-            return member
+        """Return who has a response. If nobody does, any says that it is not there: once all that ended have heirs.
+
+        Raises Unavailable if that takes too long.
+        """
+        with anyio.move_on_after(HEIR_SECONDS):
+            while True:
+                known = self._responses.get(response)
+                member = None if known is None else self.members.live.get(self.members.heir(known))
+                member = member or await self._found(request, response)
+                if member is not None or not self.members.missing:
+                    return member or self.members.any()
+                await anyio.sleep(AGAIN_SECONDS)
+        raise Unavailable(
+            "a replica that may have had it has ended, and nobody has taken over from it", retry_after_s=1.0
+        )
+
+    async def _found(self, request: Request, response: str) -> Member | None:
+        """Ask each replica for a response."""
         asked = hop_request(request, self.key)
-        asked = HopRequest(b"GET", f"{RESPONSES}/{response}".encode(), asked.headers)
+        asked = HopRequest(b"GET", f"{RESPONSES}/{quote(response, safe='')}".encode(), asked.headers)
         for one in list(self.members.live.values()):
             if await self._has(one, asked):
                 self._responses[response] = one.name
                 while len(self._responses) > MOST_RESPONSES:
                     self._responses.popitem(last=False)
                 return one
-        return self.members.any()
+        return None
 
     async def _has(self, member: Member, asked: HopRequest) -> bool:
         try:

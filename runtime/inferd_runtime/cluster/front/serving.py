@@ -12,6 +12,7 @@ import anyio
 from inferd_runtime.cluster.front.admission import Admission
 from inferd_runtime.cluster.front.exchange import TenantExchange
 from inferd_runtime.cluster.front.hop_client import HopClient
+from inferd_runtime.cluster.front.launch_homes import open_launch_homes
 from inferd_runtime.cluster.front.launches import Launches
 from inferd_runtime.cluster.front.members import Members
 from inferd_runtime.cluster.front.messages_relay import MessagesRelay
@@ -103,15 +104,17 @@ async def open_front(order: FrontStart) -> AsyncIterator[ClusterFront]:
         programs = await stack.enter_async_context(library)
         watcher = Watcher(hop, members, order.key, settings.data_dir, private.url, exchange)
         watcher.look()
+        members.missing |= members.without_heir
         own = OwnRoutes(settings, programs, members, hop, order.key, use, entrance.tokens)
         admission = Admission(use, exchange.active, members, programs, settings.chat_program)
-        launches = Launches(hop, members, programs, order.key, admission)
+        homes = await stack.enter_async_context(open_launch_homes(settings.data_dir))
+        launches = Launches(hop, members, programs, order.key, admission, homes)
         api = ClusterApi(hop, members, launches, admission, order.key, use, settings.max_body_bytes)
         tasks = await stack.enter_async_context(background_tasks())
         tasks.start_soon(watcher.watch)
         kept = await stack.enter_async_context(open_kept_values(settings.data_dir / QUEUES_FILE, use.quotas))
         calls = await stack.enter_async_context(background_tasks())
-        tasks.start_soon(MessagesRelay(members, order.key, use, exchange.active, kept, calls).run)
+        tasks.start_soon(MessagesRelay(members, order.key, admission, kept, calls).run)
         inner = make_app(PrivateRoutes(programs, watcher).routes(), private.tokens, private.front)
         await stack.enter_async_context(serve_app(inner, settings, private))
         outer = make_app([*own.routes(), *api.routes()], entrance.tokens, entrance.front)

@@ -3,16 +3,52 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 import os
 import signal
 import subprocess
+import time
+from collections.abc import Awaitable, Callable
 
 import msgspec
 
-from inferd.protocol import Unavailable
+from inferd.protocol import InferdError, Unavailable
+from inferd_runtime.cluster.front.hop_client import HopClient, HopRequest, ReplicaGone
 from inferd_runtime.cluster.front.serving import FrontStart
 from inferd_runtime.cluster.process import Ready, process_command, process_environment, process_order
 from inferd_runtime.cluster.replica.serving import ReplicaOrder
+
+LIVE_PATH = b"/livez"
+ANSWER_SECONDS, LOOK_SECONDS = 10.0, 2.0
+HUNG_SECONDS = 60.0
+"""How long a process may not answer even that it is alive."""
+log = logging.getLogger("ray.serve")
+
+
+async def kill_if_hung(
+    child: subprocess.Popen[bytes], answers: Callable[[], Awaitable[bool]],
+    seconds: float = HUNG_SECONDS, pause: float = LOOK_SECONDS,
+) -> None:  # fmt: skip
+    """Ask a process again and again, until it has ended; kill it once it has not answered for so many seconds."""
+    since = time.monotonic()
+    while child.poll() is None:
+        if await answers():
+            since = time.monotonic()
+        elif time.monotonic() - since > seconds:
+            log.error("the process %d does not answer: it is killed", child.pid)
+            child.kill()
+        await asyncio.sleep(pause)
+
+
+async def _answers(hop: HopClient, url: str) -> bool:
+    """Return whether a process answers anything."""
+    try:
+        await hop.ask(url, HopRequest(b"GET", LIVE_PATH, []), ANSWER_SECONDS)
+    except ReplicaGone:
+        return False
+    except InferdError:  # it has no such route
+        return True
+    return True
 
 
 class ClusterProcess:
@@ -40,6 +76,14 @@ class ClusterProcess:
         """Raise Unavailable if the process has ended."""
         if self._child.poll() is not None:
             raise Unavailable(f"the process has ended with code {self._child.returncode}")
+
+    async def watch(self, url: str) -> None:
+        """Kill the process when it has not answered at ``url`` for HUNG_SECONDS, as it may hang: another one is started then."""
+        hop = HopClient()
+        try:
+            await kill_if_hung(self._child, lambda: _answers(hop, url))
+        finally:
+            await hop.close()
 
     async def end(self, seconds: float) -> None:
         """Ask it to end in order; kill it after so many seconds."""

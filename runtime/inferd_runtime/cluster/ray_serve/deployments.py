@@ -44,6 +44,7 @@ class ServeFront:
         self._child = ClusterProcess(start)
         self._ready = await self._child.ready()
         self._hop = HopClient()
+        self._watching = asyncio.get_running_loop().create_task(self._child.watch(self._ready.private_url))
 
     async def address(self) -> str:
         """Return the address for clients."""
@@ -76,7 +77,9 @@ class ServeReplica:
         self._ready = await self._child.ready()
         self._demand: dict[str, float] = {JOBS: 0.0, KV_USE: 0.0}
         await self._announce_once(order.name)
-        self._announcing = asyncio.get_running_loop().create_task(self._announce(order.name))
+        loop = asyncio.get_running_loop()
+        self._announcing = loop.create_task(self._announce(order.name))
+        self._watching = loop.create_task(self._child.watch(self._ready.url))
 
     async def process(self) -> Ready:
         """Return what the process said when it was ready."""

@@ -5,17 +5,19 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 
-from inferd_runtime.cluster.messages import KV_PAGES, RUNS, FrontOrder
+from inferd_runtime.cluster.messages import FETCH_RATE, FETCHES, KV_PAGES, RUNS, FrontOrder
 from inferd_runtime.cluster.quota_shares import QuotaShare, QuotaUse, first_share
 from inferd_runtime.server.tenancy.quotas import NOTHING, Quotas, QuotasOf, same_for_all
+
+DIVIDED = (RUNS, KV_PAGES, FETCHES, FETCH_RATE)
 
 
 @dataclass
 class ReplicaQuotas:
     """What the front has told this replica. ``whole`` are the quotas in the whole cluster; ``pages`` of KV, where it says none.
 
-    What is remembered of runs that are over, and fetches, are not told: each replica has an even part. All of a tenant's runs may
-    wait here, for a share or for a worker: the front admits no more than there may be.
+    All of a tenant's runs may wait here, for a share or for a worker: the front admits no more than there may be. What is
+    remembered of runs that are over may all be here, too: the front tells what is to be forgotten.
     """
 
     whole: QuotasOf = field(default_factory=lambda: same_for_all(Quotas()))
@@ -41,11 +43,13 @@ class ReplicaQuotas:
         whole = self.whole(tenant)
         return replace(
             whole, sockets=0, connections=0, programs=0, tokens_per_minute=0, launches_per_minute=0,
-            runs=(self.share(tenant, RUNS).amount or NOTHING) if whole.runs else 0,
             waiting=whole.waiting + whole.runs if whole.waiting and whole.runs else whole.waiting,
-            kept_runs=self._even(whole.kept_runs), kept_bytes=self._even(whole.kept_bytes),
-            fetches=self._even(whole.fetches), fetches_per_minute=self._even(whole.fetches_per_minute),
+            runs=self._allowed(tenant, RUNS), fetches=self._allowed(tenant, FETCHES),
+            fetches_per_minute=self._allowed(tenant, FETCH_RATE),
         )  # fmt: skip
+
+    def _allowed(self, tenant: str, quota: str) -> int:
+        return (self.share(tenant, quota).amount or NOTHING) if self.total(tenant, quota) else 0
 
     def share(self, tenant: str, quota: str) -> QuotaShare:
         """Return the share of a quota that is divided: the one that the front told, else an even part."""
@@ -54,8 +58,8 @@ class ReplicaQuotas:
 
     def total(self, tenant: str, quota: str) -> int:
         """Return what a tenant may hold in the whole cluster; 0: no limit."""
-        whole = self.whole(tenant)
-        return whole.runs if quota == RUNS else whole.kv_pages or self.pages
+        whole: int = getattr(self.whole(tenant), quota)
+        return whole or (self.pages if quota == KV_PAGES else 0)
 
     def ordered(self, order: FrontOrder) -> None:
         """Take in what the front says. Its shares are older than those that are here only if another front's are."""
@@ -67,12 +71,14 @@ class ReplicaQuotas:
             for tenant, told in order.shares.items()
         }
 
-    def uses(self, used: Mapping[str, Mapping[str, int]], wanted: Mapping[str, int]) -> dict[str, dict[str, QuotaUse]]:
+    def uses(
+        self, used: Mapping[str, Mapping[str, int]], wanted: Mapping[str, Mapping[str, int]]
+    ) -> dict[str, dict[str, QuotaUse]]:
         """Return what to tell the front: of all tenants that use something here or have been told a share.
 
-        ``used``: by quota and tenant; ``wanted``: runs that the tenants would have if there was no limit.
+        ``used``: by quota and tenant; ``wanted``: what they would use if there was no limit, where that is more.
         """
-        tenants = {tenant for of in (*used.values(), wanted, self._shares) for tenant in of}
+        tenants = {tenant for of in (*used.values(), *wanted.values(), self._shares) for tenant in of}
         return {tenant: self._uses_of(tenant, used, wanted) for tenant in sorted(tenants)}
 
     def short_of_workers(self, running: Mapping[str, int], waiting: Mapping[str, int]) -> dict[str, int]:
@@ -94,19 +100,16 @@ class ReplicaQuotas:
         return {name: seconds for name, seconds in since.items() if seconds > 0}
 
     def _uses_of(
-        self, tenant: str, used: Mapping[str, Mapping[str, int]], wanted: Mapping[str, int]
+        self, tenant: str, used: Mapping[str, Mapping[str, int]], wanted: Mapping[str, Mapping[str, int]]
     ) -> dict[str, QuotaUse]:
         found = {}
-        for what in (RUNS, KV_PAGES):
+        for what in DIVIDED:
             if self.total(tenant, what):
                 here = used.get(what, {}).get(tenant, 0)
-                more = wanted.get(tenant, 0) if what == RUNS else here
+                more = wanted.get(what, {}).get(tenant, here)
                 found[what] = QuotaUse(self.share(tenant, what), here, more)
         return found
 
     def _newer(self, tenant: str, quota: str, told: QuotaShare) -> QuotaShare:
         known = self._shares.get(tenant, {}).get(quota)
         return told if known is None or told.number >= known.number else known
-
-    def _even(self, whole: int) -> int:
-        return -(-whole // max(self._parts, 1))

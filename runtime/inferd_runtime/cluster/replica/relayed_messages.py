@@ -31,7 +31,7 @@ from inferd_runtime.server.services.wires import JSON_WIRE, JsonText
 LINK_SECONDS = 5.0
 """How long an operation waits for the front to be there."""
 NOT_THERE = "the cluster's front is not there: messages between programs wait for it"
-LOST = "the cluster's front was lost: subscriptions have ended, and values not yet pulled are gone, but for durable queues'"
+LOST = "the cluster's front was lost: subscriptions and offers ended, and values not yet pulled are gone, but for durable queues'"
 ANSWERS = msgspec.msgpack.Decoder(list[Answered])
 
 
@@ -80,16 +80,23 @@ class RelayedMessages:
         """Count a launch of a program's own at the front. Raises LimitExceeded, Unavailable."""
         await self._ask(ADMIT_LAUNCH, caller, b"{}", loses=False)
 
+    async def ask(self, op: str, caller: Caller, request: Any, *, loses: bool = False) -> Any:
+        """Return the front's reply to an operation of its. Raises its error, and Unavailable.
+
+        ``loses``: the caller has something there now that a lost front loses, of which it hears.
+        """
+        return await self._ask(op, caller, JSON_WIRE.write(request), loses=loses)
+
     async def _relay(self, op: str, caller: Caller, request: Any) -> Any:
         """Return the front's reply. Raises its error, and Unavailable."""
-        return await self._ask(op, caller, JSON_WIRE.write(request), loses=not getattr(request, "durable", False))
+        return await self.ask(op, caller, request, loses=not getattr(request, "durable", False))
 
     async def _ask(self, op: str, caller: Caller, payload: bytes, *, loses: bool) -> Any:
         link = await self._there()
         known, ticket = self._known(caller, link, loses), next(self._numbers)
         waiting = self._open[ticket] = _Open(caller)
         known.open.add(ticket)
-        link.put(Ask(known.number, ticket, caller.tenant, caller.id, op, payload))
+        link.put(Ask(known.number, ticket, caller.tenant, caller.id, op, payload, caller.offer_key))
         try:
             await waiting.done.wait()
         except BaseException:

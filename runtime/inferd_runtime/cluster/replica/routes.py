@@ -5,6 +5,7 @@ from __future__ import annotations
 import shutil
 import time
 from dataclasses import dataclass, field
+from pathlib import Path
 
 import anyio
 import anyio.to_thread
@@ -16,6 +17,8 @@ from inferd.protocol import InferdError, InvalidRequest
 from inferd_runtime.carriable import read_json
 from inferd_runtime.cluster.hop import require_cluster
 from inferd_runtime.cluster.messages import (
+    KEPT_RESPONSES,
+    KEPT_RUNS,
     KV_PAGES,
     REPLICA_NAME,
     REPORT_PATH,
@@ -35,6 +38,7 @@ from inferd_runtime.server.gateway.replies import reply
 from inferd_runtime.server.processes.folder_lock import locked_folders
 from inferd_runtime.server.response_store.response_store import RESPONSES_FILE, ResponseStore
 from inferd_runtime.server.supervisor.runtime import Runtime
+from inferd_runtime.server.tenancy.kept_counts import Kept
 from inferd_runtime.session.wire import EngineStats, GetEngineStats
 
 STATS_SECONDS = 1.0
@@ -54,6 +58,7 @@ class ReplicaApi:
     _stats: EngineStats = field(default_factory=lambda: EngineStats(0, 0, 0, 0, 0))
     _asked_at: float = -STATS_SECONDS
     _taking_over: anyio.Lock = field(default_factory=anyio.Lock)
+    _was_kept: dict[str, dict[str, Kept]] = field(default_factory=dict)
 
     def routes(self) -> list[BaseRoute]:
         """Return the routing table."""
@@ -69,9 +74,12 @@ class ReplicaApi:
         order = read_json(await request.body(), "the order", FrontOrder)
         self.state.ordered(order)
         self.quotas.ordered(order)
+        self._forget(order)
         await self.exchange.exchange()
         stats, runtime, pool = await self._engine_stats(), self.runtime, self.runtime.fleet.pool
         running, waiting = pool.running_by_tenant, pool.waiting_by_tenant
+        sent = runtime.outside.http.used() if runtime.outside is not None else {}
+        used = {RUNS: running, KV_PAGES: self.exchange.pages, **sent}
         if waiting:
             runtime.fleet.apply()  # a share may have grown
         return reply(
@@ -87,10 +95,13 @@ class ReplicaApi:
                 heir_of=self.state.heir_of,
                 produced=dict(runtime.use.produced),
                 served=dict(self.exchange.served),
-                uses=self.quotas.uses({RUNS: running, KV_PAGES: self.exchange.pages}, running + waiting),
+                uses=self.quotas.uses(used, {RUNS: running + waiting}),
                 waiting_of=self.quotas.short_of_workers(running, waiting),
                 models=self._models(),
                 parts=self.quotas.parts,
+                kept=self._kept(),
+                held=runtime.runs.held,
+                now=time.monotonic(),
             )
         )
 
@@ -105,16 +116,42 @@ class ReplicaApi:
         if not REPLICA_NAME.fullmatch(name) or name == self.state.name:
             raise InvalidRequest(f"{name!r} is no other replica")
         async with self._taking_over:
-            if (folder / RUNS_FILE).exists():
-                with locked_folders(folder):
-                    await self.runtime.files.take_over(folder)  # first: runs that go on ask for theirs
-                    resumed = await self.runtime.keeper.take_over(folder / RUNS_FILE, self.runtime.resume)
-                    if (folder / RESPONSES_FILE).exists():
-                        await self.responses.take_over(folder / RESPONSES_FILE)
-                    self.state.took_over(name)
-                    await anyio.to_thread.run_sync(shutil.rmtree, folder)
-                return reply({"resumed": resumed})
-        return reply({"resumed": 0})
+            if not (folder / RUNS_FILE).exists():
+                return reply({"resumed": 0})
+            with locked_folders(folder):
+                runs = await self._taken_from(folder)
+            await self.runtime.keeper.resume(runs, self.runtime.resume)
+        return reply({"resumed": len(runs)})
+
+    async def _taken_from(self, folder: Path) -> list[str]:
+        """Have all that is in a folder here, and remove it. Return the runs that are to go on.
+
+        They do once the folder is gone: if this replica ends meanwhile, its own heir finds each run once.
+        """
+        await self.runtime.files.take_over(folder)
+        runs = await self.runtime.keeper.take_over(folder / RUNS_FILE)
+        if (folder / RESPONSES_FILE).exists():
+            await self.responses.take_over(folder / RESPONSES_FILE)
+        self.state.took_over(folder.name)
+        await anyio.to_thread.run_sync(shutil.rmtree, folder)
+        return runs
+
+    def _forget(self, order: FrontOrder) -> None:
+        """Forget what is too much over all replicas."""
+        for store, forget in (
+            (KEPT_RUNS, self.runtime.keeper.forget_oldest),
+            (KEPT_RESPONSES, self.responses.forget_oldest),
+        ):
+            for tenant, target in order.forget.get(store, {}).items():
+                forget(tenant, target)
+
+    def _kept(self) -> dict[str, dict[str, Kept]]:
+        """Return what is kept here; what it was before, while another replica's is being added, which the front counts there."""
+        if not self._taking_over.locked():
+            self._was_kept = {
+                KEPT_RUNS: dict(self.runtime.keeper.kept.of), KEPT_RESPONSES: dict(self.responses.kept.of)
+            }  # fmt: skip
+        return self._was_kept
 
     def _models(self) -> list[str]:
         if self.runtime.engine.pid is None:

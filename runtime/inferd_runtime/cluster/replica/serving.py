@@ -16,6 +16,7 @@ from inferd_runtime.cluster.messages import NAME_DIGITS, REPLICAS_FOLDER
 from inferd_runtime.cluster.replica.engine_exchange import EngineExchange
 from inferd_runtime.cluster.replica.quotas import ReplicaQuotas
 from inferd_runtime.cluster.replica.relayed_messages import RelayedMessages
+from inferd_runtime.cluster.replica.relayed_offers import RelayedOffers
 from inferd_runtime.cluster.replica.remote_programs import RemotePrograms, open_remote_library
 from inferd_runtime.cluster.replica.routes import ReplicaApi
 from inferd_runtime.cluster.replica.state import ReplicaState
@@ -88,6 +89,7 @@ async def open_replica(order: ReplicaOrder, commands: Commands | None = None) ->
         programs=lambda of: open_remote_library(of, programs),
         run_id=partial(new_run_id, order.name),
         messages=lambda table: table.join(messages),
+        offers=RelayedOffers(messages),
         admit_child=messages.admit_launch,
         routes=lambda runtime, responses: ReplicaApi(
             runtime, responses, state, quotas, EngineExchange(runtime.engine, quotas), messages

@@ -274,10 +274,11 @@ async def open_gateway(
         if role is None:
             queues = await stack.enter_async_context(open_kept_values(settings.data_dir / QUEUES_FILE, use.quotas))
             messages: Callable[[ServiceTable], None] = partial(join_messages, kept=queues)
+            offers = None
         else:
-            messages = role.messages
+            messages, offers = role.messages, role.offers
         runtime = await stack.enter_async_context(
-            open_runtime(settings, commands, wait=False, use=use, archive=archive, messages=messages)
+            open_runtime(settings, commands, wait=False, use=use, archive=archive, messages=messages, offers=offers)
         )
         runtime.desks.role_of = tokens.role_of
         if entrance.front.audit is not None:

@@ -12,6 +12,7 @@ from inferd_runtime.server.gateway.auth import AccessTokens
 from inferd_runtime.server.programs.library import ProgramLibrary
 from inferd_runtime.server.response_store.response_store import ResponseStore
 from inferd_runtime.server.services.caller import Caller
+from inferd_runtime.server.services.mcp_offers import Offers
 from inferd_runtime.server.services.table import ServiceTable
 from inferd_runtime.server.supervisor.runtime import Runtime
 from inferd_runtime.server.tenancy.quotas import QuotasOf
@@ -27,6 +28,7 @@ class ReplicaRole:
         programs: opens where programs come from.
         run_id: returns the id of a run that is launched here.
         messages: joins what answers for topics and queues, which are not the replica's own.
+        offers: where clients' servers of tools are known.
         admit_child: counts a launch of a program's own. Raises LimitExceeded, Unavailable.
         routes: further routes, of the runtime and its store of responses.
     """
@@ -36,5 +38,6 @@ class ReplicaRole:
     programs: Callable[[QuotasOf], AbstractAsyncContextManager[ProgramLibrary]]
     run_id: Callable[[], str]
     messages: Callable[[ServiceTable], None]
+    offers: Offers
     admit_child: Callable[[Caller], Awaitable[None]]
     routes: Callable[[Runtime, ResponseStore], Sequence[BaseRoute]]

@@ -14,6 +14,7 @@ import msgspec
 from inferd_runtime.server.database_file import DatabaseFile, DatabaseFormat
 from inferd_runtime.server.dialects.responses.items import Item
 from inferd_runtime.server.dialects.responses.stored import StoredResponse
+from inferd_runtime.server.run_store.pruning import Pruned, split_kept
 from inferd_runtime.server.tenancy.quotas import Quotas
 
 SCHEMA = """
@@ -90,17 +91,19 @@ class ResponseFile:
             gone = db.execute("DELETE FROM responses WHERE id = ? AND tenant = ?", (response_id, tenant))
             return gone.rowcount > 0
 
-    def prune(self, tenant: str, quotas: Quotas) -> None:
-        """Forget the tenant's oldest responses beyond its quotas, but never its newest one."""
+    def prune(self, tenant: str, quotas: Quotas, oldest: int = 0) -> Pruned:
+        """Forget the tenant's ``oldest`` responses, and those beyond its quotas but for its newest one."""
         with self._file.transaction() as db:
             query = "SELECT number, size FROM responses WHERE tenant = ? ORDER BY number DESC"
-            total, gone = 0, []
-            for place, (number, size) in enumerate(db.execute(query, (tenant,)).fetchall()):
-                total += size
-                too_many = quotas.kept_runs and place >= quotas.kept_runs
-                if place and (too_many or (quotas.kept_bytes and total > quotas.kept_bytes)):
-                    gone.append((number,))
-            db.executemany("DELETE FROM responses WHERE number = ?", gone)
+            pruned = split_kept(db.execute(query, (tenant,)).fetchall(), quotas, oldest)
+            db.executemany("DELETE FROM responses WHERE number = ?", [(number,) for number in pruned.forgotten])
+        return pruned
+
+    def totals(self) -> dict[str, tuple[int, int]]:
+        """Return how many responses of each tenant there are, and their bytes."""
+        with self._file.reading() as db:
+            rows = db.execute("SELECT tenant, count(*), sum(size) FROM responses GROUP BY tenant")
+            return {tenant: (count, size) for tenant, count, size in rows}
 
     def find(self, tenant: str, response_id: str) -> StoredResponse | None:
         """Return a response of the tenant; None if there is none of that id."""

@@ -5,12 +5,13 @@ from __future__ import annotations
 import logging
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+from functools import partial
 from pathlib import Path
 
 import anyio
 import anyio.to_thread
 
-from inferd.protocol import Unavailable
+from inferd.protocol import InferdError, Unavailable
 from inferd_runtime.server.dialects.responses.answer import ResponsesExchange
 from inferd_runtime.server.dialects.responses.items import Item
 from inferd_runtime.server.dialects.responses.stored import (
@@ -23,8 +24,15 @@ from inferd_runtime.server.dialects.responses.stored import (
 )
 from inferd_runtime.server.processes.background import background_tasks
 from inferd_runtime.server.response_store.background import Answer, BackgroundResponses
-from inferd_runtime.server.response_store.response_file import ResponseFile, about_bytes, packed_response
+from inferd_runtime.server.response_store.response_file import (
+    RESPONSE_BYTES,
+    ResponseFile,
+    about_bytes,
+    packed_response,
+)
 from inferd_runtime.server.run_store.archive import FileArchive
+from inferd_runtime.server.run_store.pruning import Pruned
+from inferd_runtime.server.tenancy.kept_counts import KeptCounts
 from inferd_runtime.server.tenancy.quotas import QuotasOf
 
 RESPONSES_FILE = "responses.sqlite3"
@@ -41,6 +49,8 @@ class ResponseStore:
         self, archive: FileArchive[ResponseFile], quotas: QuotasOf, background: BackgroundResponses, most_bytes: int
     ) -> None:
         self.background = background
+        self.kept = KeptCounts()
+        """Responses that are stored."""
         self._archive = archive
         self._quotas = quotas
         self._most_bytes = most_bytes
@@ -67,12 +77,29 @@ class ResponseStore:
         """Keep a response. Returns at once; what is looked up later finds it."""
         quotas = self._quotas(tenant)
 
-        def job(file: ResponseFile) -> None:
+        def job(file: ResponseFile) -> Pruned:
             file.keep(tenant, stored.id, *packed_response(stored))
-            file.prune(tenant, quotas)
+            return file.prune(tenant, quotas)
 
-        if not self._archive.save(job, about_bytes(stored)):
+        if not self._archive.save(job, about_bytes(stored), partial(self._pruned, tenant)):
             log.error("a response is not kept: too much waits to be written")
+
+    def _pruned(self, tenant: str, pruned: Pruned, error: InferdError | None) -> None:
+        if error is None:
+            self.kept.pruned(tenant, pruned.count, pruned.size, len(pruned.forgotten), pruned.forgotten_size)
+
+    def forget_oldest(self, tenant: str, target: int) -> None:
+        """Forget a tenant's oldest responses, until so many were since the process started."""
+        quotas = self._quotas(tenant)
+
+        def start(count: int) -> bool:
+            def done(pruned: Pruned, error: InferdError | None) -> None:
+                self.kept.settled(tenant, count)
+                self._pruned(tenant, pruned, error)
+
+            return self._archive.save(lambda file: file.prune(tenant, quotas, count), RESPONSE_BYTES, done)
+
+        self.kept.forget(tenant, target, start)
 
     async def begin(self, exchange: ResponsesExchange, answer: Answer, tenant: str) -> StoredResponse:
         """Begin to answer in the background, and return the response as it is now. It is kept at once, so that it is known after
@@ -115,6 +142,7 @@ class ResponseStore:
     async def take_over(self, path: Path) -> None:
         """Take the responses from the file of a server that has ended. Raises Unavailable."""
         await self._archive.read(lambda file: file.take_over(path))
+        self.kept.found(await self._archive.read(lambda file: file.totals()))
 
 
 @asynccontextmanager

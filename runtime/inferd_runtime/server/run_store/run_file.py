@@ -16,6 +16,7 @@ import msgspec
 
 from inferd.protocol import ErrorInfo
 from inferd_runtime.server.database_file import DatabaseFile, DatabaseFormat
+from inferd_runtime.server.run_store.pruning import Pruned, split_kept
 from inferd_runtime.server.run_store.records import (
     RECORD_BYTES,
     KeptKey,
@@ -158,20 +159,21 @@ class RunFile:
             if result is not None:
                 self._keep_result(db, record.id, parts)
 
-    def prune(self, tenant: str, quotas: Quotas) -> list[str]:
-        """Forget the tenant's oldest finished runs beyond its quotas, but never its newest one. Returns their ids."""
+    def prune(self, tenant: str, quotas: Quotas, oldest: int = 0) -> Pruned:
+        """Forget the tenant's ``oldest`` finished runs, and those beyond its quotas but for its newest one."""
         with self._file.transaction() as db:
             rows = db.execute(
                 "SELECT id, size FROM runs WHERE tenant = ? AND over = 1 ORDER BY number DESC", (tenant,)
             ).fetchall()
-            total, gone = 0, []
-            for place, (run, size) in enumerate(rows):
-                total += size
-                too_many = quotas.kept_runs and place >= quotas.kept_runs
-                if place and (too_many or (quotas.kept_bytes and total > quotas.kept_bytes)):
-                    gone.append((run,))
-            db.executemany("DELETE FROM runs WHERE id = ?", gone)
-        return [run for (run,) in gone]
+            pruned = split_kept(rows, quotas, oldest)
+            db.executemany("DELETE FROM runs WHERE id = ?", [(run,) for run in pruned.forgotten])
+        return pruned
+
+    def totals(self) -> dict[str, tuple[int, int]]:
+        """Return how many finished runs of each tenant there are, and their bytes."""
+        with self._file.reading() as db:
+            rows = db.execute("SELECT tenant, count(*), sum(size) FROM runs WHERE over = 1 GROUP BY tenant")
+            return {tenant: (count, size) for tenant, count, size in rows}
 
     def take_over(self, path: Path, error: ErrorInfo) -> list[str]:
         """Take all that is in the file of a server that has ended, and return the ids of its runs that are to start again.

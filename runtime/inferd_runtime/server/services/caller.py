@@ -15,7 +15,7 @@ class Caller:
     """A run, or a script's session, with what it may do. ``id``: the run's, or the session's name.
 
     Each attempt of a run is a caller of its own, and callers are compared by identity: they are good keys. ``manifest``: the
-    program's; None for a script. ``limits``: the run's.
+    program's; None for a script. ``limits``: the run's. ``key``: :attr:`offer_key` of a run that is in another process.
     """
 
     tenant: str
@@ -24,3 +24,9 @@ class Caller:
     run: Run | None = field(default=None, repr=False)
     manifest: Manifest | None = field(default=None, repr=False)
     limits: Limits = field(default_factory=Limits)
+    key: str = ""
+
+    @property
+    def offer_key(self) -> str:
+        """The key under which clients offer it servers of tools, "" if there is none."""
+        return self.key if self.run is None else self.run.mcp

@@ -10,6 +10,7 @@ import time
 from collections import defaultdict
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
+from math import ceil
 from typing import Any, TypeVar
 
 import anyio
@@ -36,7 +37,7 @@ from inferd_runtime.server.egress.rules import EgressTable
 from inferd_runtime.server.services.call_log import CallLog
 from inferd_runtime.server.services.caller import Caller
 from inferd_runtime.server.services.table import Handler
-from inferd_runtime.server.tenancy.quotas import QuotasOf, quota_exceeded
+from inferd_runtime.server.tenancy.quotas import NOTHING, QuotasOf, quota_exceeded
 from inferd_runtime.server.tenancy.rates import MinuteBucket
 from inferd_runtime.server.tenancy.secret_store import Secret
 
@@ -91,13 +92,29 @@ class FetchAdmission:
         if quotas.fetches and len(self._of[tenant]) >= quotas.fetches:
             raise quota_exceeded("fetches", quotas.fetches, f"the tenant may have {quotas.fetches} open requests", 1.0)
         most = quotas.fetches_per_minute
-        wait = self._rates[tenant].wait(most, now) if most else 0.0
+        wait = self._wait(tenant, most, now)
         if wait > 0:
             raise quota_exceeded("fetches_per_minute", most, f"the tenant may send {most} requests a minute", wait)
         if most:
             self._rates[tenant].charge(most, now)
         self._open[fetch.number] = fetch
         self._of[tenant].add(fetch.number)
+
+    def _wait(self, tenant: str, most: int, now: float) -> float:
+        if most == NOTHING:
+            return 1.0
+        return self._rates[tenant].wait(most, now) if most else 0.0
+
+    def used(self, now: float) -> dict[str, dict[str, int]]:
+        """Return what is used of the quotas, by quota and tenant."""
+        sent = {
+            tenant: rate.used(max(self._quotas(tenant).fetches_per_minute, 0), now)
+            for tenant, rate in self._rates.items()
+        }
+        for tenant in [tenant for tenant, amount in sent.items() if not amount]:
+            del self._rates[tenant]
+        rates = {tenant: ceil(amount) for tenant, amount in sent.items() if amount}
+        return {"fetches": {tenant: len(numbers) for tenant, numbers in self._of.items()}, "fetches_per_minute": rates}
 
     def find(self, caller: Caller, number: int) -> OpenFetch:
         """Return a caller's open request. Raises NotFound."""
@@ -162,6 +179,10 @@ class HttpService:
             "http.read": self.read,
             "http.close": self.close,
         }
+
+    def used(self) -> dict[str, dict[str, int]]:
+        """Return what is used of the quotas of requests, by quota and tenant."""
+        return self._admission.used(self._clock())
 
     def closed(self, caller: Caller) -> None:
         """Give up what a caller that is gone has left open."""

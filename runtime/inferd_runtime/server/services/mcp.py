@@ -35,7 +35,7 @@ from inferd.protocol.mcp import (
 from inferd_runtime.server.egress.process import EgressProcess
 from inferd_runtime.server.services.call_log import CallLog
 from inferd_runtime.server.services.caller import Caller
-from inferd_runtime.server.services.mcp_offers import McpOffers, Offer
+from inferd_runtime.server.services.mcp_offers import McpOffers, OfferedServer, Offers
 from inferd_runtime.server.services.mcp_servers import ServerEntry, ServerTable, check_declared
 from inferd_runtime.server.services.table import Handler
 from inferd_runtime.server.tenancy.rates import MinuteBucket
@@ -87,12 +87,13 @@ class McpService:
         start: StartProcess,
         call_log: CallLog,
         clock: Callable[[], float] = time.monotonic,
+        offers: Offers | None = None,
     ) -> None:
         self._servers = servers
         self._start = start
         self._log = call_log
         self._clock = clock
-        self._offers = McpOffers()
+        self._offers = offers or McpOffers()
         self._held: dict[tuple[str, str], HeldServer] = {}
         self._places = SharedPlaces(ShareRule(MAX_PROCESSES, MAX_PROCESSES // 2), "servers of tools", "")
         self._rates: dict[str, MinuteBucket] = {}
@@ -100,11 +101,9 @@ class McpService:
     def operations(self) -> Mapping[str, Handler]:
         """Return the handlers by their operations' wire names."""
         return {
+            **self._offers.operations(),
             "mcp.servers": self.servers,
             "mcp.offer": self.offer,
-            "mcp.withdraw": self._offers.withdraw,
-            "mcp.next_call": self._offers.next_call,
-            "mcp.answer": self._offers.answer,
             **{kind.op: self.ask for kind in REPLIES},
         }
 
@@ -115,26 +114,26 @@ class McpService:
     async def servers(self, caller: Caller, request: ListMcpServers) -> McpServers:
         """Return the names of the servers that a caller may use."""
         declared = _declared(caller)
-        offered = [name for name in self._offers.names(caller) if self._agreed(caller, name)]
+        offered = [
+            one.server
+            for one in await self._offers.offered(caller)
+            if one.own or declared is None or one.server in declared
+        ]
         return McpServers(sorted({*self._servers.names(caller.tenant, declared), *offered}))
-
-    def _agreed(self, caller: Caller, server: str) -> bool:
-        """Return True if its manifest, or who offers the server, has named the other one."""
-        declared, offer = _declared(caller), self._offers.find(caller, server)
-        return declared is None or server in declared or (offer is not None and offer.run != "")
 
     async def offer(self, caller: Caller, request: OfferMcp) -> Done:
         """Take a client's server. Raises InvalidRequest for a name that the operator has given to the tenant."""
         if request.server in self._servers.names(caller.tenant, None):
             raise InvalidRequest(f"the operator has a server of tools named {request.server}: choose another name")
-        return await self._offers.offer(caller, request)
+        done: Done = await self._offers.operations()["mcp.offer"](caller, request)
+        return done
 
     async def ask(self, caller: Caller, request: Any) -> Any:
-        """Pass a request on to its server's process, and return what that answers."""
-        offer = self._offers.find(caller, request.server)
+        """Pass a request on to its server's process, or to the client that offers it, and return what that answers."""
+        offer = await self._offer(caller, request.server)
         if offer is None:
             entry = self._servers.find(request.server, caller.tenant, _declared(caller))
-        elif not self._agreed(caller, request.server):
+        elif not offer.own:
             check_declared(request.server, _declared(caller))
         seconds = OTHER_SECONDS
         if isinstance(request, CallMcpTool):
@@ -145,7 +144,7 @@ class McpService:
         started, outcome = self._clock(), "abandoned"
         try:
             if offer is not None:
-                reply = await self._relayed(offer, request, seconds)
+                reply = await self._relayed(caller, request, seconds)
             else:
                 with self._open(caller, request.server, entry) as held:
                     reply = await self._asked(held, request, seconds)
@@ -178,11 +177,17 @@ class McpService:
             held.process.stop()
             raise Unavailable(f"the server of tools {request.server} hung, and was ended")
 
-    async def _relayed(self, offer: Offer, request: Any, seconds: float) -> Any:
+    async def _offer(self, caller: Caller, server: str) -> OfferedServer | None:
+        """Return what is offered of that name. Nobody can offer what the operator has."""
+        if server in self._servers.names(caller.tenant, None):
+            return None
+        return next((one for one in await self._offers.offered(caller) if one.server == server), None)
+
+    async def _relayed(self, caller: Caller, request: Any, seconds: float) -> Any:
         with anyio.move_on_after(seconds):
-            return await self._offers.call(offer, request, REPLIES[type(request)])
+            return await self._offers.call(caller, request, REPLIES[type(request)])
         raise LimitExceeded(
-            f"{offer.server} did not answer within {seconds:g} s",
+            f"{request.server} did not answer within {seconds:g} s",
             limit="mcp_call_s",
             value=seconds,
             raise_with="timeout=",

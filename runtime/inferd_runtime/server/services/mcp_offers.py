@@ -8,8 +8,9 @@ from __future__ import annotations
 import asyncio
 import itertools
 from collections import deque
+from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any, TypeVar
+from typing import Any, Protocol, TypeVar
 
 import anyio
 import msgspec
@@ -35,7 +36,7 @@ from inferd.protocol.mcp import (
     check_server_name,
 )
 from inferd_runtime.server.services.caller import Caller
-from inferd_runtime.server.services.table import Handed
+from inferd_runtime.server.services.table import Handed, Handler
 from inferd_runtime.server.services.wires import JsonText
 
 MAX_OFFERS = 32
@@ -72,6 +73,37 @@ class Offer:
         return Unavailable(f"the client that offered the server of tools {self.server} has gone")
 
 
+@dataclass(frozen=True)
+class OfferedServer:
+    """A server that is offered to a caller; ``own``: to this one by name."""
+
+    server: str
+    own: bool
+
+
+class Offers(Protocol):
+    """What is offered to callers. ``operations`` are those of who offers."""
+
+    def operations(self) -> Mapping[str, Handler]:
+        """Return the handlers by their operations' wire names."""
+        ...
+
+    def closed(self, caller: Caller) -> None:
+        """Drop the offers of a caller that is gone."""
+        ...
+
+    async def offered(self, caller: Caller) -> list[OfferedServer]:
+        """Return the servers that are offered to a caller, ordered by name."""
+        ...
+
+    async def call(self, caller: Caller, request: Any, kind: type[T]) -> T:
+        """Relay a call to the client that offers ``request.server``, and return its reply.
+
+        Raises NotFound if it is not offered, Unavailable if the client leaves, or answers what is no reply.
+        """
+        ...
+
+
 class McpOffers:
     """All offers. Belongs to one event loop."""
 
@@ -80,11 +112,22 @@ class McpOffers:
         """By tenant, server, and whom it is for."""
         self._numbers = itertools.count(1)
 
-    def names(self, caller: Caller) -> list[str]:
-        """Return the servers that are offered to a caller."""
-        return sorted({offer.server for offer in self._offers.values() if _is_for(offer, caller)})
+    def operations(self) -> Mapping[str, Handler]:
+        """See :class:`Offers`."""
+        return {
+            "mcp.offer": self.offer,
+            "mcp.withdraw": self.withdraw,
+            "mcp.next_call": self.next_call,
+            "mcp.answer": self.answer,
+        }
 
-    def find(self, caller: Caller, server: str) -> Offer | None:
+    async def offered(self, caller: Caller) -> list[OfferedServer]:
+        """See :class:`Offers`."""
+        names = sorted({offer.server for offer in self._offers.values() if _is_for(offer, caller)})
+        found = [offer for offer in (self._find(caller, name) for name in names) if offer is not None]
+        return [OfferedServer(offer.server, offer.run != "") for offer in found]
+
+    def _find(self, caller: Caller, server: str) -> Offer | None:
         """Return the offer of that name to a caller: one that is for it before one that is for all."""
         names = (run for run in (*_names(caller), "") if (caller.tenant, server, run) in self._offers)
         run = next(names, None)
@@ -137,8 +180,11 @@ class McpOffers:
         for offer in [one for one in self._offers.values() if one.caller is caller]:
             self._end(offer)
 
-    async def call(self, offer: Offer, request: Any, kind: type[T]) -> T:
-        """Relay a call and return its reply. Raises Unavailable if the client leaves, or answers what is no reply."""
+    async def call(self, caller: Caller, request: Any, kind: type[T]) -> T:
+        """See :class:`Offers`."""
+        offer = self._find(caller, request.server)
+        if offer is None:
+            raise NotFound(f"no client offers a server of tools named {shown(request.server)}")
         if len(offer.open) >= MAX_CALLS:
             text = f"{MAX_CALLS} calls of this server are open already"
             raise LimitExceeded(text, limit="mcp_open_calls", value=MAX_CALLS, raise_with="fewer at a time")
@@ -179,7 +225,7 @@ def _is_for(offer: Offer, caller: Caller) -> bool:
 
 def _names(caller: Caller) -> list[str]:
     """Return what an offer may call a caller: by its id, and by the key of its launch."""
-    return [caller.id, *([caller.run.mcp] if caller.run is not None and caller.run.mcp else [])]
+    return [caller.id, *([caller.offer_key] if caller.offer_key else [])]
 
 
 def _reply(offer: Offer, answer: AnswerMcpCall, kind: type[T]) -> T:

@@ -22,6 +22,7 @@ from inferd_runtime.server.egress.tool_start import ToolServerStart
 from inferd_runtime.server.services.call_log import CallLog
 from inferd_runtime.server.services.http import HttpService
 from inferd_runtime.server.services.mcp import McpService
+from inferd_runtime.server.services.mcp_offers import Offers
 from inferd_runtime.server.services.mcp_servers import ServerEntry, read_servers
 from inferd_runtime.server.services.table import ServiceTable
 from inferd_runtime.server.tenancy.quotas import QuotasOf
@@ -69,6 +70,7 @@ class OutsideServices:
 
     fetcher: EgressProcess
     secrets: LazySecrets
+    http: HttpService
 
     def close(self) -> None:
         """Close what is a file."""
@@ -76,9 +78,13 @@ class OutsideServices:
 
 
 def join_outside(
-    table: ServiceTable, settings: Settings, wiring: OutsideWiring, quotas: QuotasOf, call_log: CallLog
-) -> OutsideServices:
-    """Answer ``http.*`` and ``mcp.*`` from now on. Raises InvalidRequest for settings that cannot be read."""
+    table: ServiceTable, settings: Settings, wiring: OutsideWiring, quotas: QuotasOf, call_log: CallLog,
+    offers: Offers | None = None,
+) -> OutsideServices:  # fmt: skip
+    """Answer ``http.*`` and ``mcp.*`` from now on. ``offers``: where clients' servers of tools are known, by default here.
+
+    Raises InvalidRequest for settings that cannot be read.
+    """
     secrets_file = LazySecrets(settings.secrets)
     trusted = _read_certificates(settings.http_ca)
 
@@ -87,11 +93,13 @@ def join_outside(
 
     process = EgressProcess(_launch("the fetcher", fetcher, wiring))
     rules = read_rules(settings.http_allow)
-    table.join(HttpService(process, rules, secrets_file.find, quotas, call_log, settings.http_body_bytes))
-    tools = McpService(read_servers(settings.mcp_file), ToolServers(settings, wiring).process, call_log)
+    http = HttpService(process, rules, secrets_file.find, quotas, call_log, settings.http_body_bytes)
+    table.join(http)
+    start = ToolServers(settings, wiring).process
+    tools = McpService(read_servers(settings.mcp_file), start, call_log, offers=offers)
     table.join(tools)
     wiring.tasks.start_soon(tools.sweep)
-    return OutsideServices(process, secrets_file)
+    return OutsideServices(process, secrets_file, http)
 
 
 class ToolServers:

@@ -17,6 +17,7 @@ import msgspec
 
 from inferd.protocol import IdempotencyKeyReused, InferdError, InvalidRequest, Unavailable
 from inferd_runtime.server.run_store.archive import RunArchive
+from inferd_runtime.server.run_store.pruning import Pruned
 from inferd_runtime.server.run_store.records import (
     RECORD_BYTES,
     KeptKey,
@@ -30,6 +31,7 @@ from inferd_runtime.server.run_store.run_file import KEY_SECONDS, RunFile
 from inferd_runtime.server.supervisor.event_texts import unknown_run
 from inferd_runtime.server.supervisor.run_events import Ending, RunEvent
 from inferd_runtime.server.supervisor.runs import SLICE_BYTES, Run, RunStore
+from inferd_runtime.server.tenancy.kept_counts import KeptCounts
 from inferd_runtime.server.tenancy.quotas import QuotasOf
 
 STORE_EVENTS = 512
@@ -108,6 +110,8 @@ class RunKeeper:
         """Whether :meth:`settled` waits for every run, not only for those that survive."""
         self.on_forgotten: Callable[[list[str]], object] = lambda names: None
         """Hears of runs whose records the store has removed."""
+        self.kept = KeptCounts()
+        """Finished runs that are stored."""
         self._recent: dict[tuple[str, str], KeptKey] = {}
         self._recovered = anyio.Event()
         if archive is None:
@@ -221,20 +225,40 @@ class RunKeeper:
         result, first = run.ending.parts, run.buffer.first_index
         quotas, tenant = self._quotas(run.tenant), run.tenant
 
-        def done(forgotten: list[str], error: InferdError | None) -> None:
+        def done(pruned: Pruned, error: InferdError | None) -> None:
             run.storing = run.survives = False
             run.wake()
             if error is None:
                 self._runs.forget(run)
-                self.on_forgotten(forgotten)
+                self._pruned(tenant, pruned)
 
-        def finish(file: RunFile) -> list[str]:
+        def finish(file: RunFile) -> Pruned:
             file.finish(tenant, record, result, events, first)
             return file.prune(tenant, quotas)
 
         run.storing = self.archive.save(finish, run.buffer.size, done)
         run.survives = run.survives and run.storing
         run.wake()
+
+    def _pruned(self, tenant: str, pruned: Pruned) -> None:
+        self.kept.pruned(tenant, pruned.count, pruned.size, len(pruned.forgotten), pruned.forgotten_size)
+        self.on_forgotten(pruned.forgotten)
+
+    def forget_oldest(self, tenant: str, target: int) -> None:
+        """Forget a tenant's oldest finished runs, until so many were since the process started."""
+        archive, quotas = self.archive, self._quotas(tenant)
+        if archive is None:
+            return
+
+        def start(count: int) -> bool:
+            def done(pruned: Pruned, error: InferdError | None) -> None:
+                self.kept.settled(tenant, count)
+                if error is None:
+                    self._pruned(tenant, pruned)
+
+            return archive.save(lambda file: file.prune(tenant, quotas, count), RECORD_BYTES, done)
+
+        self.kept.forget(tenant, target, start)
 
     async def find(self, run_id: str, tenant: str) -> AnyRun:
         """Return a tenant's run, wherever it is. Raises NotFound, and Unavailable."""
@@ -298,20 +322,22 @@ class RunKeeper:
             log.warning("%d runs were active when the last server ended", ended)
         for name in await archive.read(lambda file: file.unfinished()):
             resume(await archive.read(partial(_unfinished_run, name)))
+        self.kept.found(await archive.read(lambda file: file.totals()))
 
-    async def take_over(self, path: Path, resume: Callable[[UnfinishedRun], None]) -> int:
-        """Take the runs from the store of a server that has ended; those that survive are resumed. Returns how many those are.
-
-        Raises Unavailable.
-        """
+    async def take_over(self, path: Path) -> list[str]:
+        """Take the runs from the store of a server that has ended. Return the ids of those to resume. Raises Unavailable."""
         await self._recovered.wait()
         if self.archive is None:
             raise Unavailable("runs are kept in memory only")
         names = await self.archive.read(lambda file: file.take_over(path, SERVER_ENDED.to_wire()))
+        self.kept.found(await self.archive.read(lambda file: file.totals()))
+        return names
+
+    async def resume(self, names: list[str], resume: Callable[[UnfinishedRun], None]) -> None:
+        """Have runs that were taken over resumed, but for those that go on here. Raises Unavailable."""
         for name in names:
-            if self._runs.find(name) is None:
+            if self.archive is not None and self._runs.find(name) is None:
                 resume(await self.archive.read(partial(_unfinished_run, name)))
-        return len(names)
 
 
 def _append(run: str, events: list[StoredEvent], said: Said | None, file: RunFile) -> None:

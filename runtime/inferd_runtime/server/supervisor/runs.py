@@ -386,6 +386,11 @@ class RunStore:
             message = f"the tenant's runs that are not over hold {held} bytes already"
             raise quota_exceeded("kept_bytes", most, message, RETRY_SECONDS)
 
+    @property
+    def held(self) -> dict[str, int]:
+        """The bytes that active runs hold, by tenant."""
+        return {tenant: sum(run.held_bytes for run in runs.values()) for tenant, runs in self._active_of.items()}
+
     def has_active(self, tenant: str) -> bool:
         """Return True if a run of the tenant is not over."""
         return tenant in self._active_of

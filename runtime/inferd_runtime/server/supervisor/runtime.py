@@ -46,6 +46,7 @@ from inferd_runtime.server.programs.bundles import Program
 from inferd_runtime.server.run_store.archive import RunArchive
 from inferd_runtime.server.run_store.records import KeptKey, UnfinishedRun, new_run_id
 from inferd_runtime.server.services.call_log import CallLog
+from inferd_runtime.server.services.mcp_offers import Offers
 from inferd_runtime.server.services.outside import OutsideServices, OutsideWiring, join_outside
 from inferd_runtime.server.services.run_files import FileService, RunFileStore
 from inferd_runtime.server.services.table import ServiceTable
@@ -465,13 +466,14 @@ async def open_runtime(
     use: TenantUse | None = None,
     archive: RunArchive | None = None,
     messages: Callable[[ServiceTable], None] = join_messages,
+    offers: Offers | None = None,
 ) -> AsyncIterator[Runtime]:
     """Open a runtime that is ready; everything that it started has ended when the block ends.
 
     ``spare``: how many workers to keep warm for tenants that have none. ``use``: holds tenants to their quotas; by default all
     are admins. ``archive``: stores runs; by default they live in memory only. ``messages`` joins what answers for topics and
-    queues; by default there are no durable ones. With ``wait=False`` the body starts at once; call :meth:`Runtime.wait_ready`
-    in it. Raises what that raises.
+    queues; by default there are no durable ones. ``offers``: see :func:`join_outside`. With ``wait=False`` the body starts at
+    once; call :meth:`Runtime.wait_ready` in it. Raises what that raises.
     """
     with run_directory() as directory, zmq_context() as context:
         make_sockets_folder(directory)
@@ -481,7 +483,9 @@ async def open_runtime(
             messages(runtime.services)
             runtime.services.join(FileService(runtime.files, tasks.start_soon))
             outside = OutsideWiring(context, tasks, wiring.endpoint, directory)
-            runtime.outside = join_outside(runtime.services, settings, outside, runtime.use.quotas, runtime.call_log)
+            runtime.outside = join_outside(
+                runtime.services, settings, outside, runtime.use.quotas, runtime.call_log, offers
+            )
             try:
                 runtime.start()
                 if wait:
