@@ -187,7 +187,10 @@ async def test_an_offer_belongs_to_its_client_and_tenant() -> None:
     with pytest.raises(InvalidRequest):
         await at.ask(CLIENT, OfferMcp("desk"))
     await at.ask(thief, OfferMcp("desk"))  # for all others: who has one of its own keeps that
-    assert at.mcp._offers.find(PROGRAM, "desk").caller is CLIENT  # type: ignore[union-attr]
+    async with anyio.create_task_group() as tasks:
+        tasks.start_soon(at.ask, PROGRAM, ListMcpTools("desk"))
+        call = (await at.ask(CLIENT, NextMcpCall("desk"))).reply
+        await at.ask(CLIENT, AnswerMcpCall("desk", call.number, {"tools": []}))
     await at.ask(thief, WithdrawMcp("desk"))
     await at.ask(CLIENT, WithdrawMcp("desk"))
     with pytest.raises(NotFound):
