@@ -5,7 +5,7 @@ from __future__ import annotations
 import inspect
 import struct
 from base64 import b64decode
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import accumulate
 from typing import TYPE_CHECKING, TypeAlias
@@ -107,6 +107,10 @@ class CustomSampler:
     def biased(self, bias: Mapping[int, float]) -> CustomSampler:
         """The same sampler, which sees the distribution behind this bias; see :meth:`inferd.Sampler.biased`."""
         return replace(self, sampling=Sampler(self.sampling).biased(bias).sampling)
+
+    def only(self, tokens: Iterable[int]) -> CustomSampler:
+        """The same sampler, which is offered none but these tokens; see :meth:`inferd.Sampler.only`."""
+        return replace(self, sampling=Sampler(self.sampling).only(tokens).sampling)
 
 
 def candidates_of(row: CandidateRow, context: Sequence[int], generated: int) -> Candidates:

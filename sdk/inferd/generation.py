@@ -86,6 +86,11 @@ class Generator(Generic[T]):
         return Usage(attempts[0].position, tokens, done.steps, done.drafted, done.accepted)
 
     @property
+    def session_usage(self) -> Usage | None:
+        """At its end what the program, or script, has used in all until then; None before, and where it was left early."""
+        return self._stream.session_usage
+
+    @property
     def speculation(self) -> SpeculationStats:
         """Counters of drafts, over the steps that were delivered so far. A second attempt counts, too."""
         done = self._stream.stats

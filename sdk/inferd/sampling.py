@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -96,6 +96,15 @@ class Sampler:
         tokens, values = tuple(checked_tokens("logit_bias", bias)), tuple(bias.values())
         check_sampling(replace(self.sampling, bias_tokens=tokens, bias_values=values))
         return Sampler(replace(self.sampling, bias_tokens=tokens, bias_values=tuple(float(value) for value in values)))
+
+    def only(self, tokens: Iterable[int]) -> Sampler:
+        """The same sampler, which draws none but these tokens (up to 16,384), in place of those that it was held to.
+
+        A constraint holds beside it: a token has to be allowed by both, and the constraint alone says where the text ends.
+        Without one the text ends where its length does, or with a token that is among them. :meth:`~inferd.Context.generate`
+        takes it; ``forward`` and ``verify`` have masks of their own. Raises LimitExceeded for more tokens.
+        """
+        return Sampler(_checked(replace(self.sampling, allowed_tokens=tuple(checked_tokens("allowed_tokens", tokens)))))
 
     @property
     def adjusts(self) -> bool:

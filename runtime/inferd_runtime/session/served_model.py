@@ -85,9 +85,11 @@ class ServedModel:
         template = self.tokenizer.chat_template
         marks = reasoning_of(template)
         written = tool_format_of(template) if self.tool_format == "auto" else self.tool_format
-        tools = bool(template) and "tools" in self.tokenizer.template_variables
+        read = self.tokenizer.template_variables if template else frozenset()
         begin, end = (self.tokenizer.encode(mark, special=True) for mark in marks[:2])
-        return ChatFormat(tools, written, marks.begin, marks.end, bool(template), begin, end)
+        return ChatFormat(
+            "tools" in read, written, marks.begin, marks.end, bool(template), begin, end, "documents" in read
+        )
 
     @cached_property
     def _special_texts(self) -> dict[int, bytes]:

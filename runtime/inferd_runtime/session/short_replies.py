@@ -6,7 +6,7 @@ from typing import Any
 
 import msgspec
 
-from inferd.protocol import CandidateRow, CheckedKeyword, SourceCount, Step, Steps, TokenLogprob, TokenProbes
+from inferd.protocol import CandidateRow, CheckedKeyword, SourceCount, Step, Steps, TokenLogprob, TokenProbes, Usage
 
 
 class ShortStep(msgspec.Struct, omit_defaults=True):
@@ -41,6 +41,7 @@ class ShortSteps(msgspec.Struct, omit_defaults=True):
     stopped_by: str = ""
     stop_token: int | None = None
     candidates: list[CandidateRow] = []
+    usage: list[Usage] = []
 
 
 def shortened(reply: Any) -> Any:
@@ -48,4 +49,6 @@ def shortened(reply: Any) -> Any:
     if type(reply) is not Steps:
         return reply
     steps = list(map(ShortStep.of, reply.steps))
-    return ShortSteps(steps, reply.finish, reply.checked, reply.stopped_by, reply.stop_token, reply.candidates)
+    return ShortSteps(
+        steps, reply.finish, reply.checked, reply.stopped_by, reply.stop_token, reply.candidates, reply.usage
+    )

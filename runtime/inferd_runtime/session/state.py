@@ -104,7 +104,8 @@ class OpenContext:
         """Return the checked sampler, with a random seed if it has none. Raises InvalidRequest or LimitExceeded."""
         seed = secrets.randbits(63) if sampling.seed is None else sampling.seed
         sampler = RowSampler.resolve(sampling, seed=seed, lineage=self.context.lineage)
-        check_vocabulary("logit_bias", sampling.bias_tokens, self.model.engine.driver.vocab_size)  # once they are few
+        for name, tokens in (("logit_bias", sampling.bias_tokens), ("allowed_tokens", sampling.allowed_tokens)):
+            check_vocabulary(name, tokens, self.model.engine.driver.vocab_size)  # once they are few
         return sampler
 
 

@@ -28,6 +28,7 @@ from inferd.protocol import (
     NotFound,
     Step,
     Steps,
+    Usage,
     check_next_steps,
 )
 from inferd.speculation_stats import SpeculationStats
@@ -49,6 +50,7 @@ class StepBuffer:
         self.checked: list[CheckedKeyword] = []
         self.stopped_by = ""
         self.stop_token: int | None = None
+        self.session_usage: Usage | None = None
 
     def receive(self, reply: Steps) -> None:
         """Add the steps of a reply. Raises InternalError if it brings neither a step nor an end: asking again would never
@@ -61,6 +63,7 @@ class StepBuffer:
         self.checked = list(reply.checked)
         self.stopped_by = reply.stopped_by
         self.stop_token = reply.stop_token
+        self.session_usage = next(iter(reply.usage), None)
 
     def deliver(self) -> Step | None:
         """Remove and return the next step; None if there is none. Reading past the end keeps end-of-text in the context, too."""
@@ -253,6 +256,11 @@ class GenerationStream:
     def stop_token(self) -> int | None:
         """As ``Generator.stop_token``."""
         return self._buffer.stop_token if self.finish else None
+
+    @property
+    def session_usage(self) -> Usage | None:
+        """What the session had used when it ended; None before, and where it was left early."""
+        return self._buffer.session_usage if self.finish else None
 
     @property
     def stats(self) -> SpeculationStats:

@@ -25,8 +25,8 @@ async def answer(request: ChatRequest) -> None:
         ctx, conversation = await open_context(request)
         await held.enter_async_context(ctx)
         scores = await _scored_prompt(request, ctx)
-        if request.n > 1:
-            await ctx.flush(request.adapter or None)  # computed once, then shared
+        if request.n > 1 or (request.most_tokens == 0 and not request.echo):
+            await ctx.flush(request.adapter or None)  # computed once, then shared, or found by the next request
         forks = [await held.enter_async_context(await ctx.fork()) for _ in range(1, request.n)]
         reply = Reply(request, conversation.shape, len(conversation.tokens))
         if request.return_tokens:

@@ -28,6 +28,9 @@ from inferd.sampling import Sampler
 from inferd.schema import JsonSchema, OutputConstraint
 from inferd.transport import Transport, current_transport
 
+DOCUMENTS = "documents"
+"""The template argument with texts that an answer is to be found in."""
+
 
 @dataclass(frozen=True)
 class Conversation:
@@ -104,6 +107,10 @@ async def rendered(
     """
     transport = transport or current_transport()
     form: ChatFormat = await transport.call(GetChatFormat(request.model))
+    if DOCUMENTS in request.template_arguments and not form.documents:
+        raise InvalidRequest(
+            "documents: this model's chat template reads none: write them into a message", param=DOCUMENTS
+        )
     tools = request.callable_tools()
     tool_format = _tool_format(request, form)
     reasoning = (form.reasoning_begin, form.reasoning_end) if form.reasoning_begin else None

@@ -79,6 +79,7 @@ class Reply:
         self._predicted = (0, 0)
         self._prompt: list[int] = []
         self._untold: int | None = prompt_length
+        self._used: Usage | None = None
 
     async def prompt(self, tokens: Sequence[int]) -> None:
         """Tell what the prompt's tokens are, before anything else: for a client that wants token ids."""
@@ -135,7 +136,9 @@ class Reply:
         await self._send(answer.last_events(cut=is_cut))
         self._reasoning += answer.thought
         self._count(generator)
-        await self._finish("length" if is_cut else None, choice, generator.stopped_by, generator.stop_token)
+        self._used = _later(self._used, generator.session_usage)
+        reason: FinishReason | None = "length" if is_cut else None
+        await self._finish(reason, choice, generator.stopped_by, generator.stop_token, self._used)
         return "".join(pieces)
 
     async def write_text(self, text: str, reason: FinishReason | None = None, *, choice: int = 0) -> None:
@@ -153,13 +156,21 @@ class Reply:
         """
         await self._finish(reason, choice, stopped_by, None)
 
-    async def _finish(self, reason: FinishReason | None, choice: int, stopped_by: str, stop_token: int | None) -> None:
+    async def _finish(
+        self,
+        reason: FinishReason | None,
+        choice: int,
+        stopped_by: str,
+        stop_token: int | None,
+        used: Usage | None = None,
+    ) -> None:
+        """Finish an answer. ``used``: what the session has used so far; None: the runtime is asked."""
         self._check(choice)
         reason = reason or ("tool_calls" if self._calls.get(choice) else "stop")
         events: list[ChatEvent] = [ChoiceFinished(reason, choice, stopped_by, stop_token)]
         self._open.discard(choice)
         if not self._open:
-            events.append(await self._usage())
+            events.append(self._report(used or await current_transport().call(GetUsage())))
         await session.send({MESSAGE_KEY: [to_message(event) for event in events]})
 
     def started(self, name: str, choice: int) -> ToolCallStarted:
@@ -197,8 +208,7 @@ class Reply:
             accepted, rejected = self._predicted
             self._predicted = (accepted + predicted.accepted, rejected + predicted.drafted - predicted.accepted)
 
-    async def _usage(self) -> UsageReport:
-        used: Usage = await current_transport().call(GetUsage())
+    def _report(self, used: Usage) -> UsageReport:
         return UsageReport(
             used.prompt_tokens,
             used.tokens,
@@ -209,6 +219,13 @@ class Reply:
             *self._predicted,
             prompt_tokens=self._prompt,
         )
+
+
+def _later(known: Usage | None, told: Usage | None) -> Usage | None:
+    """Return what a session had used at the later end of two of its generations; None where the second did not tell."""
+    if known is None or told is None:
+        return told
+    return max(known, told, key=lambda used: (used.tokens, used.prompt_tokens))
 
 
 class _AnswerStream:

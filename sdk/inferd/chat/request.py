@@ -100,6 +100,7 @@ class SamplingOptions:
     presence_penalty: float = 0.0
     frequency_penalty: float = 0.0
     logit_bias: dict[str, float] = field(default_factory=dict)
+    allowed_tokens: list[int] = field(default_factory=list)
 
     def sampler(self, choice: int = 0) -> Sampler:
         """Return the sampler of one of several answers: each has a seed of its own. Raises InvalidRequest that names a field."""
@@ -108,6 +109,7 @@ class SamplingOptions:
             None if self.seed is None else (self.seed + choice) % (MAX_SEED + 1),
             self.repetition_penalty, self.presence_penalty, self.frequency_penalty,
             tuple(int(token) for token in self.logit_bias), tuple(self.logit_bias.values()),
+            allowed_tokens=tuple(self.allowed_tokens),
         )  # fmt: skip
         check_sampling(sampling)
         return Sampler(sampling)

@@ -63,7 +63,7 @@ class ChatFormat:
 
     ``tool_format``: how the model writes a call of a tool (:mod:`inferd.chat.call_forms`), "unknown" for a way that is not there.
     ``reasoning_begin`` and ``reasoning_end``: the marks around its reasoning, "" where the template names none; ``begin_tokens``
-    and ``end_tokens``: as tokens.
+    and ``end_tokens``: as tokens. ``documents``: whether it reads the variable of this name.
     """
 
     tools: bool
@@ -73,6 +73,7 @@ class ChatFormat:
     template: bool
     begin_tokens: list[int] = field(default_factory=list)
     end_tokens: list[int] = field(default_factory=list)
+    documents: bool = False
 
 
 @operation("chat.format", ChatFormat)

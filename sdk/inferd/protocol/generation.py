@@ -12,6 +12,7 @@ from inferd.protocol.operations import operation
 from inferd.protocol.passes import MAX_LOGPROBS, Probe, TokenLogprob, TokenProbes, check_probes
 from inferd.protocol.ranges import check_whole
 from inferd.protocol.sampling import Sampling
+from inferd.protocol.session import Usage
 from inferd.protocol.speculation import SourceCount, SpeculationSettings, check_settings, check_tree
 from inferd.protocol.tokens import check_ids
 
@@ -62,6 +63,7 @@ class Steps:
     ``checked``, with the end of a best_effort constraint: the keywords that only the finished text was checked for.
     ``stopped_by``: the stop string that ended it, "" for any other end. ``stop_token``: the token that did, end-of-text included.
     ``candidates``: the row that a program's own sampler has to choose of; none at the end, and where there is no such sampler.
+    ``usage``: with stop and length, one entry: what the whole session has used so far.
     """
 
     steps: list[Step]
@@ -70,6 +72,7 @@ class Steps:
     stopped_by: str = ""
     stop_token: int | None = None
     candidates: list[CandidateRow] = field(default_factory=list)
+    usage: list[Usage] = field(default_factory=list)
 
 
 @dataclass(frozen=True)
@@ -162,6 +165,9 @@ def check_start_generate(request: StartGenerate) -> None:
         raise InvalidRequest(f"on_length must be {' or '.join(map(repr, ON_LENGTH))}, not {request.on_length!r}")
     if request.on_length == "complete" and request.constraint is None:
         raise InvalidRequest('on_length="complete" needs a constraint (constrain=) that the runtime applies')
+    if request.sampling.allowed_tokens and (request.heal or request.on_length == "complete"):
+        other = "heal" if request.heal else 'on_length="complete"'
+        raise InvalidRequest(f"allowed_tokens: {other} does not go with them, and may need others")
     if request.constraint is not None:
         check_constraint(request.constraint)
     _check_exclusions(request)

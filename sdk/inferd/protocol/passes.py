@@ -10,7 +10,7 @@ from inferd.protocol.errors import InvalidRequest, LimitExceeded
 from inferd.protocol.floats import unpack_floats
 from inferd.protocol.operations import operation
 from inferd.protocol.ranges import check_one_each, check_whole
-from inferd.protocol.sampling import Sampling
+from inferd.protocol.sampling import Sampling, check_draws_of_all
 from inferd.protocol.tokens import check_ids
 
 MAX_LOGPROBS = 20
@@ -182,6 +182,7 @@ def check_forward(request: Forward) -> None:
         raise InvalidRequest(
             "forward: a sampler with penalties or logit_bias goes with generate and verify; forward has bias="
         )
+    check_draws_of_all("forward", request.sampling)
 
 
 def check_mask_allows(allows: bool) -> None:

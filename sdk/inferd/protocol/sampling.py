@@ -12,6 +12,8 @@ from inferd.protocol.tokens import check_ids
 
 MAX_BIASES = 1024
 """Tokens that one sampler may have a bias for."""
+MAX_ALLOWED = 16_384
+"""Tokens that one sampler may be held to by their ids."""
 MAX_SEED = 2**63 - 1
 RANGES = {
     "top_p": (0.0, 1.0),
@@ -42,6 +44,10 @@ class Sampling:
     ``typical_p`` (1 is off) keeps the tokens whose surprise is nearest to the entropy, until they reach it together. With
     ``xtc_probability`` (0 is off), a draw leaves out all but the least likely of the tokens that have at least ``xtc_threshold``.
     Both need a temperature above 0.
+
+    ``allowed_tokens``, where there are any, are the only ones that may come: a mask beside the constraint's, and no token comes
+    that only one of them allows, but for the end of the text, which a constraint alone decides about. Without one the text
+    ends before its length only by a token that is among them.
     """
 
     temperature: float = 0.0
@@ -57,6 +63,7 @@ class Sampling:
     typical_p: float = 1.0
     xtc_probability: float = 0.0
     xtc_threshold: float = 0.1
+    allowed_tokens: tuple[int, ...] = ()
 
     @property
     def adjusts(self) -> bool:
@@ -66,7 +73,7 @@ class Sampling:
 
 
 def check_sampling(sampling: Sampling) -> None:
-    """Raises InvalidRequest, which names the field, for a value out of range, and LimitExceeded for too many biases."""
+    """Raises InvalidRequest, which names the field, for a value out of range, and LimitExceeded for too many tokens."""
     temperature = sampling.temperature
     if isinstance(temperature, bool) or not isinstance(temperature, (int, float)) or not 0 <= temperature < math.inf:
         raise InvalidRequest(f"temperature must be a finite number of at least 0, not {temperature!r}")
@@ -83,6 +90,18 @@ def check_sampling(sampling: Sampling) -> None:
     if sampling.seed is not None:
         check_whole("seed", sampling.seed, 0, MAX_SEED)
     _check_biases(sampling.bias_tokens, sampling.bias_values)
+    if len(sampling.allowed_tokens) > MAX_ALLOWED:
+        raise LimitExceeded(
+            f"allowed_tokens: {len(sampling.allowed_tokens)} of them; {MAX_ALLOWED} may be named", limit="allowed_tokens",
+            value=MAX_ALLOWED, raise_with="a constraint, for more tokens than that",
+        )  # fmt: skip
+    check_ids("allowed_tokens", sampling.allowed_tokens)
+
+
+def check_draws_of_all(operation: str, sampling: Sampling) -> None:
+    """Raises InvalidRequest for a sampler that is held to some tokens, which only a generation may be."""
+    if sampling.allowed_tokens:
+        raise InvalidRequest(f"allowed_tokens: a sampler with them goes with generate, not with {operation}")
 
 
 def _check_biases(tokens: Sequence[int], values: Sequence[float]) -> None:

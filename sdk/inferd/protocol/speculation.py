@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from inferd.protocol.errors import InvalidRequest
 from inferd.protocol.operations import operation
 from inferd.protocol.ranges import check_one_each, check_whole
-from inferd.protocol.sampling import Sampling
+from inferd.protocol.sampling import Sampling, check_draws_of_all
 from inferd.protocol.tokens import check_ids
 
 SOURCES = ("predicted", "grammar", "ngram", "corpus", "draft_model", "program")
@@ -123,3 +123,4 @@ def check_verify(request: VerifyDraft) -> None:
     check_ids("tokens", request.tokens)
     check_tree(request.tokens, request.parents or None)
     check_whole("generated", request.generated, 0)
+    check_draws_of_all("verify", request.sampling)

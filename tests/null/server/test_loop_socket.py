@@ -117,3 +117,44 @@ async def test_closing_cancels_who_waits_and_ends_further_use(context: zmq.Conte
     with pytest.raises(zmq.ZMQError):
         await here.send([b"x"])
     there.close()
+
+
+async def test_messages_are_handed_on_in_order_and_received_again_afterwards(
+    context: zmq.Context[Any], tmp_path: Path
+) -> None:
+    here, there = pair(context, tmp_path)
+    thread = echo(there, COUNT + 1)
+    taken: list[list[bytes]] = []
+    done = asyncio.Event()
+
+    def take(frames: list[bytes]) -> None:
+        taken.append(frames)
+        if len(taken) == COUNT:
+            here.deliver_to(None)
+            done.set()
+
+    with anyio.fail_after(SECONDS):
+        here.deliver_to(take)
+        for number in range(COUNT):
+            await here.send([b"%d" % number])
+        await done.wait()
+        await here.send([b"last"])
+        assert await here.receive() == [b"last"]
+    assert taken == [[b"%d" % number] for number in range(COUNT)]
+    thread.join()
+    here.close()
+    there.close()
+
+
+async def test_what_waits_already_is_handed_on_at_once(context: zmq.Context[Any], tmp_path: Path) -> None:
+    here, there = pair(context, tmp_path)
+    there.send(b"early")
+    with anyio.fail_after(SECONDS):
+        assert await here.receive() == [b"early"]
+        there.send(b"a")
+        there.send(b"b")
+        taken: asyncio.Queue[list[bytes]] = asyncio.Queue()
+        here.deliver_to(taken.put_nowait)
+        assert [await taken.get(), await taken.get()] == [[b"a"], [b"b"]]
+    here.close()
+    there.close()

@@ -10,9 +10,11 @@ import pytest
 
 from inferd import protocol as p
 from inferd_runtime.models import jinja_template
+from inferd_runtime.models.jinja_template import JinjaTemplate
 from inferd_runtime.session import texts
 from inferd_runtime.session.lanes import Lanes
 from inferd_runtime.session.session import Session
+from inferd_runtime.testing import byte_tokenizer
 from inferd_runtime.testing.byte_tokenizer import END, TURN, ByteTokenizer
 from inferd_runtime.testing.direct import DirectSession
 from inferd_runtime.testing.served import null_model
@@ -233,6 +235,20 @@ def test_many_short_messages_of_an_append_are_rendered_beside_the_step_loop(besi
 def test_the_operator_can_say_how_a_model_calls_tools() -> None:
     model = replace(null_model(), tool_format="mistral")
     assert DirectSession(model).call(p.GetChatFormat()).tool_format == "mistral"
+
+
+def test_documents_are_read_where_the_template_asks_for_them(
+    caller: DirectSession, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert not caller.call(p.GetChatFormat()).documents
+    text = "{% for one in documents %}[{{ one.text }}]{% endfor %}{{ messages[0].content }}"
+    monkeypatch.setattr(byte_tokenizer, "JINJA", JinjaTemplate(text, {}))
+    reading = DirectSession(null_model())
+    assert reading.call(p.GetChatFormat()).documents
+    given = {"documents": [{"text": "a<end>"}, {"text": "b"}]}
+    reply = rendered(reading, USER, template_arguments=given)
+    assert reply.text == "[a<end>][b]u"
+    assert END not in reply.tokens, "a document's text is text"
 
 
 def test_a_model_without_a_template_says_so(caller: DirectSession, monkeypatch: pytest.MonkeyPatch) -> None:

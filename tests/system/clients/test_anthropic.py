@@ -94,6 +94,18 @@ def test_the_tokens_of_a_message_are_counted_as_they_are_used(client: anthropic.
     assert count.input_tokens == used.input_tokens + (used.cache_read_input_tokens or 0)
 
 
+def test_a_prompt_can_be_computed_ahead(client: anthropic.Anthropic) -> None:
+    """Anthropic's pre-warming: ``max_tokens`` 0 fills the cache and answers nothing."""
+    messages: Any = [{"role": "user", "content": "A prompt that is known before anybody asks. " * 9}]
+    warmed = client.messages.create(model="tiny", max_tokens=0, messages=messages)
+    assert (warmed.content, warmed.stop_reason, warmed.usage.output_tokens) == ([], "max_tokens", 0)
+    assert warmed.usage.input_tokens > 0
+    used = client.messages.create(model="tiny", max_tokens=1, messages=messages).usage
+    assert used.cache_read_input_tokens > warmed.usage.input_tokens // 2
+    with client.messages.stream(model="tiny", max_tokens=0, messages=messages) as stream:
+        assert stream.get_final_message().content == []
+
+
 def test_models_are_listed_page_by_page_and_found_by_name(client: anthropic.Anthropic) -> None:
     names = [model.id for model in client.models.list(limit=2)]
     assert {"tiny", "chat", "best-of-n"} <= set(names)

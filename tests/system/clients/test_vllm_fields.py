@@ -124,6 +124,28 @@ def test_bad_words_are_no_part_of_the_answer(http: httpx.Client, path: str, aske
     assert refused(http, path, **asked, bad_words=["a"], ignore_eos=True) == "ignore_eos"
 
 
+@pytest.mark.parametrize(("path", "asked"), [("/v1/chat/completions", CHAT), ("/v1/completions", TEXT)])
+def test_an_answer_has_the_allowed_tokens_alone(http: httpx.Client, path: str, asked: dict[str, Any]) -> None:
+    allowed = [*tokens_of(http, "a"), *tokens_of(http, "b")]
+    told = post(http, path, **asked, allowed_token_ids=allowed, return_token_ids=True)["choices"][0]
+    assert set(told["token_ids"]) <= set(allowed)
+    assert (len(told["token_ids"]), told["finish_reason"]) == (asked["max_tokens"], "length")
+    form = {"structured_outputs": {"regex": "[a-z]{2}"}}
+    (text,) = answers(post(http, path, **asked, allowed_token_ids=allowed, **form))
+    assert set(text) <= set("ab")
+    none = {"structured_outputs": {"regex": "[c-d]+"}}
+    assert refused(http, path, **asked, allowed_token_ids=allowed, **none) == "allowed_token_ids"
+    assert refused(http, path, **asked, allowed_token_ids=[]) == "allowed_token_ids"
+    assert refused(http, path, **asked, allowed_token_ids=[99_999_999]) == "allowed_token_ids"
+
+
+def test_documents_are_refused_where_the_template_reads_none(http: httpx.Client) -> None:
+    given = [{"title": "a", "text": "b"}]
+    assert refused(http, "/v1/chat/completions", **CHAT, documents=given) == "documents"
+    assert refused(http, "/tokenize", messages=CHAT["messages"], documents=given) == "documents"
+    assert post(http, "/v1/chat/completions", **CHAT, documents=[])["choices"]
+
+
 def test_special_tokens_show_where_that_is_asked_for(http: httpx.Client) -> None:
     """As with skip_special_tokens=false in vLLM: tools that parse what a model writes read its marks."""
     end = http.get("/tokenizer_info").json()["eos_token"]

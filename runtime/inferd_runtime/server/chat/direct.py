@@ -14,6 +14,8 @@ import anyio
 from inferd.chat import ChatEvent, ChatRequest, UsageReport
 from inferd.protocol import (
     ChatFormat,
+    CloseGenerate,
+    ContextState,
     Done,
     GetChatFormat,
     InferdError,
@@ -35,7 +37,8 @@ from inferd_runtime.server.supervisor.runtime import Runtime
 
 QUEUED_MESSAGES = 16
 """What a client that reads slowly leaves waiting; then the program waits, and the engine with its generation."""
-SESSION = "chat/"
+UNKNOWN = ContextState(0, 0, 0)
+"""The state of no context: what the runtime answers where there is none."""
 ChatMain = Callable[[ChatRequest], Awaitable[Any]]
 Item = list[ChatEvent] | InferdError | None
 """Events, an error, or the end."""
@@ -85,6 +88,9 @@ class ProgramTransport:
             return await self._formats(request)
         if isinstance(request, ReleaseContext):
             return Done()  # released with the session, which ends now, or is kept for the next request
+        if isinstance(request, CloseGenerate):
+            await self._session.post(request)
+            return UNKNOWN  # the context is not used again: nobody waits for what becomes of it
         return await self._session.call(request, type(request).reply)
 
 
@@ -137,16 +143,16 @@ class DirectChat:
             written = Written(QUEUED_MESSAGES)
             answer = DirectAnswer(written)
             async with AsyncExitStack() as held:
-                channel = await held.enter_async_context(self._sessions.channel(tenant))
-                async with self._sessions.reading(channel) as session, background_tasks() as tasks:
-                    tasks.start_soon(self._run, request, session, written)
-                    yield answer
+                opened = await held.enter_async_context(self._sessions.channel(tenant))
+                with opened.reading() as session:
+                    async with background_tasks() as tasks:
+                        tasks.start_soon(self._run, request, opened.engine, session, written)
+                        yield answer
                 if answer.complete and request.session:
                     await self._warm.keep(tenant, request.session, held.pop_all())
 
-    async def _run(self, request: ChatRequest, session: EngineSession, written: Written) -> None:
+    async def _run(self, request: ChatRequest, engine: StartedEngine, session: EngineSession, written: Written) -> None:
         """Run the program to its end, and put how it ended behind what it wrote."""
-        engine = self._runtime.engine.current
         formats = partial(self._formats.get, engine=engine, session=session)
         transport = ProgramTransport(session, EventReader(request.n), written, formats)
         token = use_transport(transport)

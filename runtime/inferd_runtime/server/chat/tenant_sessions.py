@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import secrets
-from collections.abc import AsyncIterator
-from contextlib import AbstractAsyncContextManager, asynccontextmanager
+from collections.abc import AsyncIterator, Iterator
+from contextlib import asynccontextmanager, contextmanager
+from dataclasses import dataclass
 from typing import Any
 
 from inferd.protocol import Unavailable
-from inferd_runtime.server.processes.background import background_tasks
-from inferd_runtime.server.supervisor.engine_session import EngineChannel, EngineSession, engine_channel
+from inferd_runtime.server.supervisor.engine_session import EngineChannel, EngineSession, opening_channel
 from inferd_runtime.server.supervisor.engine_supervisor import StartedEngine
 from inferd_runtime.server.supervisor.runtime import Runtime
 
@@ -27,6 +27,28 @@ class EngineCalls:
         return await self._session.call(request, type(request).reply)
 
 
+@dataclass(frozen=True)
+class TenantChannel:
+    """A channel to ``engine`` whose session is opened."""
+
+    engine: StartedEngine
+    channel: EngineChannel
+
+    @contextmanager
+    def reading(self) -> Iterator[EngineSession]:
+        """Answer calls while the block runs; without the engine they end with Unavailable."""
+        session = EngineSession(self.channel)
+        self.engine.others.add(session)
+        if self.engine.lost.is_set():
+            session.lose(Unavailable("the engine process ended", process="engine"))
+        try:
+            with session.listening():
+                yield session
+        finally:
+            self.engine.others.discard(session)
+            session.lose(Unavailable("the session was closed"))  # calls that a program left behind end, too
+
+
 class TenantSessions:
     """Opens sessions at the engine that runs now."""
 
@@ -37,29 +59,18 @@ class TenantSessions:
     async def open(self, tenant: str) -> AsyncIterator[EngineCalls]:
         """Open a session for the block; it counts as one of the tenant's sockets. Raises Unavailable, and LimitExceeded."""
         with self._runtime.use.socket(tenant):
-            async with self.channel(tenant) as channel, self.reading(channel) as session:
-                yield EngineCalls(session)
-
-    def channel(self, tenant: str) -> AbstractAsyncContextManager[EngineChannel]:
-        """Return a channel whose session is opened and closed with its block. Raises Unavailable without an engine."""
-        name = LABEL + secrets.token_hex(8)
-        engine = self._runtime.engine
-        grant = engine.grants.issue(name, tenant)
-        return engine_channel(self._runtime.context, engine.endpoint, grant, name, engine.current.lost)
+            async with self.channel(tenant) as opened:
+                with opened.reading() as session:
+                    yield EngineCalls(session)
 
     @asynccontextmanager
-    async def reading(self, channel: EngineChannel) -> AsyncIterator[EngineSession]:
-        """Answer calls over an open channel while the block runs; without the engine they end with Unavailable."""
-        session = EngineSession(channel)
-        async with background_tasks() as tasks:
-            tasks.start_soon(session.read)
-            tasks.start_soon(_watch, self._runtime.engine.current, session)
-            try:
-                yield session
-            finally:
-                session.lose(Unavailable("the session was closed"))  # calls that a program left behind end, too
+    async def channel(self, tenant: str) -> AsyncIterator[TenantChannel]:
+        """Open a session for the block, and close it at its end. Raises Unavailable without an engine.
 
-
-async def _watch(engine: StartedEngine, session: EngineSession) -> None:
-    await engine.lost.wait()
-    session.lose(Unavailable("the engine process ended", process="engine"))
+        Nobody waits for the engine's answer to the opening: it is what the first call ends with, where it is an error.
+        """
+        name = LABEL + secrets.token_hex(8)
+        supervisor, engine = self._runtime.engine, self._runtime.engine.current
+        grant = supervisor.grants.issue(name, tenant)
+        async with opening_channel(self._runtime.context, supervisor.endpoint, grant, name, engine.lost) as channel:
+            yield TenantChannel(engine, channel)

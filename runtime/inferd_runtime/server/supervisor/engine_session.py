@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import itertools
-from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
+from collections.abc import AsyncIterator, Callable, Iterator, Sequence
+from contextlib import asynccontextmanager, contextmanager
 from typing import Any, TypeVar
 
 import anyio
@@ -26,6 +26,8 @@ from inferd_runtime.session.wire import (
 )
 
 T = TypeVar("T")
+OWN_TICKET = 0
+"""Of the replies to a session's opening and its close."""
 CLOSE_SECONDS = 2.0
 RETRY_SECONDS = 1.0
 
@@ -43,10 +45,17 @@ class EngineChannel:
         socket.setsockopt(zmq.LINGER, 0)
         socket.connect(endpoint)
         self._socket = LoopSocket(socket)
+        self._unanswered = 0
+
+    @property
+    def unanswered(self) -> int:
+        """How many replies to its opening and its close are still to come."""
+        return self._unanswered
 
     async def open(self, grant: bytes, label: str) -> None:
-        """Ask for the session to be opened; the reply carries ticket 0."""
+        """Ask for the session to be opened; the reply carries ticket 0. What is sent next is handled behind it."""
         await self._socket.send(open_frames(grant, label))
+        self._unanswered += 1
 
     async def send(self, ticket: int, op: str, payload: bytes | memoryview) -> None:
         """Send one request with a msgpack payload."""
@@ -58,11 +67,21 @@ class EngineChannel:
 
     async def receive(self) -> LinkReply:
         """Wait for the next reply."""
-        return parse_reply(await self._socket.receive())
+        return self._read(await self._socket.receive())
+
+    def deliver_to(self, take: Callable[[LinkReply], None] | None) -> None:
+        """Have each reply handed to ``take`` when it comes; None: :meth:`receive` gets them again."""
+        self._socket.deliver_to(None if take is None else lambda frames: take(self._read(frames)))
+
+    def _read(self, frames: Sequence[bytes]) -> LinkReply:
+        reply = parse_reply(frames)
+        self._unanswered -= reply.ticket == OWN_TICKET
+        return reply
 
     async def request_close(self) -> None:
         """Ask for the session to be closed; the reply carries ticket 0."""
         await self._socket.send(close_frames())
+        self._unanswered += 1
 
     def close(self) -> None:
         """Close the socket."""
@@ -75,12 +94,17 @@ def error_of(reply: LinkReply) -> InferdError:
 
 
 class EngineSession:
-    """Calls over a channel whose session is open; :meth:`read` has to run beside them."""
+    """Calls over a channel whose session is open, or asked for, while it is :meth:`listening`."""
 
     def __init__(self, channel: EngineChannel) -> None:
         self._channel = channel
         self._tickets = itertools.count(1)
         self._waiting: dict[int, asyncio.Future[LinkReply]] = {}
+        self._lost: InferdError | None = None
+
+    async def post(self, request: Any) -> None:
+        """Send a request whose reply nobody waits for. Raises Unavailable if the engine is lost."""
+        await self._send(next(self._tickets), request)
 
     async def call(self, request: Any, reply_type: type[T]) -> T:
         """Send a request dataclass and decode its reply. Raises what the engine answers, and Unavailable if it is lost."""
@@ -88,10 +112,8 @@ class EngineSession:
         future: asyncio.Future[LinkReply] = asyncio.get_running_loop().create_future()
         self._waiting[ticket] = future
         try:
-            await self._channel.send(ticket, request.op, msgspec.msgpack.encode(request))
+            await self._send(ticket, request)
             reply = await future
-        except zmq.ZMQError:  # the engine has ended, its channel is closed, and that is about to be noticed
-            raise Unavailable("the engine process ended", process="engine") from None
         finally:
             self._waiting.pop(ticket, None)
         if not reply.ok:
@@ -101,19 +123,38 @@ class EngineSession:
         except msgspec.MsgspecError as error:
             raise InternalError(f"the engine's reply to {request.op} cannot be read: {error}") from None
 
+    async def _send(self, ticket: int, request: Any) -> None:
+        if self._lost is not None:
+            raise self._lost
+        try:
+            await self._channel.send(ticket, request.op, msgspec.msgpack.encode(request))
+        except zmq.ZMQError:  # the engine has ended, its channel is closed, and that is about to be noticed
+            raise Unavailable("the engine process ended", process="engine") from None
+
     def lose(self, error: InferdError) -> None:
-        """End every call that waits with ``error``: the engine is gone."""
+        """End every call that waits, and all later ones, with ``error``: the session is gone."""
+        self._lost = error
         for future in self._waiting.values():
             if not future.done():
                 future.set_exception(error)
 
-    async def read(self) -> None:
-        """Hand replies to the calls that wait for them, until cancelled."""
-        while True:
-            reply = await self._channel.receive()
-            future = self._waiting.get(reply.ticket)
-            if future is not None and not future.done():
-                future.set_result(reply)
+    @contextmanager
+    def listening(self) -> Iterator[None]:
+        """Hand replies to the calls that wait for them, while the block runs."""
+        self._channel.deliver_to(self._take)
+        try:
+            yield
+        finally:
+            self._channel.deliver_to(None)
+
+    def _take(self, reply: LinkReply) -> None:
+        """Take a reply. If the session is not opened, all calls end with the reason."""
+        if reply.ticket == OWN_TICKET and not reply.ok:
+            return self.lose(error_of(reply))
+        future = self._waiting.get(reply.ticket)
+        if future is not None and not future.done():
+            future.set_result(reply)
+        return None
 
 
 @asynccontextmanager
@@ -125,19 +166,27 @@ async def engine_channel(
     ``lost`` is set when the engine's process ends: opening raises Unavailable then, but an open channel only falls
     silent. Raises what the engine answers to the opening.
     """
+    async with opening_channel(context, endpoint, grant, label, lost) as channel:
+        reply = await _first_reply(channel, lost)
+        if not reply.ok:
+            raise error_of(reply)
+        yield channel
+
+
+@asynccontextmanager
+async def opening_channel(
+    context: zmq.Context[Any], endpoint: str, grant: bytes, label: str, lost: anyio.Event
+) -> AsyncIterator[EngineChannel]:
+    """As :func:`engine_channel`, without waiting for the opening: requests may be sent behind it at once."""
     channel = EngineChannel(context, endpoint)
-    opening: LinkReply | None = None
     try:
         await channel.open(grant, label)
-        opening = await _first_reply(channel, lost)
-        if not opening.ok:
-            raise error_of(opening)
         yield channel
     finally:
         # Also where the body never began, because whoever wanted it has left: the engine opens the session all the same.
         try:
-            if not lost.is_set() and (opening is None or opening.ok):
-                await _close(channel, replies=2 if opening is None else 1)
+            if not lost.is_set():
+                await _close(channel)
         finally:
             channel.close()
 
@@ -156,11 +205,9 @@ async def _cancel_when(event: anyio.Event, scope: anyio.CancelScope) -> None:
     scope.cancel()
 
 
-async def _close(channel: EngineChannel, replies: int) -> None:
-    """Close the session and wait a moment for the reply, so that the request is not lost with the socket. ``replies``: how many
-    are still to come to its opening and its close together.
-    """
+async def _close(channel: EngineChannel) -> None:
+    """Close the session and wait a moment for the reply, so that the request is not lost with the socket."""
     with anyio.move_on_after(CLOSE_SECONDS, shield=True):
         await channel.request_close()
-        while replies:
-            replies -= (await channel.receive()).ticket == 0
+        while channel.unanswered:
+            await channel.receive()

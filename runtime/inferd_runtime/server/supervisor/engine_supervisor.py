@@ -7,7 +7,7 @@ import itertools
 import logging
 import math
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
 import anyio
@@ -15,7 +15,6 @@ import zmq
 
 from inferd.protocol import Done, InferdError, ListModels, Models, Unavailable
 from inferd_runtime.isolation.order import Launch
-from inferd_runtime.server.processes.background import background_tasks
 from inferd_runtime.server.processes.backoff import Backoff
 from inferd_runtime.server.processes.child_process import ChildProcess
 from inferd_runtime.server.processes.child_protocol import printed_error
@@ -33,11 +32,14 @@ log = logging.getLogger("inferd.runtime")
 
 @dataclass(frozen=True)
 class StartedEngine:
-    """One engine process that answers; ``models`` are what it serves, ``session`` is the gateway's own."""
+    """One engine process that answers; ``models`` are what it serves, ``session`` is the gateway's own. ``others``: sessions that
+    it opens for requests, which are lost with it.
+    """
 
     child: ChildProcess
     session: EngineSession
     models: Models
+    others: set[EngineSession] = field(default_factory=set)
 
     @property
     def lost(self) -> anyio.Event:
@@ -146,8 +148,7 @@ class EngineSupervisor:
                 async with engine_channel(self._context, self.endpoint, grant, OWN_LABEL, child.exited) as channel:
                     let_children_connect(self.endpoint)
                     session = EngineSession(channel)
-                    async with background_tasks() as tasks:
-                        tasks.start_soon(session.read)
+                    with session.listening():
                         models = await session.call(ListModels(), Models)
                         starting.deadline = math.inf
                         self._announce(StartedEngine(child, session, models))
@@ -177,7 +178,8 @@ class EngineSupervisor:
         )
         up, self._up, self._failure = self._up, None, error
         if up is not None:
-            up.session.lose(error)
+            for session in (up.session, *up.others):
+                session.lose(error)
         self._on_lost(error)
         self._notify()
 

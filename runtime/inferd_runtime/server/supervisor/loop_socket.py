@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
@@ -14,6 +14,8 @@ from inferd_runtime.session.wire import receive_frames, send_frames
 
 MAX_ZMQ_SOCKETS = 16384
 """Far more than the sessions of scripts that the gateway admits: ZeroMQ's own 1,023 must not be what refuses one."""
+MOST_AT_ONCE = 64
+"""Messages that are handed on before other work of the loop has a turn."""
 READABLE, WRITABLE = int(zmq.POLLIN), int(zmq.POLLOUT)
 
 
@@ -28,6 +30,7 @@ class LoopSocket:
         socket.setsockopt(zmq.SNDTIMEO, 0)
         self._socket = socket
         self._waiting: dict[asyncio.Future[None], int] = {}
+        self._take: Callable[[list[bytes]], None] | None = None
         self._loop = asyncio.get_running_loop()
         self._descriptor = int(socket.getsockopt(zmq.FD))
         self._loop.add_reader(self._descriptor, self._look)
@@ -61,6 +64,14 @@ class LoopSocket:
                 self._look_for_others()
                 return frames
 
+    def deliver_to(self, take: Callable[[list[bytes]], None] | None) -> None:
+        """Have each message handed to ``take``, which raises nothing, when it comes: that saves a task which would receive it.
+        None: :meth:`receive` gets them again.
+        """
+        self._take = take
+        if take is not None:
+            self._look()
+
     def close(self) -> None:
         """Close the socket. Who waits for it is cancelled."""
         if not self._socket.closed:
@@ -79,15 +90,32 @@ class LoopSocket:
 
     def _look_for_others(self) -> None:
         """Wake who waits: what is sent or received takes notice of all that has come, and the descriptor tells it no more."""
-        if self._waiting:
+        if self._waiting or self._take is not None:
             self._look()
 
     def _look(self) -> None:
-        """Wake who waits for what is there. The descriptor is readable until somebody looks."""
+        """Wake who waits for what is there, and hand on what has come. The descriptor is readable until somebody looks."""
+        if self._socket.closed:
+            return
+        if self._take is not None:
+            self._deliver(self._take)
+        if self._take is not None and not self._waiting:
+            return
         events = int(self._socket.getsockopt(zmq.EVENTS))
         for future, event in self._waiting.items():
             if events & event and not future.done():
                 future.set_result(None)
+
+    def _deliver(self, take: Callable[[list[bytes]], None]) -> None:
+        for _ in range(MOST_AT_ONCE):
+            try:
+                frames = receive_frames(self._socket)
+            except zmq.Again:
+                return
+            take(frames)
+            if self._take is not take:
+                return
+        self._loop.call_soon(self._look)
 
 
 @contextmanager

@@ -13,9 +13,12 @@ def settled_ending(
     request: p.StartGenerate, compiled: Compiled, context: CachedSequence, reserved: int = 0
 ) -> p.StartGenerate:
     """Return the request with what "complete_or_cut" comes to: "complete" where an end is found and fits, else "cut".
+    One that names the tokens that it allows is always cut.
 
     ``reserved``: tokens that are needed beside the constrained text.
     """
+    if request.sampling.allowed_tokens:
+        return replace(request, on_length="cut")  # an end may need others than these
     if request.on_length != "complete_or_cut":
         return request
     planner, room = compiled.planner(), context.max_length - len(context.tokens)

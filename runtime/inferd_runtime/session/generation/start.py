@@ -12,7 +12,7 @@ from inferd_grammar import Compiled, EndPlanner
 from inferd_grammar.matchers.matcher import GuardedMatcher
 from inferd_runtime.engine.jobs.generation import Generation, GenerationSpec
 from inferd_runtime.engine.jobs.grammar_masks import GrammarCursor, OutputMasks
-from inferd_runtime.engine.jobs.late_ends import LateEnds
+from inferd_runtime.engine.jobs.narrowed_masks import NarrowedMasks
 from inferd_runtime.engine.jobs.program_choice import ProgramChoice
 from inferd_runtime.engine.jobs.step_probes import StepProbes
 from inferd_runtime.engine.jobs.text import TextAssembler
@@ -93,9 +93,7 @@ def _submit(
                 undo.callback(sources.drop)
             spec = _spec(request, model, sampler, masks, sources)
             state.check_numbers(spec, model.info.vocab_size)
-            if request.min_tokens:
-                late = LateEnds(masks, spec.ends, model.info.vocab_size, request.min_tokens)
-                spec = replace(spec, grammar=late)
+            spec = replace(spec, grammar=_narrowed(masks, request, spec, model.info.vocab_size))
             generation = Generation(context, spec, _text(request, model, healing))
             generation.timeline = model.generations.begin(state.name, context.pending, asked)
         model.engine.submit(generation)
@@ -114,6 +112,18 @@ def _cursor(
 ) -> GrammarCursor:
     words, bounded = -(-model.info.vocab_size // 32), request.on_length != "cut"
     return GrammarCursor(matcher, words, model.tokenizer.eos_tokens, planner, bounded=bounded)
+
+
+def _narrowed(
+    masks: OutputMasks | None, request: p.StartGenerate, spec: GenerationSpec, vocab_size: int
+) -> OutputMasks | None:
+    """Return the masks without what the request allows no token of, and without ends that come too early."""
+    allowed = set(request.sampling.allowed_tokens)
+    if not allowed and not request.min_tokens:
+        return masks
+    if allowed and request.constraint is not None:
+        allowed |= spec.eos_tokens  # where the text ends is the constraint's to say
+    return NarrowedMasks(masks, vocab_size, allowed=allowed, ends=spec.ends, least=request.min_tokens)
 
 
 @contextmanager

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from inferd import protocol as p
 from inferd_runtime.session.generation.start import start
 from inferd_runtime.session.state import Call, SessionState
@@ -20,6 +22,8 @@ def next_steps(state: SessionState, call: Call) -> None:
         if reply is not None:
             state.waiting.pop(call.ticket, None)
             opened.generation.listener = None
+            if isinstance(reply, p.Steps) and reply.finish in ("stop", "length"):
+                reply = replace(reply, usage=[state.usage()])
             call.respond(reply)
         if isinstance(reply, p.Steps):
             state.publish(request.generation, first, reply.steps)

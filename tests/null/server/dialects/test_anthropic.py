@@ -342,7 +342,7 @@ CALLED = {"role": "assistant", "content": [{"type": "tool_use", "id": "t", "name
 @pytest.mark.parametrize(
     ("body", "param"),
     [
-        ({"max_tokens": 0}, "max_tokens"),
+        ({"max_tokens": -1}, "max_tokens"),
         ({"max_tokens": "5"}, "max_tokens"),
         ({"temperature": 1.5}, "temperature"),
         ({"top_p": -0.1}, "top_p"),

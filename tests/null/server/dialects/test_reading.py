@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
+import importlib
 import json
+import pkgutil
+from collections.abc import Iterator
 from typing import Any
 
+import msgspec
 import pytest
 
 from inferd.protocol import InvalidRequest
+from inferd_runtime.server import dialects
 from inferd_runtime.server.dialects.exchange import ClientHeaders
 from inferd_runtime.server.dialects.openai.chat import ChatCompletions
 from inferd_runtime.server.dialects.reading import as_kind, read_object
@@ -44,3 +49,29 @@ def test_a_key_that_is_too_long_is_told_with_its_field() -> None:
     with pytest.raises(InvalidRequest) as caught:
         ChatCompletions().read(json.dumps({**ASK, "metadata": {"a" * 100: "b"}}).encode(), ClientHeaders())
     assert caught.value.detail["param"] == "metadata"
+
+
+def structs() -> Iterator[type[msgspec.Struct]]:
+    for found in pkgutil.walk_packages(dialects.__path__, f"{dialects.__name__}."):
+        for kind in vars(importlib.import_module(found.name)).values():
+            if isinstance(kind, type) and issubclass(kind, msgspec.Struct) and kind.__module__ == found.name:
+                yield kind
+
+
+def takes_null(kind: msgspec.inspect.Type) -> bool:
+    if isinstance(kind, msgspec.inspect.Metadata):
+        return takes_null(kind.type)
+    if isinstance(kind, msgspec.inspect.UnionType):
+        return any(map(takes_null, kind.types))
+    return isinstance(kind, msgspec.inspect.AnyType | msgspec.inspect.NoneType)
+
+
+def test_null_stands_for_every_field_that_may_be_left_out() -> None:
+    """Clients that write all fields of their types send null for those that nobody set."""
+    refused = [
+        f"{kind.__name__}.{field.name}"
+        for kind in structs()
+        for field in msgspec.inspect.type_info(kind).fields  # type: ignore[attr-defined]
+        if not field.required and field.name != "type" and not takes_null(field.type)
+    ]
+    assert not refused

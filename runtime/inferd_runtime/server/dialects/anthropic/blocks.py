@@ -23,7 +23,7 @@ class CacheControl(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """Where a prefix ends that should be cached. All prefixes are cached here, so that it says nothing new."""
 
     type: Literal["ephemeral"]
-    ttl: Literal["5m", "1h"] = "5m"
+    ttl: Literal["5m", "1h"] | None = "5m"
 
 
 class TextBlock(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -40,7 +40,7 @@ class ThinkingBlock(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
     thinking: str
     type: Literal["thinking"] = "thinking"
-    signature: str = ""
+    signature: str | None = ""
 
 
 class ToolUseBlock(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -61,7 +61,7 @@ class ToolResultBlock(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     tool_use_id: str
     type: Literal["tool_result"] = "tool_result"
     content: str | list[Any] | None = None
-    is_error: bool = False
+    is_error: bool | None = False
     cache_control: CacheControl | None = None
     toolset_name: Any = None
 

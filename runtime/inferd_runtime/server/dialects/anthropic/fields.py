@@ -27,7 +27,7 @@ class AnthropicTool(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     input_schema: dict[str, Any]
     type: Literal["custom"] | None = None
     description: str | None = None
-    strict: bool = False
+    strict: bool | None = False
     cache_control: CacheControl | None = None
     eager_input_streaming: bool | None = None
     allowed_callers: Any = None
@@ -40,7 +40,7 @@ class AnthropicToolChoice(msgspec.Struct, frozen=True, forbid_unknown_fields=Tru
 
     type: Literal["auto", "any", "tool", "none"]
     name: str | None = None
-    disable_parallel_tool_use: bool = False
+    disable_parallel_tool_use: bool | None = False
 
 
 class Thinking(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -90,7 +90,7 @@ class CountTokensBody(msgspec.Struct, frozen=True, forbid_unknown_fields=True, k
 class MessagesBody(CountTokensBody, frozen=True, forbid_unknown_fields=True, kw_only=True):
     """``POST /v1/messages``: the fields that work."""
 
-    max_tokens: Annotated[int, Meta(ge=1, le=MAX_WHOLE)]
+    max_tokens: Annotated[int, Meta(ge=0, le=MAX_WHOLE)]
     stream: bool | None = None
     stop_sequences: Annotated[list[Text], Meta(max_length=MAX_STOPS)] | None = None
     temperature: Annotated[float, Meta(ge=0, le=1)] | None = None
@@ -134,7 +134,9 @@ COUNT_TOKENS_FIELDS = FieldTable(_COUNTED)
 MESSAGES_FIELDS = FieldTable(
     (
         *_COUNTED,
-        RequestField("max_tokens", "at least 1; required"),
+        RequestField(
+            "max_tokens", "0: compute the prompt, and answer nothing, so that the next request finds it; required"
+        ),
         RequestField("stream", "server-sent events"),
         RequestField("stop_sequences", f"up to {MAX_STOPS} texts"),
         RequestField("temperature", "0 to 1, 1 by default; 0 takes the most likely token"),

@@ -31,7 +31,7 @@ from inferd_runtime.server.dialects.sampling import allowing_no_share
 
 TOOL_MEANS_NOTHING: Mapping[str, Sequence[Any]] = {
     "allowed_callers": (None, ["direct"]),
-    "defer_loading": (False,),
+    "defer_loading": (None, False),
     "input_examples": (None, []),
 }
 CHOICES: Mapping[str, Literal["auto", "none", "required"]] = {

@@ -61,6 +61,7 @@ class ChatFields(CommonFields, kw_only=True, forbid_unknown_fields=True):
     reasoning_effort: Effort | None = None
     thinking_token_budget: Annotated[int, Meta(ge=-1, le=MAX_WHOLE)] | None = None
     chat_template_kwargs: dict[str, Any] | None = None
+    documents: list[dict[str, str]] | None = None
     continue_final_message: bool | None = None
     add_generation_prompt: bool | None = None
     metadata: Annotated[dict[MetadataKey, MetadataValue], Meta(max_length=MAX_METADATA)] | None = None
@@ -88,6 +89,7 @@ CHAT_FIELDS = FieldTable(
             "behind so many tokens of reasoning its end is forced; -1 (the default) is no limit",
         ),
         RequestField("chat_template_kwargs", "go to the chat template"),
+        RequestField("documents", "objects of texts for the chat template; refused where it reads none"),
         RequestField("continue_final_message", "goes on with the last message, an assistant's"),
         RequestField("add_generation_prompt", "false only with continue_final_message, which excludes true"),
         RequestField("metadata", f"the client's own: programs see it; up to {MAX_METADATA} strings"),
@@ -105,7 +107,6 @@ CHAT_FIELDS = FieldTable(
         RequestField("include_reasoning", "what a model thinks is told apart", (True,)),
         RequestField("echo", "use continue_final_message", (False,)),
         RequestField("add_special_tokens", "the chat template writes them", (False,)),
-        RequestField("documents", "write them into a message", ([],)),
         RequestField("chat_template", "the model's own is used", ()),
         RequestField("media_io_kwargs", "there is only text", ({},)),
         RequestField("mm_processor_kwargs", "there is only text", ({},)),
@@ -135,7 +136,7 @@ def chat_request(asked: ChatFields, headers: ClientHeaders) -> ChatRequest:
         logprobs=_logprobs(asked),
         prediction=_predicted_text(asked.prediction),
         continue_final=_continues(asked, messages[-1]),
-        template_arguments=with_effort(asked.reasoning_effort, asked.chat_template_kwargs),
+        template_arguments=_template_arguments(asked),
         user=asked.user or asked.safety_identifier or "",
         metadata=asked.metadata or {},
         reasoning_budget=thinking_budget(asked.thinking_token_budget),
@@ -190,6 +191,12 @@ def _continues(asked: ChatFields, last: ChatMessage) -> bool:
     if last.role != "assistant" or last.tool_calls:
         raise refusal("continue_final_message", "the last message must be an assistant's text")
     return True
+
+
+def _template_arguments(asked: ChatFields) -> dict[str, Any]:
+    """Return what the template gets besides messages and tools. Raises InvalidRequest for an argument that is not its own."""
+    arguments = with_effort(asked.reasoning_effort, asked.chat_template_kwargs)
+    return {**arguments, "documents": asked.documents} if asked.documents else arguments
 
 
 def with_effort(effort: str | None, kwargs: dict[str, Any] | None) -> dict[str, Any]:

@@ -10,7 +10,7 @@ from msgspec import Meta, Struct
 from inferd.chat import ChatRequest, OutputFormat, SamplingOptions
 from inferd.protocol.generation import MAX_PRIORITY, MAX_STOP_CHARACTERS, MAX_STOP_TOKENS, MAX_STOPS
 from inferd.protocol.passes import MAX_LOGPROBS
-from inferd.protocol.sampling import MAX_BIASES, MAX_SEED
+from inferd.protocol.sampling import MAX_ALLOWED, MAX_BIASES, MAX_SEED
 from inferd_runtime.server.dialects.exchange import ClientHeaders
 from inferd_runtime.server.dialects.field_table import RequestField
 from inferd_runtime.server.dialects.openai.output_formats import (
@@ -68,6 +68,7 @@ class CommonFields(Struct, kw_only=True, forbid_unknown_fields=True):
     frequency_penalty: Annotated[float, Meta(ge=-2, le=2)] | None = None
     repetition_penalty: Annotated[float, Meta(ge=0.01, le=100)] | None = None
     logit_bias: dict[str, Annotated[float, Meta(ge=-100, le=100)]] | None = None
+    allowed_token_ids: Annotated[list[TokenId], Meta(min_length=1, max_length=MAX_ALLOWED)] | None = None
     seed: Annotated[int, Meta(ge=-(2**63), le=MAX_SEED)] | None = None
     n: Annotated[int, Meta(ge=1, le=MAX_CHOICES)] | None = None
     stop: StopString | Annotated[list[StopString], Meta(max_length=MAX_STOPS)] | None = None
@@ -112,6 +113,10 @@ COMMON_FIELDS = (
     RequestField("frequency_penalty", "-2 to 2"),
     RequestField("repetition_penalty", "0.01 to 100, 1 by default"),
     RequestField("logit_bias", f"token id to a number from -100 to 100, for up to {MAX_BIASES} tokens"),
+    RequestField(
+        "allowed_token_ids",
+        f"1 to {MAX_ALLOWED} tokens, the only ones of an answer; a format or tools hold beside them, and say where it ends",
+    ),
     RequestField("seed", "any integer of 64 bits; the same seed draws the same tokens"),
     RequestField("n", f"1 to {MAX_CHOICES} answers"),
     RequestField("stop", f"a string, or up to {MAX_STOPS} of them"),
@@ -147,7 +152,6 @@ COMMON_FIELDS = (
     RequestField("use_beam_search", "there is no beam search; a program can do it", (False,)),
     RequestField("length_penalty", "there is no beam search", (1.0,)),
     RequestField("logprob_token_ids", "log-probabilities are told of the most likely tokens", ()),
-    RequestField("allowed_token_ids", "use logit_bias or structured_outputs", ()),
     RequestField(
         "bad_words", f"up to {MAX_STOPS} texts that are no part of the answer; not with a format, tools or ignore_eos"
     ),
@@ -265,6 +269,7 @@ def _sampling(asked: CommonFields) -> SamplingOptions:
         presence_penalty=asked.presence_penalty or 0.0,
         frequency_penalty=asked.frequency_penalty or 0.0,
         logit_bias=checked_biases(asked.logit_bias or {}),
+        allowed_tokens=asked.allowed_token_ids or [],
     )
     return allowing_no_share(sampling)
 

@@ -21,7 +21,12 @@ CODES = {
     429: "rate_limit_exceeded",
 }
 NAMED_FIELD = re.compile(r"(?P<name>[a-z_]+|token id)(?:\[\d+\]|:| must | \d+ is outside)")
-ENGINE_FIELDS = {"template_arguments": "chat_template_kwargs", "inputs": "input", "token id": "prompt"}
+ENGINE_FIELDS = {
+    "template_arguments": "chat_template_kwargs",
+    "inputs": "input",
+    "token id": "prompt",
+    "allowed_tokens": "allowed_token_ids",
+}
 """What the engine calls a field, where that is not its name here: token ids without a name are the prompt's."""
 NAMED_BY_ENGINE = CHAT_FIELDS.working | {"input", "prompt", "tokens"}
 CONTEXT_CODE = "context_length_exceeded"
@@ -30,6 +35,7 @@ WRONG_KEY = "Incorrect API key provided: "
 LIMITED_FIELDS = {
     "stop": "stop",
     "logit_bias": "logit_bias",
+    "allowed_tokens": "allowed_token_ids",
     "max_tokens": "max_tokens",
     "stop_tokens": "stop_token_ids",
     "predicted": "prediction",

@@ -40,6 +40,7 @@ class TokenizeConversation(Struct, kw_only=True, forbid_unknown_fields=True):
     add_generation_prompt: bool | None = None
     continue_final_message: bool | None = None
     chat_template_kwargs: dict[str, Any] | None = None
+    documents: list[dict[str, str]] | None = None
     reasoning_effort: Effort | None = None
     add_special_tokens: Literal[False] | None = None
     return_token_strs: bool | None = None

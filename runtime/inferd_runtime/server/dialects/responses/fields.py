@@ -49,8 +49,13 @@ class ResponseSchemaFormat(
 class ResponseText(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """What the answer's text has to be."""
 
-    format: ResponseTextFormat | ResponseObjectFormat | ResponseSchemaFormat = ResponseTextFormat()
+    format: ResponseTextFormat | ResponseObjectFormat | ResponseSchemaFormat | None = None
     verbosity: Any = None
+
+
+def asked_format(body: ResponsesBody) -> ResponseTextFormat | ResponseObjectFormat | ResponseSchemaFormat:
+    """Return what the answer's text has to be: any text, where nothing is said."""
+    return (body.text and body.text.format) or ResponseTextFormat()
 
 
 class ReasoningOptions(msgspec.Struct, frozen=True, forbid_unknown_fields=True):

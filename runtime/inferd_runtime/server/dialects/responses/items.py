@@ -49,7 +49,7 @@ class ReasoningItem(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
     type: Literal["reasoning"]
     id: ItemId | None = None
-    summary: list[ReasoningContent] = []
+    summary: list[ReasoningContent] | None = None
     content: list[ReasoningContent] | None = None
     encrypted_content: Any = None
     status: Status | None = None
@@ -212,7 +212,7 @@ def _reasoning(item: ReasoningItem) -> Item:
         "id": item.id or new_id("rs"),
         "type": "reasoning",
         "status": item.status or "completed",
-        "summary": [{"type": "summary_text", "text": part.text} for part in item.summary],
+        "summary": [{"type": "summary_text", "text": part.text} for part in item.summary or []],
         "content": [{"type": "reasoning_text", "text": part.text} for part in item.content or []],
     }
 

@@ -42,6 +42,7 @@ from inferd_runtime.server.dialects.responses.fields import (
     ResponseText,
     ResponseTextFormat,
     ResponseTool,
+    asked_format,
 )
 from inferd_runtime.server.dialects.responses.namespaces import NAMESPACE, shown_name
 from inferd_runtime.server.dialects.sampling import allowing_no_share
@@ -170,7 +171,7 @@ def output_field(body: ResponsesBody) -> str:
 
 
 def _output(body: ResponsesBody) -> OutputFormat | None:
-    asked = _text_format(body.text or ResponseText())
+    asked = _text_format(body)
     if body.structured_outputs is None:
         return asked
     if asked is not None:
@@ -178,8 +179,8 @@ def _output(body: ResponsesBody) -> OutputFormat | None:
     return output_format(None, body.structured_outputs)
 
 
-def _text_format(text: ResponseText) -> OutputFormat | None:
-    match text.format:
+def _text_format(body: ResponsesBody) -> OutputFormat | None:
+    match asked_format(body):
         case ResponseTextFormat():
             return None
         case ResponseObjectFormat():

@@ -10,7 +10,7 @@ import msgspec
 
 from inferd.chat import TokenScore, UsageReport
 from inferd.protocol import InferdError
-from inferd_runtime.server.dialects.responses.fields import ResponsesBody, ResponseText
+from inferd_runtime.server.dialects.responses.fields import ResponsesBody, asked_format
 from inferd_runtime.server.dialects.responses.ids import new_id
 from inferd_runtime.server.dialects.responses.items import Item
 from inferd_runtime.server.dialects.responses.namespaces import NAMESPACE
@@ -68,7 +68,7 @@ def _asked(body: ResponsesBody) -> dict[str, Any]:
         "service_tier": "default",
         "store": body.store is not False,
         "temperature": 1.0 if body.temperature is None else body.temperature,
-        "text": {"format": msgspec.to_builtins((body.text or ResponseText()).format), "verbosity": "medium"},
+        "text": {"format": msgspec.to_builtins(asked_format(body)), "verbosity": "medium"},
         "tool_choice": "auto" if body.tool_choice is None else body.tool_choice,
         "tools": [_tool_json(tool) for tool in body.tools or []],
         "top_logprobs": body.top_logprobs or 0,

@@ -255,6 +255,12 @@ def test_the_names_of_sglang(name: str, value: str, kind: str) -> None:
     assert read(**{name: value}).output == OutputFormat(kind, value)  # type: ignore[arg-type]
 
 
+def test_documents_are_the_templates() -> None:
+    given = [{"title": "a", "text": "b"}]
+    asked = read(documents=given, chat_template_kwargs={"documents_first": True})
+    assert asked.template_arguments == {"documents": given, "documents_first": True}
+
+
 HARMLESS = {
     "store": False, "service_tier": "auto", "modalities": ["text"], "verbosity": "medium", "length_penalty": 1,
     "ignore_eos": False, "skip_special_tokens": True, "prompt_cache_key": "k", "functions": [], "echo": False,

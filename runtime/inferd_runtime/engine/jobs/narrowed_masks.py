@@ -1,4 +1,4 @@
-"""A text that may not end before it has a number of tokens: masks without the tokens that would end it."""
+"""A text that holds some tokens only, or does not end before it has a number of them: a constraint's masks with fewer tokens."""
 
 from __future__ import annotations
 
@@ -6,22 +6,35 @@ from collections.abc import Collection, Sequence
 
 import numpy as np
 
+from inferd.protocol import ConstraintError
 from inferd_grammar.tokens import bit_mask
 from inferd_runtime.engine.jobs.grammar_masks import OutputMasks
 from inferd_runtime.engine.sampling.host_sampling import Masks
 from inferd_runtime.speculation.drafts import ROOT, Draft
 
 
-class LateEnds:
-    """The masks of a constraint (``inner``, None: without one), less the tokens that end the text.
+class NarrowedMasks:
+    """The masks of a constraint (``inner``, None: without one), less what a text may not hold.
 
-    ``ends`` are left out until there are ``least`` tokens. Where the constraint allows nothing else, the text ends all the same.
+    ``allowed``: the only tokens that it may hold; none: any. ``ends``, the tokens that end it, are left out until there are
+    ``least`` tokens; where nothing else is left, the text ends all the same. A constraint that leaves none of ``allowed`` ends
+    the generation with ConstraintError.
     """
 
-    def __init__(self, inner: OutputMasks | None, ends: Collection[int], vocab_size: int, least: int) -> None:
+    def __init__(
+        self,
+        inner: OutputMasks | None,
+        vocab_size: int,
+        *,
+        allowed: Collection[int] = (),
+        ends: Collection[int] = (),
+        least: int = 0,
+    ) -> None:
         self._inner = inner
         self._left = least
         self._others: Masks = ~bit_mask(list(ends), vocab_size)
+        self._allowed = frozenset(allowed)
+        self._only: Masks | None = bit_mask(list(allowed), vocab_size) if allowed else None
 
     def forced(self) -> list[int]:
         """Return the tokens that the constraint forces."""
@@ -32,20 +45,24 @@ class LateEnds:
         return draft if self._inner is None else self._inner.completed(draft, limit)
 
     def masks(self, draft: Draft) -> tuple[Draft, Masks | None]:
-        """Return the legal part of the draft, and its masks. See :class:`OutputMasks`."""
+        """Return the part of the draft that the constraint allows, and its masks. See :class:`OutputMasks`.
+
+        Tokens that are left out stay in the draft: no row emits them.
+        """
         legal, masks = (draft, None) if self._inner is None else self._inner.masks(draft)
-        if self._left <= 0:
+        if self._left <= 0 and self._only is None:
             return legal, masks
         if masks is None:
             masks = np.full((len(legal) + 1, len(self._others)), -1, np.int32)
-        return legal, self._without_ends(masks, _depths(legal))
+        return legal, self._narrowed(masks, _depths(legal))
 
-    def _without_ends(self, masks: Masks, depths: Sequence[int]) -> Masks:
+    def _narrowed(self, masks: Masks, depths: Sequence[int]) -> Masks:
         masks = masks.copy()
         for row, depth in zip(masks, depths, strict=True):
-            others = row & self._others
-            if depth < self._left and others.any():
-                row[:] = others
+            if self._only is not None:
+                _keep(row, self._only)
+            if depth < self._left:
+                _keep(row, self._others)
         return masks
 
     @property
@@ -63,7 +80,11 @@ class LateEnds:
         return list(tokens) if self._inner is None else self._inner.admit(tokens, room)
 
     def advance(self, tokens: Sequence[int]) -> None:
-        """Commit tokens after verification."""
+        """Commit tokens after verification. Raises ConstraintError for one that is not allowed: nothing else was left."""
+        if self._allowed and not self._allowed.issuperset(tokens):
+            raise ConstraintError(
+                "the constraint leaves none of the allowed tokens to go on with", param="allowed_token_ids"
+            )
         self._left -= len(tokens)
         if self._inner is not None:
             self._inner.advance(tokens)
@@ -71,6 +92,13 @@ class LateEnds:
     def must_end(self) -> bool:
         """True if the constraint allows nothing but the end."""
         return self._inner is not None and self._inner.must_end()
+
+
+def _keep(row: Masks, wanted: Masks) -> None:
+    """Take all but the wanted tokens out of a row, in place; a row that has none of them stays as it is."""
+    left = row & wanted
+    if left.any():
+        row[:] = left
 
 
 def _depths(draft: Draft) -> list[int]:
