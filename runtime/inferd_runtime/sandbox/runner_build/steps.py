@@ -1,7 +1,7 @@
 """The costly steps of building the runner, each in a process of its own.
 
 ``componentize FOLDER TARGET`` makes a component of the sources in a folder; ``compile COMPONENT TARGET`` makes machine code of
-a component.
+a component, and its objects immortal.
 """
 
 from __future__ import annotations
@@ -47,6 +47,8 @@ def _componentize(folder: Path, target: Path) -> None:
 
 
 def _compile(component: Path, target: Path) -> None:
+    from inferd_runtime.sandbox.runner_build.immortal import make_immortal
     from inferd_runtime.sandbox.wasm.loaded_runner import compile_component
 
     compile_component(component, target)
+    make_immortal(target)

@@ -9,5 +9,5 @@ THREAD_STACK_BYTES = 24 * MIB
 """What a thread that runs a guest needs: the guest's stack, and room for the host's callbacks on top of it."""
 TICK_SECONDS = 0.02
 """How often a guest that computes is looked at."""
-COMPILED_WITH = "epochs"
-"""The settings that change the machine code."""
+COMPILED_WITH = "epochs, immortal objects"
+"""What changes the compiled file beside its sources."""

@@ -31,17 +31,18 @@ MADV_POPULATE_WRITE = 23
 WASM_PAGE = 64 << 10
 NEAR_BYTES = 4096
 """Of the memory map before and behind an instance's memory: several times the lines that it can have."""
-_LINE = re.compile(rb"^([0-9a-f]+)-([0-9a-f]+) (....) [0-9a-f]+ \S+ \d+ *(.*)$", re.MULTILINE)
+_LINE = re.compile(rb"^([0-9a-f]+)-([0-9a-f]+) (....) ([0-9a-f]+) \S+ \d+ *(.*)$", re.MULTILINE)
 
 
 @dataclass(frozen=True)
 class Region:
-    """A stretch of addresses with the same rights. ``path`` is the file behind it, if any."""
+    """A stretch of addresses with the same rights. ``path`` is the file behind it, if any, from ``offset`` on."""
 
     start: int
     end: int
     writable: bool
     path: bytes
+    offset: int
 
 
 def read_map() -> bytes:
@@ -51,8 +52,13 @@ def read_map() -> bytes:
 
 def regions(text: bytes) -> Iterator[Region]:
     """Yield the lines of a memory map, in the order of their addresses."""
-    for start, end, rights, path in _LINE.findall(text):
-        yield Region(int(start, 16), int(end, 16), rights[1:2] == b"w", path)
+    for start, end, rights, offset, path in _LINE.findall(text):
+        yield Region(int(start, 16), int(end, 16), rights[1:2] == b"w", path, int(offset, 16))
+
+
+def region_at(text: bytes, address: int) -> Region | None:
+    """Return the line of a memory map that begins at ``address``."""
+    return next((region for region in regions(text) if region.start == address), None)
 
 
 def data_addresses(text: bytes, file: Path) -> set[int]:

@@ -35,7 +35,7 @@ class DoesNotFit(Exception):
 
 
 def new_engine() -> Engine:
-    """Return an engine as the runner is compiled for; ``COMPILED_WITH`` names what of this is in the machine code."""
+    """Return an engine as the runner is compiled for; ``COMPILED_WITH`` names what of this is in the compiled file."""
     config = Config()
     config.wasm_component_model = True
     config.epoch_interruption = True

@@ -5,10 +5,17 @@ from __future__ import annotations
 import json
 import traceback
 
-from inferd_runtime.sandbox.runner.rehearsal import ASYNCIO, AnsweringHost
+from inferd_runtime.sandbox.runner.rehearsal import ASYNCIO, GENERATION, AnsweringHost
 from inferd_runtime.sandbox.wasm.loaded_runner import LoadedRunner
 
 SPARES = 4
+BOTH = """
+import generation
+import tasks
+
+async def main(text: str):
+    return await tasks.main(text), await generation.main(text)
+"""
 
 
 class RehearsalCalls:
@@ -47,5 +54,6 @@ class RehearsalCalls:
 
 def warm_up(runner: LoadedRunner) -> None:
     """Run a program once, then keep spare instances. Raises GuestTrap if the runner does not work."""
-    bundle = {"name": "warm-up", "files": {"main.py": ASYNCIO}, "entry": "main.py"}
+    files = {"main.py": BOTH, "tasks.py": ASYNCIO, "generation.py": GENERATION}
+    bundle = {"name": "warm-up", "files": files, "entry": "main.py"}
     runner.warm_up(RehearsalCalls(), json.dumps(bundle), json.dumps({"text": "hello"}), SPARES)
