@@ -65,6 +65,14 @@ async def test_a_flood_of_durable_values_leaves_the_files_thread_to_others() -> 
     assert sorted(file.dropped) == list(range(500))
 
 
+async def test_a_value_that_was_received_does_not_come_again_while_the_file_forgets_another(tmp_path: Path) -> None:
+    async with open_kept_values(tmp_path / "queues.sqlite3", same_for_all(Quotas())) as kept:
+        first, second, third = await kept.add("ann", "q", held_values([1, 2, 3]))
+        kept.drop([first.row])
+        kept.drop([second.row])  # noted: the file's thread is told once it has forgotten the first
+        assert [value.row for value in await kept.values("ann", "q")] == [third.row]
+
+
 def test_what_a_tenant_keeps_is_counted_without_reading_it_and_again_when_the_file_is_opened(tmp_path: Path) -> None:
     path = tmp_path / "queues.sqlite3"
     file = QueueFile(path)

@@ -44,7 +44,9 @@ class KeptValues:
 
     async def values(self, tenant: str, queue: str) -> list[HeldValue]:
         """Return what a queue holds."""
-        return await self._archive.read(lambda file: file.values(tenant, queue), tenant)
+        gone = set(self._to_drop)  # the file may not have been told yet
+        found = await self._archive.read(lambda file: file.values(tenant, queue), tenant)
+        return [value for value in found if value.row not in gone]
 
     def drop(self, rows: Sequence[int]) -> None:
         """Forget values, soon."""
