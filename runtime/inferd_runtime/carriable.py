@@ -65,10 +65,15 @@ def read_json(data: bytes | str, what: str, kind: Any = Any, most: int = MAX_CON
 
     A text with more than ``most`` lists and objects is refused before it is read.
     """
+    check_containers(data, what, most)
+    return _read(msgspec.json.decode, data, what, kind)
+
+
+def check_containers(data: bytes | str, what: str, most: int = MAX_CONTAINERS) -> None:
+    """Raises InvalidRequest that begins with ``what`` for a JSON text with more than ``most`` lists and objects."""
     text = data.encode("utf-8", "surrogatepass") if isinstance(data, str) else data
     if _containers(text) > most and _containers(JSON_STRING.sub(b"", text)) > most:
         raise too_many_containers(what, most)
-    return _read(msgspec.json.decode, data, what, kind)
 
 
 def read_msgpack(data: bytes, what: str, kind: Any = Any) -> Any:

@@ -8,6 +8,8 @@ from typing import Any, Literal
 
 from inferd.constraints import Gbnf, Lark
 from inferd.protocol import Sampling
+from inferd.protocol.carrying import LARGEST_INTEGER, LEAST_INTEGER
+from inferd.protocol.chat import MAX_CHAT_DEPTH
 from inferd.protocol.sampling import MAX_SEED, check_sampling
 from inferd.sampling import Sampler
 from inferd.schema import Choice, JsonSchema, OutputConstraint, Regex
@@ -215,9 +217,27 @@ def _template_call(call: ToolCall) -> dict[str, Any]:
 
 
 def _object_of(arguments: str) -> dict[str, Any] | None:
-    """Return the object of some arguments; None for a text that is none, as that of a call which was cut."""
+    """Return the object of some arguments; None for a text that is none, as that of a call which was cut, and for an object that
+    no message carries: then they stay text.
+    """
     try:
-        value = json.loads(arguments or "{}")
-    except (ValueError, RecursionError):
+        value = json.loads(arguments or "{}", parse_int=_number)
+        json.dumps(value, ensure_ascii=False, allow_nan=False).encode()  # raises for halves of letters, too
+    except (ValueError, OverflowError, RecursionError):
         return None
-    return value if isinstance(value, dict) else None
+    return value if isinstance(value, dict) and _levels(value) <= MAX_CHAT_DEPTH else None
+
+
+def _number(digits: str) -> int | float:
+    """Return a whole number; the nearest other one beyond 64 bits, which no message carries. Raises OverflowError."""
+    number = int(digits)
+    return number if LEAST_INTEGER <= number <= LARGEST_INTEGER else float(number)
+
+
+def _levels(value: Any) -> int:
+    """Return how deep lists and objects lie in each other."""
+    levels, level = 0, [value]
+    while level := [each for each in level if isinstance(each, dict | list)]:
+        levels += 1
+        level = [item for each in level for item in (each.values() if isinstance(each, dict) else each)]
+    return levels

@@ -11,7 +11,7 @@ import msgspec
 
 from inferd.chat import OutputFormat, Tool, ToolChoice
 from inferd.protocol import InferdError, InvalidRequest, cut
-from inferd_runtime.carriable import check_carriable, read_json
+from inferd_runtime.carriable import check_carriable, check_containers, read_json
 
 T = TypeVar("T")
 MAX_SHOWN = 200
@@ -188,27 +188,17 @@ def check_object_schema(schema: Mapping[str, Any], at: str) -> None:
 
 
 def read_arguments(text: str, at: str) -> str:
-    """Return the arguments of a call that comes back in a conversation: "" means none. What is no JSON object is let through, as
-    OpenAI does: a call may have been cut. Raises InvalidRequest, which names the field, for JSON that no wire carries.
+    """Return the arguments of a call that comes back in a conversation: "" means none. What is no JSON object, or none that the
+    runtime carries, is let through as text: a call may have been cut, and whatever a model wrote may be sent back.
+
+    Raises InvalidRequest, which names the field, for more lists and objects than may be looked at.
     """
     arguments = text.strip() or "{}"
     try:
-        read_json(arguments, at)
+        check_containers(arguments, at)
     except InvalidRequest as error:
-        if _is_json(arguments):
-            raise invalid(at, error.message) from None
+        raise invalid(at, error.message) from None
     return arguments
-
-
-def _is_json(text: str) -> bool:
-    """Return True for what Python reads as JSON: more than others do."""
-    try:
-        json.loads(text)
-    except RecursionError:
-        return True
-    except ValueError:
-        return False
-    return True
 
 
 def thinking_budget(asked: int | None) -> int | None:

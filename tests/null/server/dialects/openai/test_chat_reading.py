@@ -8,7 +8,9 @@ from typing import Any
 import pytest
 
 from inferd.chat import ChatMessage, ChatRequest, OutputFormat, Tool, ToolCall, ToolChoice
-from inferd.protocol import InvalidRequest
+from inferd.protocol import InvalidRequest, RenderChat, check_render_chat
+from inferd.protocol.chat import MAX_CHAT_DEPTH
+from inferd_runtime.carriable import check_carriable
 from inferd_runtime.server.dialects.exchange import ClientHeaders
 from inferd_runtime.server.dialects.openai.chat import ChatCompletions
 from inferd_runtime.server.dialects.openai.errors import error_body
@@ -86,6 +88,32 @@ def test_a_call_that_was_cut_comes_back_as_the_text_that_it_is(sent: str, render
     """OpenAI takes any text: what a client got from an answer without room for more it sends back with the conversation."""
     (message,) = read(messages=[calling(function={"name": "a", "arguments": sent})]).template_messages()
     assert message["tool_calls"][0]["function"]["arguments"] == rendered
+
+
+NESTED = '{"x": ' * 3000 + "1" + "}" * 3000
+LIMIT = '{"x": ' * MAX_CHAT_DEPTH + "1" + "}" * MAX_CHAT_DEPTH
+
+
+@pytest.mark.parametrize(
+    ("sent", "rendered"),
+    [
+        ('{"x": 123456789012345678901}', {"x": 123456789012345678901.0}),
+        ('{"x": 18446744073709551615}', {"x": 18446744073709551615}),
+        *(
+            (each, each)
+            for each in ('{"x": 1e999}', '{"x": NaN}', '{"x": "\\ud800"}', "[" * 5000, NESTED, f'{{"x": {LIMIT}}}')
+        ),
+        (f'{{"x": 1{"0" * 400}}}', f'{{"x": 1{"0" * 400}}}'),
+        (LIMIT, json.loads(LIMIT)),
+    ],
+)
+def test_whatever_a_model_wrote_for_arguments_can_be_sent_back(sent: str, rendered: object) -> None:
+    """A schema allows any whole number: a call that this runtime answered with must not make the conversation end."""
+    request = read(messages=[USER, calling(function={"name": "a", "arguments": sent}), tool_answer()])
+    messages = request.template_messages()
+    assert messages[1]["tool_calls"][0]["function"]["arguments"] == rendered
+    check_render_chat(RenderChat(messages))
+    check_carriable(messages, "messages")
 
 
 @pytest.mark.parametrize("top_k", [-1, 0])
@@ -281,7 +309,6 @@ def calling(**changes: Any) -> dict[str, Any]:
     return {"role": "assistant", "tool_calls": [{**CALL, **changes}]}
 
 
-UNCARRIABLE = ('{"x": 1e999}', '{"x": NaN}', '{"x": 123456789012345678901}', "[" * 5000)
 IMAGE = [{"type": "image_url", "image_url": {"url": "data:"}}]
 REFUSED: list[tuple[dict[str, Any], str]] = [
     ({"model": None}, "model"),
@@ -304,10 +331,8 @@ REFUSED: list[tuple[dict[str, Any], str]] = [
     ({"messages": [CALLS, tool_answer("c2")]}, "messages[1].tool_call_id"),
     ({"messages": [CALLS, tool_answer(), tool_answer()]}, "messages[2].tool_call_id"),
     ({"messages": [calling(function={"name": "a b", "arguments": "{}"})]}, "messages[0].tool_calls[0].function.name"),
-    *(
-        ({"messages": [calling(function={"name": "a", "arguments": each})]}, "messages[0].tool_calls[0].function.arguments")
-        for each in UNCARRIABLE
-    ),
+    ({"messages": [calling(function={"name": "a", "arguments": "[" * 200_000})]},
+     "messages[0].tool_calls[0].function.arguments"),
     ({"messages": [{"role": "assistant", "tool_calls": [CALL, CALL]}]}, "messages[0].tool_calls[1].id"),
     ({"messages": [calling(type="custom")]}, "messages[0].tool_calls[0].type"),
     ({"temperature": -0.1}, "temperature"),
