@@ -49,6 +49,9 @@ class RecordedHost:
         """See :class:`Accelerator`."""
         return _done
 
+    def settle(self) -> None:
+        """See :class:`Accelerator`."""
+
     def record(self, body: Callable[[], Value]) -> tuple[Callable[[], None], Value]:
         """See :class:`Accelerator`. Raises RuntimeError that names what the host would wait for."""
         self.recordings += 1

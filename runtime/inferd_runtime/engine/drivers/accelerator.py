@@ -41,6 +41,10 @@ class Accelerator(Protocol):
         """Return a call that returns once everything queued so far is done. Raises what went wrong on the device."""
         ...
 
+    def settle(self) -> None:
+        """Wait until everything queued so far is done, unless it is being recorded. Raises what went wrong on the device."""
+        ...
+
     def record(self, body: Callable[[], Result]) -> tuple[Callable[[], None], Result]:
         """Record what ``body`` queues: a call that queues it again, on the same memory, and what it returned.
 
@@ -129,6 +133,12 @@ class CudaAccelerator:
                 event.synchronize()
 
         return wait
+
+    def settle(self) -> None:
+        """See :class:`Accelerator`."""
+        if not torch.cuda.is_current_stream_capturing():
+            with self._watched():
+                torch.cuda.current_stream(self.device).synchronize()
 
     def record(self, body: Callable[[], Result]) -> tuple[Callable[[], None], Result]:
         """See :class:`Accelerator`. Runs it a few times first: libraries choose and compile their kernels then."""

@@ -17,9 +17,11 @@ from inferd_runtime.engine.drivers.accelerator import Accelerator, CudaAccelerat
 from inferd_runtime.engine.drivers.cuda_driver import CudaDriver, CudaOptions
 from inferd_runtime.engine.drivers.product_choice import ProductChange, choose_products
 from inferd_runtime.engine.drivers.torch_driver import TorchDriver
+from inferd_runtime.engine.drivers.watched_kernels import launch_marks, may_record, watched
 from inferd_runtime.kernels.cache import FP8, CacheBlock
 from inferd_runtime.kernels.failures import kernel_failures
 from inferd_runtime.kernels.suite import KernelSuite, triton_kernels
+from inferd_runtime.launch_marks import LaunchMarks
 from inferd_runtime.models.batch import Batch, FloatRows, Ids, Span
 from inferd_runtime.models.loaded import LoadedModel
 from inferd_runtime.models.lora.bank import LoraBank
@@ -77,7 +79,17 @@ def build_driver(loaded: LoadedModel, options: DriverOptions) -> DeviceDriver:
     if like.device.type != "cuda":
         return reference_driver(loaded, fused, options)
     accelerator = CudaAccelerator(like.device, beside=options.beside)
-    fast = fast_driver(loaded, fused, options, triton_kernels(), accelerator)
+    marks = launch_marks(like.device)
+    with marks.writing():
+        return proven_driver(loaded, fused, options, triton_kernels(), accelerator, marks)
+
+
+def proven_driver(
+    loaded: LoadedModel, fused: ModelPass | None, options: DriverOptions, kernels: KernelSuite,
+    accelerator: Accelerator, marks: LaunchMarks,
+) -> DeviceDriver:  # fmt: skip
+    """Return the fast driver once all of its kernels have run, or the reference where it gives other logits than that."""
+    fast = fast_driver(loaded, fused, options, kernels, accelerator, marks)
     allowed = allowed_difference(loaded, options)
     try:
         with accelerator.active():
@@ -103,8 +115,9 @@ def step_bytes(loaded: LoadedModel, options: DriverOptions) -> int:
     device = next(loaded.module.parameters()).device
     if device.type != "cuda":
         return 0
-    fused = fused_pass(loaded, options)
-    return measured_step_bytes(loaded, fused, options, triton_kernels(), CudaAccelerator(device))
+    fused, marks = fused_pass(loaded, options), launch_marks(device)
+    with marks.writing():
+        return measured_step_bytes(loaded, fused, options, triton_kernels(), CudaAccelerator(device), marks)
 
 
 def fused_pass(loaded: LoadedModel, options: DriverOptions) -> ModelPass | None:
@@ -134,6 +147,7 @@ def measured_step_bytes(
     options: DriverOptions,
     kernels: KernelSuite,
     accelerator: Accelerator,
+    marks: LaunchMarks | None = None,
 ) -> int:
     """Return the device memory of steps, measured with a driver of the fewest pages, which is thrown away."""
     rows = min(options.most_rows, loaded.max_context)
@@ -147,7 +161,9 @@ def measured_step_bytes(
 
     try:
         # Apart: recording begins with giving back what the largest step has left in reserve.
-        step = accelerator.footprint(lambda: try_step(lambda: fast_driver(loaded, fused, few, kernels, accelerator)))
+        step = accelerator.footprint(
+            lambda: try_step(lambda: fast_driver(loaded, fused, few, kernels, accelerator, marks))
+        )
         recorded = accelerator.footprint(lambda: [one.record_all() for one in made if isinstance(one, CudaDriver)])
         return max(0, step + recorded - cache)
     except kernel_failures() as error:
@@ -182,16 +198,21 @@ def cache_dtype(name: str) -> torch.dtype | None:
 
 
 def fast_driver(
-    loaded: LoadedModel, fused: ModelPass | None, options: DriverOptions, kernels: KernelSuite, accelerator: Accelerator
-) -> CudaDriver:
-    """Return the driver that runs kernels and recorded steps."""
+    loaded: LoadedModel, fused: ModelPass | None, options: DriverOptions, kernels: KernelSuite, accelerator: Accelerator,
+    marks: LaunchMarks | None = None,
+) -> CudaDriver:  # fmt: skip
+    """Return the driver that runs kernels and recorded steps; without those that ``marks`` say ended a process before."""
+    if marks is not None:
+        options = replace(options, graphs=options.graphs and may_record(marks))
+        kernels = watched(kernels, marks, accelerator)
     with accelerator.active():
-        return _fast_driver(loaded, fused, options, kernels, accelerator)
+        return _fast_driver(loaded, fused, options, kernels, accelerator, marks)
 
 
 def _fast_driver(
-    loaded: LoadedModel, fused: ModelPass | None, options: DriverOptions, kernels: KernelSuite, accelerator: Accelerator
-) -> CudaDriver:
+    loaded: LoadedModel, fused: ModelPass | None, options: DriverOptions, kernels: KernelSuite, accelerator: Accelerator,
+    marks: LaunchMarks | None,
+) -> CudaDriver:  # fmt: skip
     kv, like = loaded.probe.kv, next(loaded.module.parameters())
     dtype = cache_dtype(options.kv_dtype) or like.dtype
     block = CacheBlock(kv.keys, kv.values, dtype, options.pages, options.page_size, accelerator.device)
@@ -199,7 +220,7 @@ def _fast_driver(
     heads = int(loaded.module.config.num_attention_heads)  # type: ignore[union-attr, arg-type]
     kv_heads = max(1, max(count for count, _ in kv.keys))
     group = max(1, heads // kv_heads)
-    chosen = CudaOptions(options.most_rows, group, record=options.graphs, fixed_rows=options.fixed_rows)
+    chosen = CudaOptions(options.most_rows, group, record=options.graphs, fixed_rows=options.fixed_rows, marks=marks)
     run = kernel_pass(loaded, fused, kernels, options, accelerator)
     return CudaDriver(run, plain, block, kernels, accelerator, chosen)
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -36,6 +37,7 @@ from inferd_runtime.engine.drivers.compiling import compile_moves, compile_sampl
 from inferd_runtime.engine.drivers.packing import is_tree, pack_batch, pack_pages, pack_sampling
 from inferd_runtime.engine.drivers.staging import EntryStaging, Staging
 from inferd_runtime.engine.drivers.torch_driver import TorchDriver
+from inferd_runtime.engine.drivers.watched_kernels import RECORDING
 from inferd_runtime.engine.sampling.device_sampling import SampledRows, SamplingInputs, host_inputs
 from inferd_runtime.kernels.cache import CacheBlock, resolve_copies
 from inferd_runtime.kernels.failures import kernel_failures
@@ -43,6 +45,7 @@ from inferd_runtime.kernels.rows import SPLIT_KEYS
 from inferd_runtime.kernels.sampling import Adjustments, SampleRows, adjusted
 from inferd_runtime.kernels.suite import KernelSuite
 from inferd_runtime.kv.table import PageCopy
+from inferd_runtime.launch_marks import LaunchMarks
 from inferd_runtime.models.batch import Batch, Outputs, PageData
 from inferd_runtime.models.lora.files import AdapterFiles, AdapterSize
 from inferd_runtime.models.passes.plain import ModelPass
@@ -61,6 +64,7 @@ class CudaOptions:
     """``most_rows``: rows of a step, at most. ``group``: query heads per key head. ``split_keys``: see
     :class:`~inferd_runtime.kernels.rows.KeySplits`. ``record``: whether steps are recorded; without, all are launched kernel by
     kernel. ``fixed_rows``: see :class:`~inferd_runtime.engine.engine.EngineOptions`: fillers stand behind a sequence's end.
+    ``marks``: where it is noted that a step is being recorded.
     """
 
     most_rows: int
@@ -68,6 +72,7 @@ class CudaOptions:
     split_keys: int = SPLIT_KEYS
     record: bool = True
     fixed_rows: int = 0
+    marks: LaunchMarks | None = None
 
 
 class CudaDriver:
@@ -311,7 +316,9 @@ class CudaDriver:
     def _recording(self, shape: StepBucket) -> RecordedStep | None:
         """Return the recorded step of a shape, made at its first use; None where it cannot be recorded."""
         if shape not in self._recorded and self._records:
-            self._recorded[shape] = self._record(shape)
+            marks = self._options.marks
+            with nullcontext() if marks is None else marks.during(RECORDING):
+                self._recorded[shape] = self._record(shape)
         return self._recorded.get(shape)
 
     def _record(self, shape: StepBucket) -> RecordedStep | None:

@@ -15,6 +15,7 @@ import zmq
 
 from inferd.protocol import Done, InferdError, ListModels, Models, Unavailable
 from inferd_runtime.isolation.order import Launch
+from inferd_runtime.launch_marks import forget_marks
 from inferd_runtime.server.processes.backoff import Backoff
 from inferd_runtime.server.processes.child_process import ChildProcess
 from inferd_runtime.server.processes.child_protocol import printed_error
@@ -123,7 +124,7 @@ class EngineSupervisor:
 
     async def _run_engine(self) -> float:
         """Start an engine and watch it until it ends; returns how many seconds that took."""
-        started = anyio.current_time()
+        started, by_itself = anyio.current_time(), False
         try:
             child = await ChildProcess.start("engine", self._start)
         except OSError as error:
@@ -133,10 +134,13 @@ class EngineSupervisor:
             async with anyio.create_task_group() as tasks:
                 tasks.start_soon(self._serve, child)
                 ending = await child.wait()
+                by_itself = True
                 tasks.cancel_scope.cancel()
         finally:
             with anyio.CancelScope(shield=True):
                 await child.stop(STOP_SECONDS if self._up is not None else 0)  # one that still loads does not listen
+            if not by_itself:
+                forget_marks(child.pid)
         self._engine_ended(f"the engine {ending}", child.pid, child.tail)
         return anyio.current_time() - started
 
