@@ -7,6 +7,7 @@ from typing import Any
 
 from cuda_bench import FREE_ROWS, SAMPLERS, CudaBench
 
+from inferd.protocol import TokenLogprob
 from inferd_grammar import Compiled, GrammarCompiler, RegexGrammar, TokenTable
 from inferd_runtime.engine.engine import Engine, EngineOptions
 from inferd_runtime.engine.sampling.host_sampling import RowSampler
@@ -21,8 +22,10 @@ def compiled() -> Compiled:
     return GrammarCompiler(table).compile(RegexGrammar(r"[a-d]{3,20}=(x|yy|[0-4]{2})"))
 
 
-def texts(bench: CudaBench, *, overlap: bool) -> tuple[list[list[int]], int]:
-    """The tokens of twelve streams that come one after the other, and how many steps began without their masks."""
+def texts(bench: CudaBench, *, overlap: bool) -> tuple[list[tuple[list[int], list[TokenLogprob]]], int]:
+    """The tokens of twelve streams that come one after the other, with the log-probabilities of some, and how many steps began
+    without their masks.
+    """
     begun = count_calls(bench.driver, "begin")
     engine = Engine(bench.driver, EngineOptions(token_budget=40, times=FREE_ROWS, overlap=overlap))
     grammar, running = compiled(), list[GenerationUnderTest]()
@@ -33,7 +36,7 @@ def texts(bench: CudaBench, *, overlap: bool) -> tuple[list[list[int]], int]:
         context = engine.create_context()
         context.append(prompt)
         sources = [Blind(request, BYTES, 1)] if number == 7 else []
-        logprobs = 2 if number == 8 else None
+        logprobs = {5: 0, 7: 3, 8: 2}.get(number)
         running.append(GenerationUnderTest.submit(engine, context, request, sources, logprobs=logprobs, forced=False))
         engine.step()
     while not all(one.generation.finished() for one in running):
@@ -42,7 +45,8 @@ def texts(bench: CudaBench, *, overlap: bool) -> tuple[list[list[int]], int]:
         for one in running:
             one.take()
     assert not any(one.generation.error for one in running)
-    found = [list(one.generation.context.tokens) for one in running]
+    assert [len(one.scores) for one in running if one.scores] == [len(running[number].tokens) for number in (5, 7, 8)]
+    found = [(list(one.generation.context.tokens), one.scores) for one in running]
     for one in running:
         one.generation.close()
         one.generation.context.release()

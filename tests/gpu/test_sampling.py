@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 from agree_cases import check_agree
+from logprob_cases import check_scores
 from rejection_cases import check_rejection
 from sampling_cases import Case, check_noise, check_row_words, every_pair, with_adjustments, with_masks
 
@@ -87,3 +88,9 @@ def test_agree_is_the_padded_verifier(batch: int, width: int, chain: bool) -> No
 def test_rejection_emits_the_references_tokens(batch: int, width: int, vocab: int) -> None:
     for seed in range(3):
         check_rejection(rejection.rejection, seed, batch, width, vocab, device="cuda")
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+@pytest.mark.parametrize("vocab", VOCABULARIES[1:])
+def test_log_probabilities_are_the_hosts(vocab: int, dtype: torch.dtype) -> None:
+    check_scores("cuda", dtype, vocab, 20)

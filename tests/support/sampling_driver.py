@@ -12,15 +12,18 @@ from inferd.protocol import ConstraintError
 from inferd_runtime.engine.driver import StepResult
 from inferd_runtime.engine.sampling.device_sampling import (
     ABSENT,
+    Floats,
     Rejecting,
     SampledRows,
     SampledTokens,
     SamplingInputs,
+    ScoredSequences,
     merged,
 )
 from inferd_runtime.engine.sampling.host_sampling import LogitRows, Masks, RowSampler, allowed_tokens, draw
 from inferd_runtime.engine.sampling.noise import MASK, gumbel
 from inferd_runtime.engine.sampling.penalties import Entries, adjust
+from inferd_runtime.engine.sampling.probes import token_logprob
 from inferd_runtime.engine.sampling.rejection import reject
 from inferd_runtime.models.batch import Batch, FloatRows, Ids, Outputs
 from inferd_runtime.testing.null_driver import NullDriver
@@ -86,6 +89,8 @@ class SamplingNullDriver(NullDriver):
             drawn = drawn._replace(confidence=self._confidence(sampling, samples, outputs.logits))
         if sampling.rejecting is not None:
             drawn = merged(drawn, sampling.rejecting, *self._reject(sampling, sampling.rejecting, outputs.logits))
+        if sampling.scored is not None:
+            drawn = drawn._replace(scores=self._scores(sampling, sampling.scored, drawn, outputs.logits))
         self._last = drawn.tokens[:, 0].tolist()
         self.launches.append(
             FinishedStep(StepResult(Outputs(outputs.logits[sampling.host_rows], outputs.hidden), drawn))
@@ -113,6 +118,21 @@ class SamplingNullDriver(NullDriver):
             best = noisy[ids == samples[row]]
             shares.append(1 / np.exp(noisy - best).sum() if len(best) else 0.0)
         return np.asarray(shares, np.float32)
+
+    def _scores(
+        self, sampling: SamplingInputs, scored: ScoredSequences, drawn: SampledTokens, logits: LogitRows
+    ) -> Floats:
+        """Return the scores of the tokens that some sequences drew, by the host's own function."""
+        found = np.zeros((len(sampling.first), scored.nodes + 1, 2 + 2 * scored.top))
+        for at in scored.at.tolist():
+            path = drawn.path[at, : drawn.accepted[at]].tolist()
+            for line, row in enumerate([0, *(node + 1 for node in path)]):
+                own = logits[sampling.rows[sampling.first[at] + row]]
+                told = token_logprob(own, int(drawn.tokens[at, line]), scored.top)
+                missing = scored.top - len(told.top_tokens)
+                best = [*told.top_tokens, *[0] * missing, *told.top_logprobs, *[-np.inf] * missing]
+                found[at, line] = [told.logprob, told.rank, *best]
+        return found
 
     def _reject(self, sampling: SamplingInputs, rejecting: Rejecting, logits: LogitRows) -> tuple[Ids, Ids]:
         """Return how many tokens of each draft are accepted, and what is emitted."""

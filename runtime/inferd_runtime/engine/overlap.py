@@ -72,7 +72,8 @@ def continuation(item: Planned, sampled: int) -> Continuation | None:
         return Continuation(ahead)
     if next_work in (NextWork.ROW, NextWork.LATE_ROW) and brings_one_token(item.work) and not item.adapter:
         late = next_work is NextWork.LATE_ROW
-        return Continuation(ahead, Work(CARRIED, 1, sampler=item.work.sampler, late=late), sampled)
+        row = Work(CARRIED, 1, sampler=item.work.sampler, logprobs=item.work.logprobs, late=late)
+        return Continuation(ahead, row, sampled)
     return None
 
 

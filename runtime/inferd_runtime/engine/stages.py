@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
+from inferd.protocol import TokenLogprob
 from inferd_runtime.engine.sampling.host_sampling import LogitRows, Masks, RowSampler
 from inferd_runtime.engine.sampling.penalties import Entries
 from inferd_runtime.models.batch import FloatRows, Placement
@@ -24,8 +25,9 @@ class Work(NamedTuple):
     the final hidden states of so many last tokens. ``placement`` is set where positions or visibility are not those of plain
     text; the scheduler fills in the context's own, and that of a draft tree. ``admit`` returns the tokens that the job writes
     where the sampled ones would overdraw its budget: the same up to some place, and another one there. ``confident``: where the
-    device samples the one row, the job also reads how sure it was. ``late``: mask and penalties depend on a token in flight, and
-    are filled in before the row is sampled (``Job.completed``).
+    device samples the one row, the job also reads how sure it was. ``logprobs``: it also reads each emitted token's
+    log-probability, and those of so many of the likeliest at its place (None: it does not). ``late``: mask and penalties depend
+    on a token in flight, and are filled in before the row is sampled (``Job.completed``).
     """
 
     tokens: Sequence[int]
@@ -40,6 +42,7 @@ class Work(NamedTuple):
     scored: bool = False
     admit: Callable[[Sequence[int]], Sequence[int]] | None = None
     confident: bool = False
+    logprobs: int | None = None
     late: bool = False
 
 
@@ -50,7 +53,8 @@ class Verified(NamedTuple):
     ``logits`` (float32[rows, V]) and ``hidden`` (float32[hidden,
     E]) are views that end with the step. ``cost``: the step's time, by the cost model, relative to one without drafts;
     ``saved``: the seconds that the accepted part was worth, less what the whole draft cost. ``confidence``: the sampled token's
-    share (``kernels/confidence.py``), if the work asked for it and the device sampled.
+    share (``kernels/confidence.py``), if the work asked for it and the device sampled. ``logprobs``: of each token, if the work
+    asked for them and the device sampled; else they are read off the logits.
     """
 
     work: Work
@@ -62,6 +66,7 @@ class Verified(NamedTuple):
     saved: float = 0.0
     confidence: float = 1.0
     admitted: bool = False
+    logprobs: Sequence[TokenLogprob] | None = None
 
     @property
     def accepted(self) -> int:

@@ -76,14 +76,12 @@ def make_odd(engine: Engine, driver: SamplingNullDriver, kind: str) -> Generatio
     if kind == "drafts":
         request = make_request(driver, [1, 2], 1)
         return start(engine, request, [Oracle(request, 6)])
-    if kind == "log-probabilities":
-        return start(engine, make_request(driver, [1, 2], 1), logprobs=2)
     running = start(engine, make_request(driver, [1, 2], 1), paced=True)
     running.generation.allow()
     return running
 
 
-@pytest.mark.parametrize("kind", ["drafts", "log-probabilities", "paced"])
+@pytest.mark.parametrize("kind", ["drafts", "paced"])
 def test_nobody_runs_ahead_beside_a_job_that_has_to_be_asked(kind: str) -> None:
     driver = Watched(**MODEL)
     engine = Engine(driver, EngineOptions(times=FREE_ROWS))

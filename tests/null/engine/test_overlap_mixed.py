@@ -81,12 +81,14 @@ def share(kind: str, percent: int, grammar: Compiled) -> float:
 
 
 @pytest.mark.parametrize("percent", [5, 20, 100])
-@pytest.mark.parametrize("kind", ["penalties", "grammar"])
-def test_masks_and_penalties_do_not_end_the_overlap(kind: str, percent: int, grammar: Compiled) -> None:
+@pytest.mark.parametrize("kind", ["penalties", "grammar", "log-probabilities"])
+def test_masks_penalties_and_log_probabilities_do_not_end_the_overlap(
+    kind: str, percent: int, grammar: Compiled
+) -> None:
     assert share(kind, percent, grammar) > 0.9
 
 
-@pytest.mark.parametrize("kind", ["drafts", "log-probabilities"])
+@pytest.mark.parametrize("kind", ["drafts", "typical"])
 def test_the_others_run_ahead_while_some_sit_out(kind: str, grammar: Compiled) -> None:
     assert share(kind, 5, grammar) > 0.9
     assert share(kind, 100, grammar) == 0, "where all would sit out, nobody does"

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 import torch
 from torch import Tensor
 
@@ -13,12 +15,20 @@ from inferd_runtime.engine.driver import StepResult
 from inferd_runtime.engine.drivers.accelerator import Accelerator
 from inferd_runtime.engine.drivers.buckets import StepBucket
 from inferd_runtime.engine.drivers.staging import StepInputs
-from inferd_runtime.engine.sampling.device_sampling import Ints, Rejecting, SampledTokens, SamplingInputs, merged
+from inferd_runtime.engine.sampling.device_sampling import (
+    Ints,
+    Rejecting,
+    SampledTokens,
+    SamplingInputs,
+    merged,
+    spread,
+)
+from inferd_runtime.kernels.logprobs import token_scores
 from inferd_runtime.kernels.rows import KeySplits, PagedRows, Tiles
 from inferd_runtime.kernels.sampling import Adjustments, SampleRows, adjusted, processed
 from inferd_runtime.kernels.suite import KernelSuite
 from inferd_runtime.kernels.verify import DraftRows, Drafts, Noise, Verifier, read_verdicts
-from inferd_runtime.models.batch import FloatRows, Outputs
+from inferd_runtime.models.batch import Outputs
 from inferd_runtime.models.passes.kernel_layout import KernelLayout
 from inferd_runtime.models.passes.plain import ModelPass
 
@@ -120,6 +130,20 @@ def reject(
     return verdict.accepted, verdict.tokens
 
 
+def score(logits: Tensor, packed: Tensor, at: Tensor, first: Tensor, nodes: int, top: int) -> Tensor:
+    """Return what the rows of some sequences say of the tokens that they drew: float64[L * (nodes + 1), 2 + 2 * top].
+
+    ``packed`` int32[B, 2 + 2 K] as in :class:`DeviceOutputs`; ``at`` int32[L]: which of the B sequences; ``first`` int32[L]:
+    where their rows begin.
+    """
+    own = packed[at].long()
+    behind = packed.shape[1] // 2 + 1
+    tokens, path = own[:, 1 : 2 + nodes], own[:, behind : behind + nodes]
+    # Behind the last accepted node the path is padding: any row will do.
+    rows = first.long()[:, None] + torch.nn.functional.pad((path + 1).clamp(min=0), (1, 0))
+    return token_scores(logits, rows.reshape(-1), tokens.reshape(-1), top)
+
+
 def paged_rows(inputs: StepInputs, shape: StepBucket, columns: Tensor) -> PagedRows:
     """Return where a step's rows stand; ``columns`` int32[P]: 0, 1, ... up to the longest page table."""
     where = (inputs.page_first[:, None] + columns).clamp(max=len(inputs.pages) - 1)
@@ -186,42 +210,57 @@ class ResultSlot:
         return host
 
 
+class Fetched:
+    """Tensors on their way to the host, by name: queued behind what made them, and before what the next step does.
+
+    A copy that began only when it is read would wait for the step behind, which is launched by then.
+    """
+
+    def __init__(self, accelerator: Accelerator, tensors: Mapping[str, Tensor]) -> None:
+        # The widest numbers first, so that each begins where it may.
+        parts = sorted(tensors.items(), key=lambda part: -part[1].element_size())
+        self._shapes = [(name, tensor.dtype, tensor.shape, tensor.nbytes) for name, tensor in parts]
+        size = sum(tensor.nbytes for tensor in tensors.values())
+        # As one: more of them would be waited for by turns.
+        joined = [torch.cat([part.reshape(-1).view(torch.uint8) for _, part in parts])] if size else []
+        self._arrived = accelerator.fetch(joined, size)
+
+    def wait(self) -> dict[str, npt.NDArray[Any]]:
+        """Return what has arrived."""
+        host, at, found = self._arrived(), 0, {}
+        for name, dtype, shape, size in self._shapes:
+            found[name] = host[at : at + size].view(dtype).view(shape).numpy()
+            at += size
+        return found
+
+
 @dataclass(frozen=True, slots=True)
 class LaunchedStep:
-    """See :class:`~inferd_runtime.engine.driver.Launched`. ``logits`` and ``hidden`` are still on the device."""
+    """See :class:`~inferd_runtime.engine.driver.Launched`. ``fetched``: what the host wants beside the verdicts."""
 
     slot: ResultSlot
     verdicts: Tensor
-    sequences: int
-    logits: Tensor
-    hidden: Tensor | None
+    sampling: SamplingInputs
+    fetched: Fetched
     done: Callable[[], None]
-    rejecting: Rejecting | None = None
-    rejected: tuple[Tensor, Tensor] | None = None
-    confidence: Tensor | None = None
 
     def wait(self) -> StepResult:
         """See :class:`~inferd_runtime.engine.driver.Launched`."""
         try:
             self.done()
             with self.slot.active():
-                return StepResult(self._outputs(), self._sampled())
+                found = self.fetched.wait()
+                return StepResult(Outputs(found["logits"], found["hidden"]), self._sampled(found))
         finally:
             self.slot.taken = False
 
-    def _sampled(self) -> SampledTokens:
-        sampled = SampledTokens(*read_verdicts(self.verdicts[: self.sequences].numpy().copy()))
-        if self.confidence is not None:
-            return sampled._replace(confidence=self.confidence.cpu().numpy())
-        if self.rejecting is None or self.rejected is None:
+    def _sampled(self, found: Mapping[str, npt.NDArray[Any]]) -> SampledTokens:
+        sequences, sampling = len(self.sampling.first), self.sampling
+        sampled = SampledTokens(*read_verdicts(self.verdicts[:sequences].numpy().copy()))
+        if sampling.rejecting is not None:
+            sampled = merged(sampled, sampling.rejecting, found["accepted"], found["tokens"])
+        if sampling.confident and sequences:
+            sampled = sampled._replace(confidence=found["confidence"])
+        if sampling.scored is None:
             return sampled
-        return merged(sampled, self.rejecting, *(one.cpu().numpy() for one in self.rejected))
-
-    def _outputs(self) -> Outputs:
-        hidden = self.logits.new_empty(0, 0) if self.hidden is None else self.hidden
-        return Outputs(to_host(self.logits), to_host(hidden))
-
-
-def to_host(rows: Tensor) -> FloatRows:
-    """Return rows as contiguous float32 on the host."""
-    return np.ascontiguousarray(rows.float().cpu().numpy())
+        return sampled._replace(scores=spread(sampling.scored, found["scores"], sequences))

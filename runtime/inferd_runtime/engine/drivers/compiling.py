@@ -11,8 +11,9 @@ from dataclasses import replace
 import torch
 from torch import Tensor
 
-from inferd.protocol import MAX_DRAFT
+from inferd.protocol import MAX_DRAFT, MAX_LOGPROBS
 from inferd_runtime.kernels.cache import CacheBlock
+from inferd_runtime.kernels.logprobs import token_scores
 from inferd_runtime.kernels.sampling import Adjustments, SampleRows, processed
 from inferd_runtime.kernels.suite import KernelSuite
 from inferd_runtime.kernels.verify import DraftRows, Drafts, Noise
@@ -37,6 +38,7 @@ def compile_sampling(kernels: KernelSuite, logits: Tensor, mask_words: int) -> N
         drawn = kernels.sample(several, rows).to(torch.int32)
         for one in (several, several.float()):
             kernels.confidence(one, replace(rows, adjustments=None), drawn)
+        token_scores(several, torch.arange(count, device=device), drawn.long(), min(MAX_LOGPROBS, vocab))
     for width in DRAFTED:
         rows = sampler_rows(width + 1, mask_words, device)
         target = processed(logits.expand(width + 1, vocab).float(), rows).view(1, width + 1, vocab)

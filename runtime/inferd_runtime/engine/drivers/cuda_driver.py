@@ -25,6 +25,7 @@ from inferd_runtime.engine.drivers.captured import (
     BegunStep,
     ComputedRows,
     DeviceOutputs,
+    Fetched,
     LaunchedStep,
     RecordedStep,
     ResultSlot,
@@ -32,6 +33,7 @@ from inferd_runtime.engine.drivers.captured import (
     paged_rows,
     reject,
     sample_rows,
+    score,
 )  # fmt: skip
 from inferd_runtime.engine.drivers.compiling import compile_moves, compile_sampling
 from inferd_runtime.engine.drivers.packing import is_tree, pack_batch, pack_pages, pack_sampling
@@ -102,7 +104,7 @@ class CudaDriver:
         self._shapes = StepShapes(options.most_rows, self._longest, options.group, options.split_keys)
         self._columns = torch.arange(-(-self._longest // plain.page_size), dtype=torch.int32, device=device)
         self._staging = self._make_staging()
-        self._entries = EntryStaging(accelerator)
+        self._entries, self._scored = EntryStaging(accelerator), EntryStaging(accelerator)
         self._slots = [ResultSlot(accelerator, options.most_rows * (2 + 2 * MAX_DRAFT)) for _ in range(IN_FLIGHT)]
         self._recorded: dict[StepBucket, RecordedStep | None] = {}
         self._records = options.record
@@ -186,16 +188,27 @@ class CudaDriver:
     def _launched(self, slot: ResultSlot, computed: ComputedRows, sampling: SamplingInputs) -> LaunchedStep:
         """Queue the sampling and the copies of its results. The slot is taken last, once nothing can fail any more."""
         done = self._draw(computed, self._adjustments(sampling, len(computed.logits)))
-        sampled, wanted = len(sampling.rows), len(sampling.rows) + len(sampling.host_rows)
-        # Copies: the next step leaves its own in the same place.
-        logits = done.logits[sampled:wanted].clone()
-        hidden = None if done.hidden is None else done.hidden.clone()
-        rejected, confidence = self._reject(done.logits, sampling), self._confidence(done, sampling)
         verdicts = slot.receive(done.packed)
+        fetched = Fetched(self._accelerator, self._results(done, sampling))
         mark = self._accelerator.mark()
         slot.taken = True
-        count = len(sampling.first)
-        return LaunchedStep(slot, verdicts, count, logits, hidden, mark, sampling.rejecting, rejected, confidence)
+        return LaunchedStep(slot, verdicts, sampling, fetched, mark)
+
+    def _results(self, done: DeviceOutputs, sampling: SamplingInputs) -> dict[str, Tensor]:
+        """Return what the host wants of a step beside the verdicts; what nobody asked for is empty or left out."""
+        sampled, wanted = len(sampling.rows), len(sampling.rows) + len(sampling.host_rows)
+        hidden = done.logits[:0, :0] if done.hidden is None else done.hidden
+        found = {"logits": done.logits[sampled:wanted].float(), "hidden": hidden.float()}
+        rejected, confidence = self._reject(done.logits, sampling), self._confidence(done, sampling)
+        if rejected is not None:
+            found["accepted"], found["tokens"] = rejected
+        if confidence is not None:
+            found["confidence"] = confidence
+        if sampling.scored is not None:
+            at, nodes, top = sampling.scored
+            places = self._scored.upload([at, sampling.first[at]])
+            found["scores"] = score(done.logits, done.packed, *places, nodes, top)
+        return found
 
     def _draw(self, computed: ComputedRows, adjustments: Adjustments | None) -> DeviceOutputs:
         """Sample and verify rows, by replaying a recorded step's second part. Penalties are too many to be recorded."""

@@ -53,8 +53,8 @@ class GenerationSpec:
 
     @property
     def scored(self) -> bool:
-        """True if rows are read on the host, and not only drawn from."""
-        return self.logprobs is not None or self.choice is not None or self.probes is not None
+        """True if rows are read on the host, and not only drawn from. A driver that samples brings log-probabilities, too."""
+        return self.choice is not None or self.probes is not None
 
     @property
     def on_host(self) -> bool:
@@ -162,7 +162,7 @@ class Generation:
         if len(pending) > budget:
             return Work(pending[:budget])
         if self._plain:
-            return Work(pending, 1, NO_DRAFT, None, self.spec.sampler)
+            return Work(pending, 1, NO_DRAFT, None, self.spec.sampler, logprobs=self.spec.logprobs)
         draft = draft.likeliest(budget - len(pending))
         legal, masks = (draft, None) if self.spec.grammar is None else self.spec.grammar.masks(draft)
         return Work(
@@ -170,7 +170,8 @@ class Generation:
             self.spec.sampler if self.spec.choice is None else None,
             filtered=filtered_sources(draft, legal),
             adjustments=None if self._history is None else self._history.rows(legal),
-            scored=self.spec.scored,
+            scored=self.spec.scored or (self.spec.logprobs is not None and self._writes_others(legal)),
+            logprobs=self.spec.logprobs,
             admit=self._admit if self._steers and self.spec.choice is None else None,
         )  # fmt: skip
 
@@ -310,6 +311,10 @@ class Generation:
     def _steers(self) -> bool:
         return self.spec.grammar is not None and self.spec.grammar.steers
 
+    def _writes_others(self, draft: Draft) -> bool:
+        """True if it may emit other tokens than those that its rows' samples are."""
+        return self._steers or draft.probabilities is not None
+
     def _admit(self, tokens: Sequence[int]) -> Sequence[int]:
         """Return the tokens to write instead of sampled ones, so that the text is complete when the room is used up."""
         assert self.spec.grammar is not None
@@ -360,6 +365,8 @@ class Generation:
         top = self.spec.logprobs
         if top is None:
             return []
+        if done.logprobs is not None:
+            return list(done.logprobs[:count])
         assert done.logits is not None
         rows = [0, *(node + 1 for node in done.path)]
         return [

@@ -12,7 +12,7 @@ from typing import NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from inferd.protocol import ConstraintError
+from inferd.protocol import ConstraintError, TokenLogprob
 from inferd_runtime.engine.job import Planned
 from inferd_runtime.engine.sampling.host_sampling import Masks
 from inferd_runtime.engine.sampling.penalties import Entries
@@ -54,6 +54,16 @@ class Rejecting(NamedTuple):
     probabilities: Probabilities
 
 
+class ScoredSequences(NamedTuple):
+    """Sequences whose tokens come with their log-probabilities. ``at`` int32[L]: which of the S sequences. ``nodes``: of their
+    longest draft. ``top``: how many of the likeliest tokens are told with each.
+    """
+
+    at: Ints
+    nodes: int
+    top: int
+
+
 @dataclass(frozen=True, slots=True)
 class SamplingInputs:
     """N rows of S sequences. A sequence's rows are adjacent: the one after its committed tokens, then one per draft node.
@@ -65,7 +75,8 @@ class SamplingInputs:
 
     ``first`` int32[S]: a sequence's first row of the N. ``lengths`` int32[S]: nodes of its draft; ``tokens`` and ``parents``
     int32[S, K]: those, padded. ``adjusted`` None: no row has penalties or biases. ``rejecting`` None: no draft was sampled; one
-    that was has no nodes here. ``confident``: how sure each draw was is wanted; every sequence has one row then.
+    that was has no nodes here. ``confident``: how sure each draw was is wanted; every sequence has one row then. ``scored``
+    None: no log-probabilities are wanted.
     """
 
     rows: Ids
@@ -85,6 +96,7 @@ class SamplingInputs:
     adjusted: Adjusted | None = None
     rejecting: Rejecting | None = None
     confident: bool = False
+    scored: ScoredSequences | None = None
 
 
 class SampledRows(NamedTuple):
@@ -105,13 +117,15 @@ class SampledRows(NamedTuple):
 class SampledTokens(NamedTuple):
     """What the device sampled. ``accepted`` int[S]: the number of accepted nodes. ``tokens`` int[S, K + 1]: their tokens and one
     sample more. ``path`` int[S, K]: the accepted nodes. Entries after those have no meaning. A token of ABSENT: its mask allows
-    none. ``confidence`` float32[S]: if it was asked for.
+    none. ``confidence`` float32[S]: if it was asked for. ``scores`` float64[S, K' + 1, 2 + 2 T]: of each token
+    (``kernels/logprobs.py``), if they were asked for; those of other sequences have no meaning.
     """
 
     accepted: npt.NDArray[np.integer]
     tokens: npt.NDArray[np.integer]
     path: npt.NDArray[np.integer]
     confidence: npt.NDArray[np.float32] | None = None
+    scores: Floats | None = None
 
 
 def is_sampled(work: Work) -> bool:
@@ -146,6 +160,7 @@ def sampling_inputs(plan: Sequence[Planned], vocab_size: int) -> SamplingInputs:
         adjusted=_adjusted([item.work for item in sampled]),
         rejecting=_rejecting([item.work.draft for item in sampled]),
         confident=any(item.work.confident for item in sampled),
+        scored=_scored([item.work for item in sampled], vocab_size),
     )
 
 
@@ -230,6 +245,22 @@ def _adjusted(sampled: Sequence[Work]) -> Adjusted | None:
     return Adjusted(first.astype(np.int32), tokens.astype(np.int32), repetition, shift)
 
 
+def _scored(sampled: Sequence[Work], vocab_size: int) -> ScoredSequences | None:
+    """Return whose tokens come with their log-probabilities; None if nobody's do."""
+    found = [(at, len(work.draft), work.logprobs) for at, work in enumerate(sampled) if work.logprobs is not None]
+    if not found:
+        return None
+    at, nodes, top = zip(*found, strict=True)
+    return ScoredSequences(np.asarray(at, np.int32), max(nodes), min(max(top), vocab_size))
+
+
+def spread(scored: ScoredSequences, scores: Floats, sequences: int) -> Floats:
+    """Return the scores float64[L * (nodes + 1), 2 + 2 T] of some sequences among those of all."""
+    found = np.zeros((sequences, scored.nodes + 1, scores.shape[1]))
+    found[scored.at] = scores.reshape(len(scored.at), scored.nodes + 1, -1)
+    return found
+
+
 def _rejecting(drafts: Sequence[Draft]) -> Rejecting | None:
     """Return the drafts that rejection sampling verifies; None if there are none."""
     found = [(at, draft) for at, draft in enumerate(drafts) if draft.probabilities is not None]
@@ -272,4 +303,18 @@ def read_sampled(work: Work, sampled: SampledTokens, index: int) -> Verified:
     if tokens[-1] == ABSENT:
         raise ConstraintError("the constraint leaves no token to go on with")
     confidence = 1.0 if sampled.confidence is None else float(sampled.confidence[index])
-    return Verified(work, tokens, sampled.path[index, :accepted].tolist(), confidence=confidence)
+    done = Verified(work, tokens, sampled.path[index, :accepted].tolist(), confidence=confidence)
+    if work.logprobs is None or sampled.scores is None:
+        return done
+    lines = zip(tokens, sampled.scores[index].tolist(), strict=False)
+    return done._replace(logprobs=[_logprob(token, line, work.logprobs) for token, line in lines])
+
+
+def _logprob(token: int, line: Sequence[float], top: int) -> TokenLogprob:
+    """Return what a line of scores says of a token and of the ``top`` likeliest that are possible at all."""
+    logprob, rank, *best = line
+    half = len(best) // 2
+    likeliest = [
+        (int(one), score) for one, score in zip(best[:half][:top], best[half:], strict=False) if score > -np.inf
+    ]
+    return TokenLogprob(token, logprob, int(rank), [one for one, _ in likeliest], [score for _, score in likeliest])
