@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
+import pytest
 from cuda_bench import FREE_ROWS, SAMPLERS, CudaBench
 
 from inferd.protocol import TokenLogprob
@@ -20,6 +21,19 @@ BYTES = 272
 def compiled() -> Compiled:
     table = TokenTable.from_tokenizer_json(ByteTokenizer.tokenizer_json(), vocab_size=BYTES, eos_ids=[END])
     return GrammarCompiler(table).compile(RegexGrammar(r"[a-d]{3,20}=(x|yy|[0-4]{2})"))
+
+
+def check_the_same(bench: CudaBench) -> None:
+    """Texts and log-probabilities, whose last bits depend on the company that their rows have."""
+    (ahead, begun), (plain, none) = (texts(bench, overlap=overlap) for overlap in (True, False))
+    assert [tokens for tokens, _ in ahead] == [tokens for tokens, _ in plain]
+    assert begun > 10
+    assert none == 0
+    for (_, scores), (_, others) in zip(ahead, plain, strict=True):
+        assert [one.token for one in scores] == [one.token for one in others]
+        for one, other in zip(scores, others, strict=True):
+            assert (one.rank, one.top_tokens) == (other.rank, other.top_tokens)
+            assert [one.logprob, *one.top_logprobs] == pytest.approx([other.logprob, *other.top_logprobs], abs=1e-3)
 
 
 def texts(bench: CudaBench, *, overlap: bool) -> tuple[list[tuple[list[int], list[TokenLogprob]]], int]:
