@@ -91,7 +91,7 @@ class SamplingNullDriver(NullDriver):
             drawn = merged(drawn, sampling.rejecting, *self._reject(sampling, sampling.rejecting, outputs.logits))
         if sampling.scored is not None:
             drawn = drawn._replace(scores=self._scores(sampling, sampling.scored, drawn, outputs.logits))
-        self._last = drawn.tokens[:, 0].tolist()
+        self._last = drawn.tokens[np.arange(len(drawn.tokens)), drawn.accepted].tolist()
         self.launches.append(
             FinishedStep(StepResult(Outputs(outputs.logits[sampling.host_rows], outputs.hidden), drawn))
         )

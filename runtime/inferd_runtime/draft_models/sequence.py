@@ -152,8 +152,9 @@ class DraftSequence:
         """Return no draft: drafts of drafts are not made."""
         return NO_DRAFT
 
-    def skip_draft(self) -> None:
-        """Do nothing: this job does not speculate."""
+    def propose_behind(self, ahead: Sequence[int]) -> Draft:
+        """Return no draft, either."""
+        return NO_DRAFT
 
     def next_work(self, in_flight: Work) -> NextWork:
         """Return UNKNOWN where a token is sampled: it is drawn on the host, for its confidence."""

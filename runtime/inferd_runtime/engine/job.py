@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from enum import Enum
 from typing import NamedTuple, Protocol
 
@@ -15,7 +16,7 @@ from inferd_runtime.speculation.drafts import Draft
 class NextWork(Enum):
     """What a job asks for behind its work that is in flight."""
 
-    ROW = "one plain row, which feeds the token that the row in flight samples, unless that token ends the job"
+    ROW = "a row that feeds the last token of what is in flight, whose draft stands, unless that token ends the job"
     LATE_ROW = "such a row, whose mask and penalties are known with that token"
     PENDING = "the pending tokens behind those in flight, whatever these bring"
     NOTHING = "nothing in the next step: it has ended, ends with what is in flight, or pauses then"
@@ -40,8 +41,8 @@ class Job(Protocol):
         """Make a draft for the next step to verify; NO_DRAFT for none. The step may not verify it."""
         ...
 
-    def skip_draft(self) -> None:
-        """Count a step for which no draft is proposed. Called only for jobs that speculate."""
+    def propose_behind(self, ahead: Sequence[int]) -> Draft:
+        """Make a draft for the row behind its work in flight, as if all of that one's draft, ``ahead``, stood."""
         ...
 
     def work(self, budget: int, draft: Draft, ahead: int = 0) -> Work:
@@ -93,12 +94,14 @@ class Planned(NamedTuple):
 
 
 class Continuation(NamedTuple):
-    """How a job certainly goes on behind ``ahead`` tokens that it has in flight.
+    """How a job goes on behind ``ahead`` tokens that it has in flight.
 
-    ``row`` feeds the token that sampled sequence ``carried`` of the step in flight returns. None, and -1: it feeds its next
-    pending tokens.
+    ``row`` feeds the last token that sampled sequence ``carried`` of the step in flight returns. None, and -1: it feeds its next
+    pending tokens. ``draft``: the tokens of its draft in flight, all of which stand with a ``chance``: else the row is given up.
     """
 
     ahead: int
     row: Work | None = None
     carried: int = -1
+    draft: Sequence[int] = ()
+    chance: float = 1.0

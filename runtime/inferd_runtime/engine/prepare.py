@@ -37,16 +37,18 @@ def prepare(plan: Sequence[Planned], page_size: int) -> Batch:
         spans=spans,
         hidden_rows=_last_rows(hidden, ends) if any(hidden) else NO_ROWS,
         placements=placements,
-        carried=_carried(plan, ends),
+        carried=_carried(plan, counts, ends),
     )
 
 
-def _carried(plan: Sequence[Planned], ends: Sequence[int]) -> Ids:
-    """Return, per token, the index in the step in flight of the job that samples it; -1 for tokens that the host knows."""
+def _carried(plan: Sequence[Planned], counts: Sequence[int], ends: Sequence[int]) -> Ids:
+    """Return, per token, the index in the step in flight of the job that samples it; -1 for tokens that the host knows: all but
+    a job's first.
+    """
     if all(item.carried < 0 for item in plan):
         return NO_ROWS
     carried = np.full(ends[-1], -1, np.int64)
-    carried[np.asarray(ends) - 1] = [item.carried for item in plan]
+    carried[np.subtract(ends, counts)] = [item.carried for item in plan]
     return carried
 
 

@@ -140,6 +140,13 @@ class Draft:
                 kept[node] = None
         return self.select(list(kept)[1:])
 
+    def behind_first(self) -> Draft:
+        """Return the chain without its first token, which another step feeds."""
+        count = len(self.tokens)
+        if count < 2:
+            return NO_DRAFT
+        return Draft(self.tokens[1:], range(ROOT, count - 2), self.sources[1:], self.survival[1:])
+
     def chain(self) -> Draft:
         """Return the likeliest path as a chain."""
         path: list[int] = []

@@ -168,6 +168,18 @@ class SourceProposal:
         return self.source.name if branch.beside is None else self.source.name + ALTERNATIVE
 
 
+class OpenProposals(NamedTuple):
+    """What the sources proposed and not yet learnt from, and what that is together.
+
+    ``first`` -1: it follows the committed tokens. Else it follows a draft in flight, and ``first`` is the guess of the token
+    behind that: the step feeds what was sampled there instead.
+    """
+
+    entries: Sequence[SourceProposal] = ()
+    merged: Draft = NO_DRAFT
+    first: int = -1
+
+
 class SourceSet:
     """The sources of one generation, by priority.
 
@@ -185,8 +197,8 @@ class SourceSet:
         self._survival = survival
         self.max_draft = max_draft
         self._tree = tree
-        self._open: list[SourceProposal] = []
-        self._proposed = NO_DRAFT
+        self._open = OpenProposals()
+        self._next = OpenProposals()
         self._observed = 0
         self._well_guessed = False
 
@@ -216,39 +228,55 @@ class SourceSet:
     @property
     def resting_next_step(self) -> bool:
         """True if no source will be asked in the next step, whatever the step in flight returns."""
-        return not self._open and self.all_resting and all(map(RESTING, self._slow))
+        return not self._open.entries and self.all_resting and all(map(RESTING, self._slow))
+
+    @property
+    def runs_ahead(self) -> bool:
+        """True if all of them guess at once, from the tokens that they have observed and those they are told."""
+        return not self._slow
 
     def skip_step(self) -> None:
         """Count one step of every source's rest. Only while all rest: a source that does not is asked instead."""
-        self._open = []
+        self._open = OpenProposals()
         for source in self._sources:
             source.rest_steps = max(0, source.rest_steps - 1)
 
     def propose(self, limit: int, forced: Sequence[int] = ()) -> Draft:
         """Return one draft of at most ``limit`` tokens: the ``forced`` ones, and after them what the sources propose."""
         limit = min(limit, self.max_draft)
-        self._open = [entry for source in self._sources if (entry := self._ask(source, limit, forced)) is not None]
-        self._proposed = self._merge(forced[:limit]) if forced or self._open else NO_DRAFT
-        draft = self._proposed
+        entries = self._ask_all(limit - len(forced), forced)
+        draft = self._merge(entries, forced[:limit])
+        self._open = OpenProposals(entries, draft)
         return draft.likeliest(limit) if self._tree or draft.is_chain else draft.chain().likeliest(limit)
 
-    def _ask(self, source: Source, limit: int, forced: Sequence[int]) -> SourceProposal | None:
-        if len(forced) >= limit:
-            return None
-        proposal = source.propose(limit - len(forced), forced)
-        return SourceProposal(source, proposal, branches(proposal)) if proposal.tokens else None
+    def propose_behind(self, limit: int, ahead: Sequence[int]) -> Draft:
+        """Return a chain of at most ``limit`` tokens behind the draft ``ahead``, which is in flight, and the token that is
+        sampled behind that: as if all of the draft stood.
+        """
+        entries = self._ask_all(min(limit + 1, self.max_draft), ahead)
+        merged = self._merge(entries, ())
+        chain = merged.chain()
+        self._next = OpenProposals(entries, merged, chain.tokens[0]) if chain.tokens else OpenProposals()
+        return chain.behind_first().likeliest(limit)
 
-    def _merge(self, forced: Sequence[int]) -> Draft:
-        if len(self._open) == 1 and not forced and not self._open[0].proposal.parents:
-            return self._single_chain(self._open[0])
+    def _ask_all(self, limit: int, ahead: Sequence[int]) -> list[SourceProposal]:
+        """Ask every source for what comes behind tokens that are not committed yet."""
+        found = [(source, source.propose(limit, ahead)) for source in self._sources] if limit > 0 else []
+        return [SourceProposal(source, proposal, branches(proposal)) for source, proposal in found if proposal.tokens]
+
+    def _merge(self, entries: Sequence[SourceProposal], forced: Sequence[int]) -> Draft:
+        if not entries and not forced:
+            return NO_DRAFT
+        if len(entries) == 1 and not forced and not entries[0].proposal.parents:
+            return self._single_chain(entries[0])
         builder, sure = DraftBuilder(), [1.0] * len(forced)
         if forced:
             builder.add(GRAMMAR, Proposal(forced), sure)
-        for entry in self._open:
+        for entry in entries:
             survival = [*sure, *self._chances(entry)]
             entry.places = builder.add(entry.source.name, after(entry.proposal, forced), survival)[len(forced) :]
         draft, places = builder.build()
-        for entry in self._open:
+        for entry in entries:
             entry.places = [places[node] for node in entry.places]
         return draft
 
@@ -289,23 +317,29 @@ class SourceSet:
         self._survival.fade(label, match)
         return self._survival.chances(label, match, count)
 
-    def learn(self, verified: Draft, path: Sequence[int], cost: float) -> None:
+    def learn(self, verified: Draft, path: Sequence[int], cost: float, before: int = -1) -> None:
         """Learn from a step that verified ``verified``, a part of the proposed draft, and accepted its nodes ``path``.
 
-        ``cost``: the step's time relative to one without drafts.
+        ``cost``: the step's time relative to one without drafts. ``before``: the token that the draft followed.
         """
         self._well_guessed = False
-        if self._open:
-            kept = match_nodes(self._proposed, verified) if verified.tokens else {}
-            accepted = set(path)
-            accepted_nodes = {node for node, at in kept.items() if at in accepted}
-            for entry in self._open:
-                self._learn_from(entry, kept, accepted_nodes, cost)
-            self._open = []
+        done, self._open, self._next = self._open, self._next, OpenProposals()
+        if not done.entries:
+            return
+        known = 0
+        if done.first >= 0:
+            known = int(done.first == before)
+            verified, path = with_first(done.first, verified), [0, *(node + 1 for node in path)] if known else []
+        kept = match_nodes(done.merged, verified) if verified.tokens else {}
+        accepted = set(path)
+        accepted_nodes = {node for node, at in kept.items() if at in accepted}
+        for entry in done.entries:
+            self._learn_from(entry, kept, accepted_nodes, cost, known)
 
     def _learn_from(
-        self, entry: SourceProposal, kept: Mapping[int, int], accepted_nodes: Set[int], cost: float
+        self, entry: SourceProposal, kept: Mapping[int, int], accepted_nodes: Set[int], cost: float, known: int
     ) -> None:
+        """``known``: accepted tokens that cost no row, and saved none."""
         drafted = [node for node in entry.places if node in kept]
         if not drafted:
             return entry.source.count_miss()
@@ -316,7 +350,7 @@ class SourceSet:
         else:
             entry.source.count_miss()
         entry.source.feedback(len(drafted), accepted)
-        entry.source.breaker.report((1 + accepted) / cost)
+        entry.source.breaker.report((1 + max(0, accepted - known)) / cost)
         if not entry.proposal.confidence:
             self._learn_survival(entry, kept, accepted_nodes)
 
@@ -379,6 +413,12 @@ def after(proposal: Proposal, forced: Sequence[int]) -> Proposal:
         for node in range(len(proposal.tokens))
     ]
     return Proposal([*forced, *proposal.tokens], parents)
+
+
+def with_first(token: int, chain: Draft) -> Draft:
+    """Return the chain behind a token."""
+    tokens = [token, *chain.tokens]
+    return Draft(tokens, range(ROOT, len(tokens) - 1), [""] * len(tokens), [1.0] * len(tokens))
 
 
 def match_nodes(offered: Draft, verified: Draft) -> dict[int, int]:

@@ -18,9 +18,10 @@ from inferd_runtime.engine.sampling.host_sampling import RowSampler
 from inferd_runtime.engine.scheduling.fairness import StepCost
 from inferd_runtime.models.batch import Batch, Outputs
 from inferd_runtime.speculation.drafter import Drafter
+from inferd_runtime.speculation.drafts import Proposal
 from inferd_runtime.speculation.times import StepTimes
 from inferd_runtime.testing.byte_tokenizer import END
-from inferd_runtime.testing.speculation import GenerationUnderTest, Request
+from inferd_runtime.testing.speculation import GenerationUnderTest, Guesser, Request
 
 MODEL: dict[str, Any] = {"vocab_size": 6, "scale": 1.2, "seed": 1, "order": 4, "max_context": 60}
 SAMPLINGS = [
@@ -66,6 +67,13 @@ class Lost(FinishedStep):
     def wait(self) -> StepResult:
         super().wait()
         raise RuntimeError("the device is lost")
+
+
+class Right(Guesser):
+    """Four tokens that are always right."""
+
+    def propose(self, limit: int, ahead: Sequence[int] = ()) -> Proposal:
+        return Proposal(self.right(min(limit, 4), ahead))
 
 
 def make_request(driver: SamplingNullDriver, prompt: Sequence[int], seed: int, **fields: Any) -> Request:

@@ -10,6 +10,7 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
+from sampling_driver import FinishedStep
 
 from inferd.protocol import Sampling
 from inferd_grammar import Compiled, GrammarCompiler, RegexGrammar, TokenTable
@@ -20,17 +21,22 @@ from inferd_runtime.engine.jobs.forward_pass import ForwardPass, Prefill, RowSpe
 from inferd_runtime.engine.jobs.generation import Generation, GenerationSpec
 from inferd_runtime.engine.jobs.grammar_masks import GrammarCursor
 from inferd_runtime.engine.jobs.text import TextAssembler
+from inferd_runtime.engine.sampling.device_sampling import SamplingInputs
 from inferd_runtime.engine.sampling.host_sampling import RowSampler
 from inferd_runtime.kv.table import PageTable
+from inferd_runtime.models.batch import Outputs
 from inferd_runtime.testing.byte_tokenizer import END, VOCAB_SIZE, ByteTokenizer
 from inferd_runtime.testing.null_driver import WrongHistory
 from inferd_runtime.testing.speculation import BlindTree, GenerationUnderTest, Oracle, Request
 
-from .overlap_cases import FREE_ROWS, GREEDY, MODEL, Patch, Watched, finish, make_request, release, start
+from .overlap_cases import FREE_ROWS, GREEDY, MODEL, Patch, Right, Watched, finish, make_request, release, start
 
 WORDS = -(-VOCAB_SIZE // 32)
 PENALISED = RowSampler.resolve(Sampling(0.8, repetition_penalty=1.3, presence_penalty=0.5), seed=3, lineage=0)
-KINDS = ("plain", "penalties", "grammar", "forced", "drafts", "trees", "log-probabilities", "typical")
+KINDS = (
+    "plain", "penalties", "grammar", "forced", "drafts", "right drafts", "penalised drafts", "scored drafts", "trees",
+    "log-probabilities", "typical",
+)  # fmt: skip
 
 
 def compiled(pattern: str) -> Compiled:
@@ -54,14 +60,15 @@ def begin(
     prompt = [97 + (seed + at) % 20 for at in range(1 + seed % 17)]
     sampler = {
         "penalties": PENALISED,
+        "penalised drafts": PENALISED,
         "typical": RowSampler.resolve(Sampling(1.0, typical_p=0.7), seed=seed, lineage=0),
     }
     asked = grammar if kind in ("grammar", "forced") else None
     request = make_request(driver, prompt, 5 * seed + seed % 4, max_tokens=max_tokens, grammar=asked)
     if kind in sampler:
         request = Request(tuple(prompt), sampler[kind], max_tokens).answered(driver)
-    drafters = {"drafts": [Oracle], "trees": [BlindTree]}.get(kind, [])
-    logprobs = 2 if kind == "log-probabilities" else None
+    drafters = {"right drafts": [Right], "trees": [BlindTree]}.get(kind, [Oracle] if kind.endswith("drafts") else [])
+    logprobs = 2 if kind in ("log-probabilities", "scored drafts") else None
     sources = [make(request, VOCAB_SIZE, seed) for make in drafters]
     return start(engine, request, sources, logprobs=logprobs, forced=kind == "forced")
 
@@ -92,6 +99,23 @@ def test_masks_penalties_and_log_probabilities_do_not_end_the_overlap(
 def test_the_others_run_ahead_while_some_sit_out(kind: str, grammar: Compiled) -> None:
     assert share(kind, 5, grammar) > 0.9
     assert share(kind, 100, grammar) == 0, "where all would sit out, nobody does"
+
+
+def steps_of(kind: str, grammar: Compiled, *, ahead: bool) -> tuple[int, float]:
+    """How many steps 16 streams of 80 tokens take, and which part of the first twelve is launched early."""
+    driver = make_driver(pages=3000)
+    engine = Engine(driver, EngineOptions(512, times=FREE_ROWS, overlap=ahead))
+    finish(engine, [begin(engine, driver, kind, seed, grammar, 80) for seed in range(16)])
+    return engine.steps, sum(driver.early[:12]) / 12
+
+
+def test_drafts_that_stand_are_run_ahead_of_in_hardly_more_steps(grammar: Compiled) -> None:
+    """Behind each a row goes on, with a draft of its own behind a token that nobody knows yet."""
+    (ahead, early), (plain, none) = (steps_of("right drafts", grammar, ahead=one) for one in (True, False))
+    assert plain < 30
+    assert ahead <= plain + 4
+    assert early > 0.8
+    assert none == 0
 
 
 # -- The same texts ---------------------------------------------------------------------------------------------------
@@ -252,6 +276,27 @@ def what_was_drawn_stands(patch: Patch) -> None:
     patch.setattr(InFlightStep, "refute", lambda step, jobs: None)
 
 
+def what_rests_on_a_draft_stays(patch: Patch) -> None:
+    def wanted(step: InFlightStep, index: int) -> bool:
+        return not step.plan[index].job.finished()
+
+    patch.setattr(InFlightStep, "is_wanted", wanted)
+
+
+def first_token_is_carried(patch: Patch) -> None:
+    honest = Watched.draw
+
+    def draw(driver: Watched, outputs: Outputs, sampling: SamplingInputs) -> FinishedStep:
+        step = honest(driver, outputs, sampling)
+        sampled = driver.launches[-1].wait().sampled
+        assert sampled is not None
+        driver._last = sampled.tokens[:, 0].tolist()
+        driver.launches[-1].waited = False
+        return step
+
+    patch.setattr(Watched, "draw", draw)
+
+
 def pages_of_the_next_not_kept(patch: Patch) -> None:
     patch.setattr(PageTable, "trim_unplanned", PageTable.trim)
 
@@ -261,11 +306,17 @@ def check_late_rows(grammar: Compiled) -> None:
     share("grammar", 100, grammar)
 
 
-FAULTS: dict[str, tuple[Callable[[Patch], None], Callable[[Compiled], None]]] = {
+FAULTS: dict[str, tuple[Callable[[Patch], None], Callable[[Compiled], object]]] = {
     "no mask and no penalty is filled in": (nothing_filled_in, check_late_rows),
     "a late row is sampled for the place behind its own": (position_behind, check_late_rows),
     "a token that was not written stays fed": (
         what_was_drawn_stands, lambda grammar: test_a_text_that_is_steered_to_its_end_is_the_same(True),
+    ),
+    "a row behind a draft that fell counts": (
+        what_rests_on_a_draft_stays, lambda grammar: in_any_company(1, 600, grammar, ahead=True),
+    ),
+    "behind a draft its first token is fed": (
+        first_token_is_carried, lambda grammar: steps_of("right drafts", grammar, ahead=True),
     ),
     "what a row is given up for goes with it": (
         pages_of_the_next_not_kept, lambda grammar: test_what_follows_at_once_on_the_same_context_keeps_its_pages(),

@@ -16,7 +16,7 @@ from inferd_runtime.engine.in_flight import InFlightStep
 from inferd_runtime.engine.job import Planned
 from inferd_runtime.engine.jobs.generation import Generation, GenerationSpec, filtered_sources
 from inferd_runtime.engine.jobs.text import TextAssembler
-from inferd_runtime.engine.overlap import brings_one_token
+from inferd_runtime.engine.overlap import brings_tokens
 from inferd_runtime.engine.sampling.device_sampling import sampling_inputs
 from inferd_runtime.engine.sampling.host_sampling import RowSampler
 from inferd_runtime.engine.scheduling.fairness import priority_weight
@@ -33,20 +33,29 @@ from inferd_runtime.testing.null_driver import NullDriver
 GREEDY = RowSampler.resolve(Sampling(), seed=0, lineage=0)
 PLAIN = Work([1], 1, sampler=GREEDY)
 MORE: dict[str, Any] = {
-    "rows": 2, "sampler": None, "draft": Draft([2], [-1], ["a"], [1.0]), "hidden": 1, "scored": True,
+    "rows": 2, "sampler": None, "hidden": 1, "scored": True,
     "placement": Placement(np.arange(1), np.ones((1, 1), np.bool_)),
 }  # fmt: skip
 
 
-def test_a_row_that_the_device_samples_brings_one_token() -> None:
-    assert brings_one_token(PLAIN)
-    assert brings_one_token(PLAIN._replace(tokens=[1, 2, 3]))
-    assert brings_one_token(PLAIN._replace(masks=np.zeros((1, 1), np.int32), adjustments=[]))
+def test_a_row_that_the_device_samples_brings_its_token() -> None:
+    assert brings_tokens(PLAIN)
+    assert brings_tokens(PLAIN._replace(tokens=[1, 2, 3]))
+    assert brings_tokens(PLAIN._replace(masks=np.zeros((1, 1), np.int32), adjustments=[]))
+
+
+@pytest.mark.parametrize(("chance", "goes_on"), [(0.9, True), (0.4, False)])
+def test_a_draft_that_stands_as_a_whole_often_enough_is_gone_on_behind(chance: float, goes_on: bool) -> None:
+    draft = Draft([2, 3], [-1, 0], ["a"] * 2, [0.95, chance])
+    drafted = PLAIN._replace(tokens=[1, 2, 3], rows=3, draft=draft)
+    assert brings_tokens(drafted) == goes_on
+    sampled = replace(draft, probabilities=np.full((2, 4), 0.25, np.float32))
+    assert not brings_tokens(drafted._replace(draft=sampled))
 
 
 @pytest.mark.parametrize("field", MORE)
 def test_a_row_that_brings_more_or_is_read_on_the_host_does_not(field: str) -> None:
-    assert not brings_one_token(PLAIN._replace(**{field: MORE[field]}))
+    assert not brings_tokens(PLAIN._replace(**{field: MORE[field]}))
 
 
 @pytest.mark.parametrize(("tokens", "wrong"), [([0, 31, 32], 32), ([0, -1], -1), ([99, 0], 99)])

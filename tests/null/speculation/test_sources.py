@@ -273,3 +273,47 @@ def test_steps_run_ahead_where_even_the_slow_source_rests() -> None:
     slow.rests = False
     assert not sources.all_resting
     assert not sources.resting_next_step
+
+
+# -- Behind a draft in flight -----------------------------------------------------------------------------------------
+
+
+def test_behind_a_draft_in_flight_they_guess_the_token_after_it_too_and_what_follows() -> None:
+    one = Scripted("a", Proposal([5, 6, 7, 8], confidence=[0.5, 0.5, 1.0, 1.0]))
+    sources = together(one)
+    assert sources.propose(4).tokens == [5, 6, 7, 8]
+    draft = sources.propose_behind(2, [5, 6])
+    assert one.asked[-1] == (3, [5, 6]), "one token more, which is sampled and not drafted"
+    assert (draft.tokens, list(draft.parents), list(draft.survival)) == ([6, 7], [-1, 0], [0.25, 0.25])
+    assert sources.propose_behind(0, [5, 6]).tokens == ()
+
+
+def test_of_a_tree_behind_a_draft_the_likeliest_chain_is_taken() -> None:
+    tree = Proposal([5, 6, 8, 9, 10], [-1, 0, -1, 2, 3], confidence=[0.2, 1.0, 0.7, 1.0, 1.0])
+    assert together(Scripted("a", tree)).propose_behind(4, []).tokens == [9, 10]
+
+
+@pytest.mark.parametrize(("before", "heard"), [(5, (3, 2)), (4, (3, 0))])
+def test_they_learn_from_both_steps_one_after_the_other(before: int, heard: tuple[int, int]) -> None:
+    """Behind another token than the guessed one nothing of the guess was right, whatever was accepted."""
+    one = Scripted("a", Proposal([5, 6, 7]))
+    sources = together(one)
+    first = sources.propose(3)
+    behind = sources.propose_behind(2, first.tokens)
+    sources.learn(first, [0, 1, 2], 1.0, before=3)
+    assert one.heard == [(3, 3)]
+    sources.learn(behind, [0], 1.0, before=before)
+    assert one.heard[1:] == [heard]
+    sources.learn(behind, [0], 1.0)
+    assert len(one.heard) == 2
+
+
+def test_what_was_made_behind_a_draft_that_fell_is_forgotten_with_the_next() -> None:
+    one = Scripted("a", Proposal([5, 6, 7]))
+    sources = together(one)
+    first = sources.propose(3)
+    sources.propose_behind(2, first.tokens)
+    sources.learn(first, [0], 1.0, before=3)
+    again = sources.propose(3)
+    sources.learn(again, [0, 1], 1.0, before=8)
+    assert one.heard == [(3, 1), (3, 2)]

@@ -73,7 +73,7 @@ class DeviceOutputs:
 class StepBody:
     """Everything that a step does on the device, from its inputs on. It never waits for the device.
 
-    ``last`` int64[most sequences] keeps the first token that each sequence of a step drew, for the step behind it.
+    ``last`` int64[most sequences] keeps the last token that each sequence of a step emits, for the step behind it.
     """
 
     def __init__(
@@ -101,7 +101,8 @@ class StepBody:
         samples = self._kernels.sample(logits, replace(sample_rows(inputs), adjustments=adjustments))
         packed = self._kernels.agree(samples, draft_rows(inputs))
         # A row that nothing could be drawn from has no token, and the step behind it reads one all the same.
-        self._last[: len(packed)].copy_(packed[:, 1].clamp(min=0))
+        last = packed.gather(1, (packed[:, :1] + 1).long())[:, 0]
+        self._last[: len(packed)].copy_(last.clamp(min=0))
         return DeviceOutputs(logits, packed, hidden)
 
 

@@ -54,8 +54,9 @@ class ContextJob:
         """Return no draft: these jobs do not speculate."""
         return NO_DRAFT
 
-    def skip_draft(self) -> None:
-        """Do nothing: this job does not speculate."""
+    def propose_behind(self, ahead: Sequence[int]) -> Draft:
+        """Return no draft, either."""
+        return NO_DRAFT
 
     def next_work(self, in_flight: Work) -> NextWork:
         """Return PENDING: which tokens these jobs compute does not depend on what they read."""

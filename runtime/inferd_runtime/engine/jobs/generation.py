@@ -26,6 +26,11 @@ from inferd_runtime.speculation.sources import SourceSet
 MAX_UNDELIVERED_STEPS = 16
 """A generation pauses while so many of its steps have not been taken, or twice as many as its reader asks for at a time."""
 
+LIKELY = 0.5
+"""The least chance that all of a draft stands with which it is gone on behind: else that would be for nothing too often."""
+EXPERIENCE = 0.25
+"""What one more draft counts beside all before it."""
+
 
 @dataclass(frozen=True, slots=True)
 class GenerationSpec:
@@ -105,6 +110,7 @@ class Generation:
         self._end = min(self._start + spec.max_tokens, context.max_length)
         self._taken = 0
         self._wrote_end = False
+        self._stood = 1.0
         self._allowed = not spec.paced
         penalties = spec.sampler.penalties
         self._history = None if penalties is None else History(penalties, context.tokens)
@@ -149,10 +155,14 @@ class Generation:
                 return grammar.completed(draft, min(limit, sources.max_draft))
         return draft
 
-    def skip_draft(self) -> None:
-        """Count a step of the sources' rest."""
-        if self.spec.sources is not None and (self.context.pending <= 1 or self.spec.paced):
-            self.spec.sources.skip_step()
+    def propose_behind(self, ahead: Sequence[int]) -> Draft:
+        """See :class:`~inferd_runtime.engine.job.Job`. Counts a step of the sources' rest where they cannot run ahead."""
+        sources, limit = self.spec.sources, self._room() - len(ahead) - 2
+        if sources is None or not sources.runs_ahead:
+            if sources is not None and self.context.pending <= 1:
+                sources.skip_step()
+            return NO_DRAFT
+        return sources.propose_behind(limit, ahead).without(self._ends)
 
     def work(self, budget: int, draft: Draft, ahead: int = 0) -> Work:
         """Return a prefill chunk, or the pending tokens with the legal part of the draft and a mask per sampled row."""
@@ -198,8 +208,10 @@ class Generation:
         """Take emitted tokens; end at end-of-text, a stop string, or the length."""
         if self.spec.grammar is not None:
             self.spec.grammar.advance(done.tokens)
+        if done.work.draft.tokens:
+            self._stood += (float(done.accepted == len(done.work.draft)) - self._stood) * EXPERIENCE
         if self.spec.sources is not None:
-            self.spec.sources.learn(done.work.draft, done.path, done.cost)
+            self.spec.sources.learn(done.work.draft, done.path, done.cost, self.context.tokens[-1])
         self._allowed = not self.spec.paced
         self._emit(done)
         if self.finish and self.spec.sources is not None:
@@ -216,21 +228,27 @@ class Generation:
             return NextWork.PENDING
         if self._room() <= 1 or len(self.outbox) + 1 >= self.most_undelivered:
             return NextWork.NOTHING
-        if self.spec.on_host or self._may_draft():
+        if self.spec.on_host or self._must_be_asked() or not self._likely_stands(in_flight.draft):
             return NextWork.UNKNOWN
         return NextWork.LATE_ROW if self._conditioned else NextWork.ROW
 
-    def _may_draft(self) -> bool:
-        """True if its sources may be asked in the next step. Under a grammar they always are: it may force tokens."""
+    def _likely_stands(self, draft: Draft) -> bool:
+        """True if it may go on as if all of a draft stood. What a source is sure of does not count if it falls all the same."""
+        return not draft.tokens or (self._stood >= LIKELY and self._room() > 1 + len(draft))
+
+    def _must_be_asked(self) -> bool:
+        """True if its sources may draft behind known tokens only. Under a grammar they do: it may force tokens."""
         sources = self.spec.sources
-        return sources is not None and (self.spec.grammar is not None or not sources.resting_next_step)
+        if sources is None:
+            return False
+        return self.spec.grammar is not None or not (sources.runs_ahead or sources.resting_next_step)
 
     def completed(self, work: Work) -> Work:
         """Return a late row with its mask and penalties."""
         _, masks = (NO_DRAFT, None) if self.spec.grammar is None else self.spec.grammar.masks(NO_DRAFT)
         return work._replace(
             masks=masks,
-            adjustments=None if self._history is None else self._history.rows(NO_DRAFT),
+            adjustments=None if self._history is None else self._history.rows(work.draft),
             admit=self._admit if self._steers else None,
             late=False,
         )

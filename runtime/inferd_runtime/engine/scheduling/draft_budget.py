@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+from collections.abc import Mapping, Sequence
 from operator import attrgetter
 
-from inferd_runtime.engine.job import Job, Planned
+from inferd_runtime.engine.job import Continuation, Job, Planned
 from inferd_runtime.engine.jobs.boundary import JobBoundary
 from inferd_runtime.engine.stages import Verified
 from inferd_runtime.speculation.controller import Controller
@@ -16,6 +16,9 @@ from inferd_runtime.speculation.sources import SourceSet
 from inferd_runtime.speculation.times import StepShape, StepTimes
 
 SPECULATES = attrgetter("speculates")
+InFlight = Mapping[Job, Continuation | None]
+"""How jobs of the step in flight go on behind it; None: not known."""
+NOTHING_IN_FLIGHT: InFlight = {}
 PLAIN_SAMPLE = 32
 """One in so many steps without drafts is learnt from."""
 
@@ -39,14 +42,14 @@ class DraftBudget:
         survival = self.controller.survival.request()
         return SourceSet(drafters, survival, self.counters, max_draft=max_draft, tree=tree, forced=forced)
 
-    def allocate(self, jobs: Sequence[Job], budget: int, in_flight: Collection[Job] = ()) -> dict[Job, Draft]:
+    def allocate(self, jobs: Sequence[Job], budget: int, in_flight: InFlight = NOTHING_IN_FLIGHT) -> dict[Job, Draft]:
         """Ask the jobs for drafts, and return what a step of ``budget`` tokens verifies of each; jobs without are left out.
 
-        Those ``in_flight`` are not asked, as the text that they would guess behind is not known yet.
+        Those ``in_flight`` are asked for one behind the row that they go on with, if they do.
         """
         if not any(map(SPECULATES, jobs)):
             return {}
-        drafts = [propose_draft(job) if job.speculates and job not in in_flight else NO_DRAFT for job in jobs]
+        drafts = [propose_draft(job, in_flight) if job.speculates else NO_DRAFT for job in jobs]
         if not any(draft.uncut_length for draft in drafts):
             return {}
         if self._fixed_rows is not None:
@@ -102,10 +105,14 @@ class StepPrice:
         return done._replace(cost=(share + extra) / share, saved=done.accepted * share - extra)
 
 
-def propose_draft(job: Job) -> Draft:
+def propose_draft(job: Job, in_flight: InFlight) -> Draft:
     """Return the job's draft. A job that raises ends alone, and has none."""
     with JobBoundary(job):
-        return job.propose()
+        if job not in in_flight:
+            return job.propose()
+        step = in_flight[job]
+        if step is not None and step.row is not None:
+            return job.propose_behind(step.draft)
     return NO_DRAFT
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 
 from inferd.protocol import MAX_DRAFT, LimitExceeded
 from inferd_runtime.engine.job import Continuation, Job, Planned
@@ -16,9 +16,9 @@ from inferd_runtime.engine.sequences.positions import tree_placement
 from inferd_runtime.engine.stages import Work
 from inferd_runtime.speculation.drafts import NO_DRAFT, Draft
 
-Allocate = Callable[[Sequence[Job], int, Collection[Job]], dict[Job, Draft]]
-"""Returns which draft each of the jobs may verify in a step of so many tokens; jobs without one, and those that are in flight,
-are left out."""
+Allocate = Callable[[Sequence[Job], int, Mapping[Job, Continuation | None]], dict[Job, Draft]]
+"""Returns which draft each of the jobs may verify in a step of so many tokens; jobs without one are left out. Given are jobs in
+flight, too, with how they go on."""
 
 PREFILL_SHARE = 8
 """Where decode rows alone would fill the budget, one part in so many is kept for prefill."""
@@ -159,13 +159,24 @@ class Scheduler:
     def _go_on(self, job: Job, step: Continuation, budget: int) -> Planned | None:
         """Return the job's work behind what it has in flight, or None if pages are short or nothing is left to do."""
         context, table = job.context, job.context.table
-        work = step.row if step.row is not None else job.work(budget, NO_DRAFT, step.ahead)
-        if not work.tokens or not self._has_room(context, step.ahead + len(work.tokens)):
+        work = job.work(budget, NO_DRAFT, step.ahead) if step.row is None else self._row_behind(job, step, budget)
+        if work is None or not work.tokens or not self._has_room(context, step.ahead + len(work.tokens)):
             return None
-        if step.row is not None and job.speculates:
-            job.skip_draft()
         context.reserve(step.ahead + len(work.tokens))
         return Planned(job, work, table, context.adapter, step.ahead, step.carried)
+
+    def _row_behind(self, job: Job, step: Continuation, budget: int) -> Work | None:
+        """Return the row that feeds the token in flight, with its draft if that fits. What rests on a guess, as the row does
+        behind a draft, takes no pages that others need: None if there are no more.
+        """
+        assert step.row is not None
+        draft = self._drafts.get(job, NO_DRAFT).likeliest(budget - 1)
+        drafted = step.row._replace(tokens=[*step.row.tokens, *draft.tokens], rows=1 + len(draft), draft=draft)
+        for work in (drafted, step.row) if draft.tokens else (step.row,):
+            guessed = bool(step.draft or work.draft.tokens)
+            if not guessed or self._fits(job.context, step.ahead + len(work.tokens)):
+                return work
+        return None
 
     def _has_room(self, context: CachedSequence, tokens: int) -> bool:
         """True if so many tokens behind the computed ones fit into the free pages and the tenant's quota."""
