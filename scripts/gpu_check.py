@@ -24,6 +24,9 @@ PYTEST = (sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider")
 SANITIZED = ("tests/gpu/test_cache.py", "-k", "move")
 RACED = ("tests/gpu/test_attention.py", "-k", "paged", "--maxfail", "1")
 TAIL = 30
+SECONDS = 45 * 60
+"""Of all checks together."""
+WORKERS = 8
 
 
 @dataclass(frozen=True)
@@ -56,45 +59,47 @@ class Outcome:
 
 
 def checks(output: Path) -> list[Check]:
-    """Return the checks in their order, 45 minutes together."""
+    """Return the checks in their order. What one does not need of its time the next ones may have."""
     found = [
-        Check("smoke", (sys.executable, str(ROOT / "scripts" / "gpu_smoke.py")), 180, needed=True),
-        Check("sampling, cache, elementwise", _tests("sampling", "cache", "elementwise"), 480, needed=True),
-        Check("attention, products", _tests("attention", "product", "quantized"), 780, needed=True),
-        Check("fusion, early launches, streams", _tests("fusion"), 300, needed=True),
-        Check("driver: tokens and logits", _tests("cuda_driver", "served", "run_ahead"), 600, needed=True),
+        Check("smoke", (sys.executable, str(ROOT / "scripts" / "gpu_smoke.py")), 120, needed=True),
+        Check("sampling, cache, elementwise", _tests("sampling", "cache", "elementwise"), 360, needed=True),
+        Check("attention, products", _tests("attention", "product", "quantized"), 540, needed=True),
+        Check("fusion, early launches, streams", _tests("fusion"), 210, needed=True),
+        Check("driver: tokens and logits", _tests("cuda_driver", "served", "run_ahead"), 510, needed=True),
+        Check("memory of steps", (*PYTEST, "tests/gpu/test_served.py", "-k", "memory"), 60),
         Check("benchmark", (sys.executable, "benchmarks/gpu.py", "--output", str(output)), 600),
     ]
     sanitizer = shutil.which("compute-sanitizer")
     if sanitizer is not None:
-        memory = Check("memcheck", (sanitizer, "--tool", "memcheck", "--error-exitcode", "9", *PYTEST, *SANITIZED), 240)
-        races = Check("racecheck", (sanitizer, "--tool", "racecheck", "--error-exitcode", "9", *PYTEST, *RACED), 240)
+        memory = Check("memcheck", (sanitizer, "--tool", "memcheck", "--error-exitcode", "9", *PYTEST, *SANITIZED), 150)
+        races = Check("racecheck", (sanitizer, "--tool", "racecheck", "--error-exitcode", "9", *PYTEST, *RACED), 150)
         found[3:3] = [memory, races]
     return found
 
 
 def _tests(*names: str) -> tuple[str, ...]:
     """Side by side where pytest-xdist is installed: compiling kernels takes nearly all of the time, and processors stand idle."""
-    beside = () if find_spec("xdist") is None else ("-n", "4")
+    beside = () if find_spec("xdist") is None else ("-n", str(min(WORKERS, os.cpu_count() or 1)))
     return (*PYTEST, "--maxfail", "5", *beside, *(f"tests/gpu/test_{name}.py" for name in names))
 
 
-def run(check: Check, output: Path) -> Outcome:
-    """Run a check; its log is in ``output``."""
+def run(check: Check, output: Path, seconds: float) -> Outcome:
+    """Run a check for at most so many seconds; its log is in ``output``."""
     log = output / check.log
     paths = os.pathsep.join(str(ROOT / room) for room in ("sdk", "runtime", "grammar"))
-    # One cache for all processes: what one compiled, the others find.
-    environment = {**os.environ, "PYTHONPATH": paths, "TRITON_CACHE_DIR": str(output / "triton")}
+    # One cache for all processes: what one compiled, the others find. And one of this run for what is kept between starts.
+    caches = {"TRITON_CACHE_DIR": str(output / "triton"), "INFERD_CACHE_DIR": str(output / "cache")}
+    environment = {**os.environ, "PYTHONPATH": paths, **caches}
     started = time.monotonic()
     with log.open("wb") as printed:
         try:
             done = subprocess.run(
-                check.command, cwd=ROOT, env=environment, stdout=printed, stderr=subprocess.STDOUT, timeout=check.seconds,
+                check.command, cwd=ROOT, env=environment, stdout=printed, stderr=subprocess.STDOUT, timeout=seconds,
                 check=False,
             )  # fmt: skip
             said = "passed" if done.returncode == 0 else f"failed with code {done.returncode}"
         except subprocess.TimeoutExpired:
-            said = f"was not done after {check.seconds} s"
+            said = f"was not done after {seconds:.0f} s"
     return Outcome(check, said, time.monotonic() - started)
 
 
@@ -108,6 +113,10 @@ def report(title: str, outcomes: Sequence[Outcome], left: Sequence[Check], outpu
         if not one.passed:
             tail = (output / one.check.log).read_text(errors="replace").splitlines()[-TAIL:]
             lines += ["", f"## {one.check.name}", "", *(f"    {line}" for line in tail)]
+    ended = [path.read_text(errors="replace").strip() for path in sorted((output / "cache" / "launches").glob("*"))]
+    if any(ended):
+        lines += ["", "## What ended a process while it loaded a model, and was replaced from then on", ""]
+        lines += [f"- {name}" for name in ended if name]
     return "\n".join(lines) + "\n"
 
 
@@ -120,6 +129,7 @@ def main() -> int:
         print("There is no CUDA device here: nothing was checked.")
         return 0
     output.mkdir(parents=True, exist_ok=True)
+    shutil.rmtree(output / "cache", ignore_errors=True)
     title = f"{torch.cuda.get_device_name()}, torch {torch.__version__}, {time.strftime('%Y-%m-%d')}"
     return run_all(title, checks(output), output)
 
@@ -130,7 +140,8 @@ def run_all(title: str, left: list[Check], output: Path) -> int:
     while left:
         check = left.pop(0)
         print(f"{check.name} ...", flush=True)
-        outcomes.append(run(check, output))
+        spare = SECONDS - sum(one.seconds for one in outcomes) - sum(one.seconds for one in (check, *left))
+        outcomes.append(run(check, output, check.seconds + max(0.0, spare)))
         print(f"{check.name}: {outcomes[-1].said}, {outcomes[-1].seconds:.0f} s", flush=True)
         if check.needed and not outcomes[-1].passed:
             break

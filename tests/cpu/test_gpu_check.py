@@ -40,7 +40,31 @@ def test_every_test_of_a_device_is_in_it(script: ModuleType) -> None:
         assert path.name in named
 
 
-def test_what_rests_on_a_failed_check_is_not_run(script: ModuleType, tmp_path: Path) -> None:
+def test_all_of_it_ends_in_time(script: ModuleType, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """With both runs of compute-sanitizer. What one check leaves of its time is for those behind it."""
+    monkeypatch.setattr(script.shutil, "which", lambda name: name)
+    assert sum(check.seconds for check in script.checks(Path("out"))) <= script.SECONDS == 45 * 60
+    allowed = []
+
+    def noted(check: object, output: Path, seconds: float) -> object:
+        allowed.append(seconds)
+        return script.Outcome(check, "passed", 10.0)
+
+    monkeypatch.setattr(script, "run", noted)
+    monkeypatch.setattr(script, "SECONDS", 100)
+    assert script.run_all("a device", [script.Check(name, (), 40) for name in "ab"], tmp_path) == 0
+    assert allowed == [60, 90]
+
+
+def test_a_kernel_that_ended_a_process_is_reported(script: ModuleType, tmp_path: Path) -> None:
+    (tmp_path / "cache" / "launches").mkdir(parents=True)
+    (tmp_path / "cache" / "launches" / "key-71-1").write_text("paged_attention".ljust(64))
+    assert "- paged_attention\n" in script.report("a device", [], [], tmp_path)
+
+
+def test_what_rests_on_a_failed_check_is_not_run(
+    script: ModuleType, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
     def check(name: str, code: str, *, needed: bool = False, seconds: int = 60) -> object:
         return script.Check(name, (sys.executable, "-c", code), seconds, needed)
 
@@ -50,10 +74,12 @@ def test_what_rests_on_a_failed_check_is_not_run(script: ModuleType, tmp_path: P
         check("three", "raise SystemExit('differs')", needed=True),
         check("four", ""),
     ]
+    monkeypatch.setattr(script, "SECONDS", 1)
     assert script.run_all("a device", some, tmp_path) == 1
     report = (tmp_path / "report.md").read_text()
     assert "| one: a log | passed |" in report
     assert "| two | was not done after 1 s |" in report
+    assert "ended a process" not in report
     assert "| three | failed with code 1 |" in report
     assert "| four | not run" in report
     assert "    differs" in report

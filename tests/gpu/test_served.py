@@ -5,6 +5,7 @@ launched one by one.
 from __future__ import annotations
 
 import gc
+import os
 from collections.abc import Iterator
 from dataclasses import replace
 
@@ -102,6 +103,9 @@ def test_a_mixed_soak_compiles_nothing_behind_the_load_and_recorded_steps_bring_
     assert found[0] == found[1]
 
 
+@pytest.mark.skipif(
+    "PYTEST_XDIST_WORKER" in os.environ, reason="others take and give back memory of the device beside it"
+)
 def test_memory_of_steps_is_measured_and_given_back() -> None:
     loaded = load("tiny", device="cuda")
     torch.cuda.empty_cache()
