@@ -71,21 +71,12 @@ def test_the_chunks_of_a_prompt_are_run_ahead_of() -> None:
     assert [len(fed) for fed in driver.fed] == [8, 8, 4, 1, 1, 1, 1]
 
 
-def make_odd(engine: Engine, driver: SamplingNullDriver, kind: str) -> GenerationUnderTest:
-    """A generation whose next row nobody can know."""
-    if kind == "drafts":
-        request = make_request(driver, [1, 2], 1)
-        return start(engine, request, [Oracle(request, 6)])
-    running = start(engine, make_request(driver, [1, 2], 1), paced=True)
-    running.generation.allow()
-    return running
-
-
-@pytest.mark.parametrize("kind", ["drafts", "paced"])
-def test_nobody_runs_ahead_beside_a_job_that_has_to_be_asked(kind: str) -> None:
+def test_nobody_runs_ahead_beside_a_job_that_has_to_be_asked() -> None:
     driver = Watched(**MODEL)
     engine = Engine(driver, EngineOptions(times=FREE_ROWS))
-    odd, plain = make_odd(engine, driver, kind), start(engine, make_request(driver, [3], 0, max_tokens=40))
+    odd = start(engine, make_request(driver, [1, 2], 1), paced=True)
+    odd.generation.allow()
+    plain = start(engine, make_request(driver, [3], 0, max_tokens=40))
     while not odd.generation.finished():
         engine.step()
         plain.take()
@@ -97,8 +88,8 @@ def test_nobody_runs_ahead_beside_a_job_that_has_to_be_asked(kind: str) -> None:
     assert any(driver.early)
 
 
-def test_a_job_whose_sources_rest_is_run_ahead_of() -> None:
-    """Guesses that are always wrong are asked for ever more rarely."""
+def test_a_job_whose_guesses_are_always_wrong_is_run_ahead_of_all_the_same() -> None:
+    """They are asked for ever more rarely, and a step is lost to few of them."""
     driver = Watched(**MODEL)
     engine = Engine(driver, EngineOptions(times=FREE_ROWS))
     request = make_request(driver, [1, 2], 0, max_tokens=50)
@@ -106,11 +97,10 @@ def test_a_job_whose_sources_rest_is_run_ahead_of() -> None:
     plain = Watched(**MODEL)
     twin = Engine(plain, EngineOptions(times=FREE_ROWS, overlap=False))
     finish(twin, [start(twin, request, [Wrong(request, 6)])])
-    assert [len(fed) for fed in driver.fed] == [len(fed) for fed in plain.fed], "and asked in the same steps"
-    drafted = [len(fed) > 1 for fed in driver.fed]
-    assert any(drafted[1:])
+    drafted = [sum(len(fed) > 1 for fed in one.fed[1:]) for one in (driver, plain)]
+    assert 3 < drafted[0] <= drafted[1] + 4
+    assert len(plain.fed) < len(driver.fed) <= len(plain.fed) + 4
     assert sum(driver.early) > 25
-    assert not any(early and wide for early, wide in zip(driver.early, drafted, strict=True))
 
 
 def test_a_newcomer_waits_for_the_step_on_its_way_and_no_longer() -> None:

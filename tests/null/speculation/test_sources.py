@@ -285,7 +285,7 @@ def test_behind_a_draft_in_flight_they_guess_the_token_after_it_too_and_what_fol
     draft = sources.propose_behind(2, [5, 6])
     assert one.asked[-1] == (3, [5, 6]), "one token more, which is sampled and not drafted"
     assert (draft.tokens, list(draft.parents), list(draft.survival)) == ([6, 7], [-1, 0], [0.25, 0.25])
-    assert sources.propose_behind(0, [5, 6]).tokens == ()
+    assert not sources.propose_behind(0, [5, 6]).tokens
 
 
 def test_of_a_tree_behind_a_draft_the_likeliest_chain_is_taken() -> None:
