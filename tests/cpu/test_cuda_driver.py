@@ -333,6 +333,8 @@ def test_tokens_through_tritons_kernels() -> None:
 class Sampled(Guesser):
     """Draws its guesses, as a draft model would, from distributions that it passes on."""
 
+    looks_ahead = False
+
     def propose(self, limit: int, ahead: Sequence[int] = ()) -> Proposal:
         chance = np.random.default_rng(self.seen)
         rows = chance.dirichlet(np.full(self.vocab, 0.3), size=min(limit, 3)).astype(np.float32)

@@ -53,6 +53,8 @@ SAMPLERS = (
 class Sampled(Guesser):
     """Draws its guesses, as a draft model would."""
 
+    looks_ahead = False
+
     def propose(self, limit: int, ahead: Any = ()) -> Proposal:
         chance = np.random.default_rng(self.seen)
         rows = chance.dirichlet(np.full(self.vocab, 0.3), size=min(limit, 3)).astype(np.float32)

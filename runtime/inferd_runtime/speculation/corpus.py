@@ -65,6 +65,7 @@ class CorpusDrafter(Drafter):
     """Proposes how other outputs went on after the end of this context, and adds its own output when it ends."""
 
     source = "corpus"
+    looks_ahead = True
 
     def __init__(self, corpus: Corpus, max_draft: int = MAX_DRAFT, tree: bool = True) -> None:
         """``tree``: propose two continuations."""

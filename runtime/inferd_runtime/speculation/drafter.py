@@ -18,6 +18,9 @@ class Drafter:
     insists = False
     """True if its proposals are verified whatever experience says."""
 
+    looks_ahead = False
+    """True if it guesses at once behind tokens that are themselves guesses, and no more is known of its guesses than themselves:
+    not the distributions that they were drawn from, which rejection sampling would need whole."""
     needed = True
     """Set to False by the caller while other sources guess well enough."""
 

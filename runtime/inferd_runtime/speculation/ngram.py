@@ -23,6 +23,7 @@ class NgramDrafter(Drafter):
     """
 
     source = "ngram"
+    looks_ahead = True
 
     def __init__(self, max_draft: int = MAX_DRAFT, builder: Executor | None = None, tree: bool = True) -> None:
         """``builder`` indexes long texts in the background; it belongs to the caller. ``tree``: propose two continuations; else

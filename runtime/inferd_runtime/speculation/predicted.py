@@ -49,6 +49,7 @@ class PredictedText(Drafter):
     """
 
     source = "predicted"
+    looks_ahead = True
 
     def __init__(self, prediction: Sequence[int], builder: Executor | None = None) -> None:
         """``builder`` indexes long predictions in the background; it belongs to the caller.

@@ -183,7 +183,8 @@ class OpenProposals(NamedTuple):
 class SourceSet:
     """The sources of one generation, by priority.
 
-    ``forced``: tokens that a grammar forces are drafted. Without ``tree``, the merged proposals are cut to the likeliest chain.
+    ``forced``: tokens that a grammar forces are drafted. ``runs_ahead``: all of them look ahead. Without ``tree``, the
+    merged proposals are cut to the likeliest chain.
     """
 
     def __init__(
@@ -194,6 +195,7 @@ class SourceSet:
         self.counters = counters
         self._sources = [Source(drafter) for drafter in drafters]
         self._slow = [source for source in self._sources if source.waits]
+        self.runs_ahead = all(drafter.looks_ahead for drafter in drafters)
         self._survival = survival
         self.max_draft = max_draft
         self._tree = tree
@@ -229,11 +231,6 @@ class SourceSet:
     def resting_next_step(self) -> bool:
         """True if no source will be asked in the next step, whatever the step in flight returns."""
         return not self._open.entries and self.all_resting and all(map(RESTING, self._slow))
-
-    @property
-    def runs_ahead(self) -> bool:
-        """True if all of them guess at once, from the tokens that they have observed and those they are told."""
-        return not self._slow
 
     def skip_step(self) -> None:
         """Count one step of every source's rest. Only while all rest: a source that does not is asked instead."""

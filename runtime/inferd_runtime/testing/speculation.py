@@ -87,6 +87,8 @@ def penalised(logits: LogitRows, penalties: Penalties, prompt: Sequence[int], ou
 class Guesser(Drafter):
     """Base of drafters that know the answer."""
 
+    looks_ahead = True
+
     def __init__(self, request: Request, vocab: int, seed: int = 0) -> None:
         self.answer = [*request.prompt, *request.tokens]
         self.vocab = vocab
