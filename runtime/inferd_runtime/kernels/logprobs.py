@@ -19,8 +19,8 @@ def token_scores(logits: Tensor, rows: Tensor, tokens: Tensor, top: int) -> Tens
     A line holds the token's log-probability, and 1 + how many tokens have a larger logit; then the ``top`` likeliest tokens, of
     equal ones the lower first, and then their log-probabilities. ``top`` is at most V.
     """
-    parts = zip(rows.split(ROWS), tokens.split(ROWS), strict=True)
-    found = [_scores(logits[some], own, top) for some, own in parts]
+    parts = [slice(first, first + ROWS) for first in range(0, len(rows), ROWS)]
+    found = [_scores(logits[rows[part]], tokens[part], top) for part in parts]
     return torch.cat(found) if found else logits.new_empty(0, 2 + 2 * top, dtype=torch.float64)
 
 

@@ -206,8 +206,8 @@ class CudaDriver:
             found["confidence"] = confidence
         if sampling.scored is not None:
             at, nodes, top = sampling.scored
-            places = self._scored.upload([at, sampling.first[at]])
-            found["scores"] = score(done.logits, done.packed, *places, nodes, top)
+            chosen, first = self._scored.upload([at, sampling.first[at]])
+            found["scores"] = score(done.logits, done.packed, chosen, first, nodes, top)
         return found
 
     def _draw(self, computed: ComputedRows, adjustments: Adjustments | None) -> DeviceOutputs:

@@ -20,6 +20,7 @@ from inferd_runtime.launch_marks import LaunchMarks
 
 RECORDING = "recorded steps"
 """The name under which recording is watched."""
+QUANTIZED = "quantized"
 ROOMS = ("kernels",)
 logger = logging.getLogger(__name__)
 
@@ -62,10 +63,13 @@ def watched(kernels: KernelSuite, marks: LaunchMarks, accelerator: Accelerator) 
             return reference
         return WatchedKernel(name, kernel, marks, accelerator.settle)
 
-    pairs = zip(KernelSuite._fields, kernels, spare, strict=True)
-    chosen: dict[str, Any] = {name: one(name, *pair) for name, *pair in pairs if name != "quantized"}
-    pairs = zip(QuantizedKernels._fields, kernels.quantized, spare.quantized, strict=True)
-    return KernelSuite(quantized=QuantizedKernels(*(one(name, *pair) for name, *pair in pairs)), **chosen)
+    def each(ours: Any, others: Any) -> dict[str, Any]:
+        return {
+            name: one(name, getattr(ours, name), getattr(others, name)) for name in ours._fields if name != QUANTIZED
+        }
+
+    quantized = QuantizedKernels(**each(kernels.quantized, spare.quantized))
+    return KernelSuite(quantized=quantized, **each(kernels, spare))
 
 
 def may_record(marks: LaunchMarks) -> bool:
