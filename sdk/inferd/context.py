@@ -353,7 +353,7 @@ class Context:
 
         Returns a :class:`~inferd.Verification`: ``accepted`` tokens, ``token``, the model's own behind them, ``path``, the
         accepted tokens' indices in the draft, and ``length``, the context's new length. Raises InvalidRequest, which
-        names the argument, for a draft that is none.
+        names the argument, for an invalid draft.
         """
         ids, above = checked_draft(tokens, parents)
         asked = VerifyDraft(

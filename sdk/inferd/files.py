@@ -25,7 +25,7 @@ class ProgramFolder(Protocol):
 
 
 class ScriptFolder:
-    """The folder of the script that runs. Raises FileNotFoundError where there is none, as in an interactive session."""
+    """Return the folder of the running script. Raises FileNotFoundError where there is none, as in an interactive session."""
 
     def __init__(self) -> None:
         script = getattr(sys.modules.get("__main__"), "__file__", None)

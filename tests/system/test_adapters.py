@@ -3,10 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
-import signal
-import subprocess
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -15,6 +11,7 @@ import anyio
 import httpx
 import numpy as np
 import pytest
+from command_line import CommandLine, own_home
 from safetensors.numpy import save_file
 
 import inferd
@@ -70,33 +67,18 @@ def home(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="module")
-def environment(home: Path) -> dict[str, str]:
-    kept = {key: value for key, value in os.environ.items() if not key.startswith(("INFERD_", "XDG_"))}
-    cache = {key: os.environ[key] for key in ("INFERD_CACHE_DIR", "XDG_CACHE_HOME") if key in os.environ}
-    moved = {f"XDG_{kind}_HOME": str(home / kind.lower()) for kind in ("STATE", "DATA", "CONFIG")}
-    return {**kept, **cache, **moved, "OMP_NUM_THREADS": "1"}
+def command(home: Path) -> CommandLine:
+    return CommandLine(own_home(home))
 
 
 @pytest.fixture(scope="module")
-def url(home: Path, environment: dict[str, str]) -> Iterator[str]:
+def url(home: Path, command: CommandLine) -> Iterator[str]:
     """A server with one adapter of its own, and two tenants."""
     (home / "tokens").write_text(f"{ANN} ann\n{BOB} bob\n")
     (home / "tokens").chmod(0o600)
-    house = write_adapter(home / "house", 1)
-    arguments = ["--port", "0", "--json", "--threads", "1", "--tokens-file", str(home / "tokens")]
-    with subprocess.Popen(
-        [sys.executable, "-m", "inferd_runtime.cli", "serve", *arguments, "--adapter", f"house={house}", "--max-adapters", "1"],
-        env=environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
-    ) as process:  # fmt: skip
-        assert process.stdout is not None
-        line = process.stdout.readline()
-        try:
-            assert "url" in json.loads(line), line
-            yield json.loads(line)["url"].replace("http", "ws", 1)
-        finally:
-            process.send_signal(signal.SIGTERM)
-            _, err = process.communicate(timeout=30)
-    assert process.returncode == 0, err
+    adapters = ("--adapter", f"house={write_adapter(home / 'house', 1)}", "--max-adapters", "1")
+    with command.serve("--threads", "1", "--tokens-file", str(home / "tokens"), *adapters) as ready:
+        yield ready["url"].replace("http", "ws", 1)
 
 
 async def say(adapter: str | Adapter | None = None) -> str:
@@ -210,18 +192,11 @@ def embedded(client: httpx.Client, model: str) -> list[float]:
     return found
 
 
-def test_a_program_chooses_an_adapter(url: str, home: Path, environment: dict[str, str]) -> None:
+def test_a_program_chooses_an_adapter(url: str, home: Path, command: CommandLine) -> None:
     (home / "program.py").write_text(PROGRAM)
-
-    def command(*arguments: str) -> Any:
-        whole = [sys.executable, "-m", "inferd_runtime.cli", *arguments, "--json"]
-        whose = {**environment, "INFERD_URL": url, "INFERD_TOKEN": BOB}
-        done = subprocess.run(whole, env=whose, capture_output=True, text=True, timeout=120)
-        assert done.returncode == 0, done.stderr + done.stdout
-        return json.loads(done.stdout)
-
-    uploaded = command("upload", str(home / "program.py"))["id"]
-    said = command("launch", uploaded, "--prompt", PROMPT)["result"]
+    bob = CommandLine({**command.environment, "INFERD_URL": url, "INFERD_TOKEN": BOB})
+    uploaded = bob.json("upload", str(home / "program.py"))["id"]
+    said = bob.json("launch", uploaded, "--prompt", PROMPT)["result"]
 
     async def script() -> dict[str, str]:
         async with inferd.connect(url, BOB):
@@ -232,14 +207,9 @@ def test_a_program_chooses_an_adapter(url: str, home: Path, environment: dict[st
     assert said[""] != said["house"]
 
 
-def test_a_server_does_not_start_with_a_bad_adapter(home: Path, environment: dict[str, str]) -> None:
+def test_a_server_does_not_start_with_a_bad_adapter(home: Path, command: CommandLine) -> None:
     bad = write_adapter(home / "bad", 3, use_dora=True)
     own = ("--state-dir", str(home / "own-state"), "--data-dir", str(home / "own-data"))
-    for argument, reason in ((f"x={bad}", "adapter 'x': adapter_config.json: use_dora"), ("x", "expected NAME=FOLDER")):
-        done = subprocess.run(
-            [sys.executable, "-m", "inferd_runtime.cli", "serve", "--port", "0", "--threads", "1", *own, "--adapter", argument],
-            env=environment, capture_output=True, text=True, timeout=120,
-        )  # fmt: skip
-        assert done.returncode != 0
-        assert reason in done.stderr
-        assert "Traceback" not in done.stderr
+    told = command.error(2, "serve", "--port", "0", "--threads", "1", *own, "--adapter", f"x={bad}")
+    assert told["code"] == "client.invalid"
+    assert told["message"].startswith("adapter 'x': adapter_config.json: use_dora")

@@ -3,12 +3,9 @@
 from __future__ import annotations
 
 import json
-import os
-import signal
 import subprocess
 import sys
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -16,73 +13,27 @@ import httpx
 import lying_tool_server
 import psutil
 import pytest
+from command_line import ROOT, CommandLine, own_home
 
 from inferd_runtime.sandbox.runner_build.component import ensure_runner
 
-ROOT = Path(__file__).resolve().parents[2]
 INFERLETS = ("text-completion", "extract", "custom-speculator", "order")
 USAGE = {
     "tokens", "steps", "drafted", "accepted", "wall_ms", "cpu_ms", "peak_memory_mb", "prompt_tokens", "cached_tokens"
 }  # fmt: skip
 
 
-@dataclass(frozen=True)
-class CommandLine:
-    """``inferd`` with a home of its own."""
-
-    environment: dict[str, str]
-
-    def __call__(self, *arguments: str) -> subprocess.CompletedProcess[str]:
-        return subprocess.run(
-            self.command(*arguments), env=self.environment, capture_output=True, text=True, timeout=180, cwd=ROOT
-        )
-
-    def start(self, *arguments: str) -> subprocess.Popen[str]:
-        return subprocess.Popen(
-            self.command(*arguments), env=self.environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
-        )
-
-    def json(self, *arguments: str) -> dict[str, Any]:
-        done = self(*arguments, "--json")
-        assert done.returncode == 0, done.stderr + done.stdout
-        value: dict[str, Any] = json.loads(done.stdout)
-        return value
-
-    def error(self, code: int, *arguments: str) -> dict[str, Any]:
-        """The error object of a call that must end with this exit code."""
-        done = self(*arguments, "--json")
-        assert done.returncode == code, done.stderr + done.stdout
-        value: dict[str, Any] = json.loads(done.stdout)["error"]
-        return value
-
-    @staticmethod
-    def command(*arguments: str) -> list[str]:
-        return [sys.executable, "-m", "inferd_runtime.cli", *arguments]
-
-
 @pytest.fixture(scope="module")
 def inferd(tmp_path_factory: pytest.TempPathFactory) -> CommandLine:
     ensure_runner()
-    home = tmp_path_factory.mktemp("home")
-    kept = {key: value for key, value in os.environ.items() if not key.startswith(("INFERD_", "XDG_"))}
-    cache = {key: os.environ[key] for key in ("INFERD_CACHE_DIR", "XDG_CACHE_HOME") if key in os.environ}
-    moved = {f"XDG_{kind}_HOME": str(home / kind.lower()) for kind in ("STATE", "DATA", "CONFIG")}
-    return CommandLine({**kept, **cache, **moved, "OMP_NUM_THREADS": "1"})
+    return CommandLine(own_home(tmp_path_factory.mktemp("home")))
 
 
 @pytest.fixture(scope="module")
 def server(inferd: CommandLine) -> Iterator[dict[str, Any]]:
-    """A server with the embedded model; what it said when it was ready, with its process id."""
-    with inferd.start("serve", "--port", "0", "--json") as process:
-        assert process.stdout is not None
-        line = process.stdout.readline()
-        try:
-            assert line, process.stderr.read() if process.stderr else ""
-            yield {**json.loads(line), "pid": process.pid}
-        finally:
-            process.send_signal(signal.SIGTERM)
-            _, err = process.communicate(timeout=30)
-    assert process.returncode == 0, err
+    """A server with the embedded model."""
+    with inferd.serve() as ready:
+        yield ready
 
 
 @pytest.fixture
@@ -97,21 +48,9 @@ def launch(inferd: CommandLine, server: dict[str, Any], tmp_path: Path) -> Any:
     return upload
 
 
-@pytest.mark.parametrize("name", INFERLETS)
-def test_run_prints_one_json_object(inferd: CommandLine, name: str) -> None:
-    done = inferd.json("run", f"inferlets/{name}/main.py")
-    assert set(done) == {"result", "usage"}
-    assert set(done["usage"]) >= USAGE
-    assert done["usage"]["tokens"] > 0
-    assert done["usage"]["steps"] <= done["usage"]["tokens"] + 1
-
-
 def test_run_prints_the_result_and_a_line_of_figures(inferd: CommandLine) -> None:
-    done = inferd("run", "inferlets/extract/main.py", "--text", "Zelda Quimby, 51")
+    done = inferd("run", "inferlets/custom-speculator/main.py")
     assert done.returncode == 0, done.stderr
-    person = json.loads(done.stdout.splitlines()[0])
-    assert set(person) == {"name", "age"}
-    assert isinstance(person["age"], int)
     figures = done.stdout + done.stderr
     assert all(word in figures for word in ("tokens", "steps", "tokens/step", "drafted", "accepted", " s"))
 
@@ -141,13 +80,19 @@ def test_an_agent_uses_a_server_of_tools(inferd: CommandLine, tmp_path: Path) ->
     assert isinstance(done["result"]["answer"], str)
 
 
-def test_the_same_program_gives_the_same_result_in_both_ways(inferd: CommandLine, server: dict[str, Any]) -> None:
+def test_a_run_prints_one_json_object_and_the_result_that_a_server_gives(
+    inferd: CommandLine, server: dict[str, Any]
+) -> None:
     inferd.json("upload", "inferlets/extract/main.py")
     text = ("--text", "Bo Underhill, 7")
-    assert (
-        inferd.json("run", "inferlets/extract/main.py", *text)["result"]
-        == inferd.json("launch", "extract", *text)["result"]
-    )
+    ran = inferd.json("run", "inferlets/extract/main.py", *text)
+    assert set(ran) == {"result", "usage"}
+    assert set(ran["usage"]) >= USAGE
+    assert ran["usage"]["tokens"] > 0
+    assert ran["usage"]["steps"] <= ran["usage"]["tokens"] + 1
+    assert set(ran["result"]) == {"name", "age"}
+    assert isinstance(ran["result"]["age"], int)
+    assert ran["result"] == inferd.json("launch", "extract", *text)["result"]
 
 
 def test_the_examples_drive_the_server_from_a_script(inferd: CommandLine, server: dict[str, Any]) -> None:
@@ -209,10 +154,8 @@ def test_a_syntax_error_is_refused_with_line_and_caret(
     assert "^" in inferd(verb, str(path)).stderr
 
 
-def test_an_exception_shows_the_users_file_line_and_caret(inferd: CommandLine, tmp_path: Path) -> None:
-    path = tmp_path / "broken.py"
-    path.write_text("async def main():\n    x = {}\n    return x['missing'] + 1\n")
-    done = inferd("run", str(path))
+def test_an_exception_shows_the_users_file_line_and_caret(inferd: CommandLine, launch: Any) -> None:
+    done = inferd(*launch("async def main():\n    x = {}\n    return x['missing'] + 1\n"))
     assert done.returncode == 1
     assert "line 3, in main\n    return x['missing'] + 1\n           ~^^^^^^^^^^^\n" in done.stderr
     assert "KeyError: 'missing'" in done.stderr

@@ -2,19 +2,14 @@
 
 from __future__ import annotations
 
-import json
-import os
-import signal
-import subprocess
-import sys
 from collections.abc import Iterator
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import anyio
 import httpx
 import pytest
+from command_line import CommandLine, own_home
 
 import inferd
 from inferd import Context, Model, NotFound, Sampler
@@ -33,44 +28,17 @@ async def main(prompt: str) -> dict:
 """
 
 
-@dataclass(frozen=True)
-class CommandLine:
-    """``inferd`` with a home of its own."""
-
-    environment: dict[str, str]
-
-    def __call__(self, *arguments: str) -> subprocess.CompletedProcess[str]:
-        command = [sys.executable, "-m", "inferd_runtime.cli", *arguments]
-        return subprocess.run(command, env=self.environment, capture_output=True, text=True, timeout=120)
-
-
 @pytest.fixture(scope="module")
 def command(tmp_path_factory: pytest.TempPathFactory) -> CommandLine:
     ensure_runner()
-    home = tmp_path_factory.mktemp("home")
-    kept = {key: value for key, value in os.environ.items() if not key.startswith(("INFERD_", "XDG_"))}
-    cache = {key: os.environ[key] for key in ("INFERD_CACHE_DIR", "XDG_CACHE_HOME") if key in os.environ}
-    moved = {f"XDG_{kind}_HOME": str(home / kind.lower()) for kind in ("STATE", "DATA", "CONFIG")}
-    return CommandLine({**kept, **cache, **moved, "OMP_NUM_THREADS": "1"})
+    return CommandLine(own_home(tmp_path_factory.mktemp("home")))
 
 
 @pytest.fixture(scope="module")
 def server(command: CommandLine) -> Iterator[dict[str, Any]]:
-    """A server with two models, one of them in bfloat16; what it said when it was ready."""
-    arguments = ["--port", "0", "--json", "--model", "tiny,dtype=bfloat16", "--model", "tiny-draft", "--threads", "1"]
-    with subprocess.Popen(
-        [sys.executable, "-m", "inferd_runtime.cli", "serve", *arguments], env=command.environment,
-        stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
-    ) as process:  # fmt: skip
-        assert process.stdout is not None
-        line = process.stdout.readline()
-        try:
-            assert "models" in json.loads(line), line
-            yield json.loads(line)
-        finally:
-            process.send_signal(signal.SIGTERM)
-            _, err = process.communicate(timeout=30)
-    assert process.returncode == 0, err
+    """A server with two models, one of them in bfloat16."""
+    with command.serve("--model", "tiny,dtype=bfloat16", "--model", "tiny-draft", "--threads", "1") as ready:
+        yield ready
 
 
 def test_all_models_are_listed_the_default_first(command: CommandLine, server: dict[str, Any]) -> None:
@@ -105,10 +73,7 @@ def test_a_script_uses_both_models_at_once(server: dict[str, Any]) -> None:
 def test_a_sandboxed_program_uses_both_models(command: CommandLine, server: dict[str, Any], tmp_path: Path) -> None:
     path = tmp_path / "both.py"
     path.write_text(PROGRAM)
-    uploaded = json.loads(command("upload", str(path), "--json").stdout)
-    done = command("launch", uploaded["id"], "--prompt", PROMPT, "--json")
-    assert done.returncode == 0, done.stdout + done.stderr
-    said = json.loads(done.stdout)["result"]
+    said = command.json("launch", command.json("upload", str(path))["id"], "--prompt", PROMPT)["result"]
     assert list(said) == ["tiny", "tiny-draft"]
     assert all(said.values())
 
@@ -126,23 +91,13 @@ def test_metrics_tell_the_models_apart(server: dict[str, Any]) -> None:
 
 
 @pytest.mark.parametrize(
-    ("verb", "arguments", "code", "error", "named"),
+    ("arguments", "named"),
     [
-        ("serve", ["--model", "tiny", "--model", "tiny,dtype=bfloat16"], 2, "client.invalid", "'tiny' is given twice"),
-        ("run", ["--dtype", "float12"], 2, "client.invalid", "'float12' is not one of float32"),
-        ("serve", ["--device", "cuda:99"], 2, "client.invalid", "'cuda:99' is not there: torch sees cpu"),
-        ("run", ["--pages", "999999999"], 3, "limit", "does not fit cpu: it needs"),
+        (["--model", "tiny", "--model", "tiny,dtype=bfloat16"], "'tiny' is given twice"),
+        (["--dtype", "float12"], "'float12' is not one of float32"),
     ],
 )
-def test_what_cannot_be_served_is_refused_by_name(
-    command: CommandLine, tmp_path: Path, verb: str, arguments: list[str], code: int, error: str, named: str
-) -> None:
-    path = tmp_path / "program.py"
-    path.write_text(PROGRAM)
-    own = ["--port", "0", "--state-dir", str(tmp_path / "state"), "--data-dir", str(tmp_path / "data")]
-    rest = [str(path), "--prompt", "x"] if verb == "run" else own
-    done = command(verb, *rest, *arguments, "--json")
-    assert done.returncode == code, done.stdout + done.stderr
-    told = json.loads(done.stdout)["error"]
-    assert told["code"] == error
+def test_what_cannot_be_served_is_refused_by_name(command: CommandLine, arguments: list[str], named: str) -> None:
+    told = command.error(2, "serve", "--port", "0", *arguments)
+    assert told["code"] == "client.invalid"
     assert named in told["message"]

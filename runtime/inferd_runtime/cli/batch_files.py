@@ -57,7 +57,7 @@ def new_answer(request: BatchRequest, response: BatchResponse) -> BatchAnswer:
 
 
 def requests(path: Path) -> Iterator[BatchRequest]:
-    """Yield the requests of a file. Raises InvalidRequest, which names the line, for one that is none, and for a second one with
+    """Yield the requests of a file. Raises InvalidRequest, which names the line, for an invalid one, and for a second one with
     the same ``custom_id``.
     """
     seen: dict[str, int] = {}

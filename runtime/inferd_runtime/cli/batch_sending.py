@@ -1,4 +1,4 @@
-"""Sends the requests of a batch, so many at a time, and waits where the server says so."""
+"""Sends the requests of a batch, a given number at a time; waits as long as a `Retry-After` of the server says."""
 
 from __future__ import annotations
 
@@ -81,7 +81,7 @@ def _body(response: httpx.Response) -> object:
 
 @asynccontextmanager
 async def batch_client(server: Server, at_once: int) -> AsyncIterator[BatchClient]:
-    """Open a client with so many connections."""
+    """Open a client with at most this many connections."""
     headers = {} if server.token is None else {"Authorization": f"Bearer {server.token}"}
     verify = True if server.ca is None else ssl.create_default_context(cafile=server.ca)
     limits = httpx.Limits(max_connections=at_once, max_keepalive_connections=at_once)
@@ -94,7 +94,7 @@ async def batch_client(server: Server, at_once: int) -> AsyncIterator[BatchClien
 
 
 async def send_all(client: BatchClient, requests: Iterator[BatchRequest], at_once: int, answered: Answered) -> None:
-    """Have all requests answered, ``at_once`` at a time; ``answered`` hears of each. Raises the first error of the client."""
+    """Send all requests, ``at_once`` at a time, and call ``answered`` with each answer. Raises the client's first error."""
     errors: list[InferdError] = []
 
     async def work() -> None:

@@ -35,7 +35,7 @@ def guarded(module: str, function: str, arguments: list[str]) -> int:
         return EXIT_INTERRUPTED
     except SystemExit as stop:  # argparse, after --help
         return int(stop.code or 0)
-    except BrokenPipeError:  # whoever read our output has had enough; the interpreter must not fail at exit again
+    except BrokenPipeError:  # the reader of our output has closed it; the interpreter must not fail at exit again
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 0
     except Exception as error:  # noqa: BLE001 - the command line's boundary: a bug gets an exit code of its own

@@ -29,7 +29,7 @@ STDIN = 0
 
 
 class TypedLines:
-    """Lines of standard input, which a thread begins to read with the first call of :meth:`next`: it is not ours before.
+    """Lines of standard input, which a thread begins to read at the first call of :meth:`next`, not before.
 
     The thread waits in a system call that nothing interrupts, and ends with the process.
     """

@@ -39,7 +39,7 @@ class ControlFilter:
 
 
 class ProgramOutput:
-    """Where a program's text goes. On a terminal it cannot send control sequences: it is not ours to trust."""
+    """Where a program's text goes. On a terminal control sequences are removed: the text is not trusted."""
 
     def __init__(self, stream: TextIO) -> None:
         self._stream = stream
@@ -62,10 +62,7 @@ class ProgramOutput:
 
 
 def say(text: str, stream: TextIO | None = None) -> None:
-    """Print a line that others had a part in: an error's message, a name, an id. A terminal gets no control sequences of theirs.
-
-    Behind a pipe nothing is changed: what reads there wants what was written, and is no terminal.
-    """
+    """Print a line with untrusted parts (an error's message, a name, an id). On a terminal control sequences are removed."""
     ProgramOutput(stream or sys.stdout).write(text + "\n")
 
 

@@ -18,7 +18,7 @@ LIMIT_SETTINGS = Limits.__struct_fields__
 
 
 class Parser(argparse.ArgumentParser):
-    """argparse that knows no abbreviations and raises InvalidRequest, so that mistakes are reported like all others."""
+    """An argparse parser without abbreviations that raises InvalidRequest, as every other mistake does."""
 
     def __init__(self, verb: str, description: str = "", *, usage: str | None = None, add_help: bool = True) -> None:
         super().__init__(

@@ -196,7 +196,7 @@ def _read_tensor(body: Pages, first: int, entry: _Entry, kind: str, dtype: Any, 
 
 
 def _check(facts: Facts, tokens: int, pages: int) -> None:
-    """Raise SnapshotDamaged if the header contradicts itself, whoever made the checksum."""
+    """Raise SnapshotDamaged if the header contradicts itself, even with a correct checksum."""
     marks = [mark.at for mark in facts.turns]
     places = [mark.at for mark in facts.places]
     wrong = [

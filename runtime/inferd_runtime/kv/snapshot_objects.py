@@ -71,7 +71,7 @@ class SnapshotObjects:
     """All tenants' snapshots under one path of a store, at most ``quota`` bytes for each tenant; two that save at once may go
     above it by what they save.
 
-    ``files``: a file system of fsspec. Whoever can write to the store decides what is opened: it is to be the servers' own.
+    ``files``: a file system of fsspec. Only the servers may be able to write to the store: what lies there is opened.
     """
 
     def __init__(self, files: Any, root: str, quota: int, now: Callable[[], float] = time.time) -> None:

@@ -44,7 +44,7 @@ class Taken:
 
 
 class SnapshotPlace(Protocol):
-    """All tenants' snapshots, at most so many bytes for each tenant. Blocking calls, which may raise Unavailable."""
+    """All tenants' snapshots, within a quota of bytes per tenant. Blocking calls, which may raise Unavailable."""
 
     def close(self) -> None:
         """Let go of what is open, until the next call."""

@@ -81,7 +81,7 @@ class ServedModel:
 
     @cached_property
     def chat_format(self) -> ChatFormat:
-        """Return what the chat template says about tools and reasoning. Raises InvalidRequest for a template that is none."""
+        """Return what the chat template says about tools and reasoning. Raises InvalidRequest for an invalid template."""
         template = self.tokenizer.chat_template
         marks = reasoning_of(template)
         written = tool_format_of(template) if self.tool_format == "auto" else self.tool_format

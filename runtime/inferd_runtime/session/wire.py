@@ -56,7 +56,7 @@ class OpenSession:
 
 @dataclass(frozen=True)
 class CloseNamedSessions:
-    """Close the sessions of these names, whoever opened them, as far as they are open."""
+    """Close those of the named sessions that are open, whichever connection opened them."""
 
     sessions: list[str]
     op: ClassVar[str] = CLOSE_NAMED

@@ -73,7 +73,7 @@ class OutputFormat:
     options: list[str] = field(default_factory=list)
 
     def constraint(self) -> OutputConstraint:
-        """Return the constraint. Raises InvalidRequest for one that is none."""
+        """Return the constraint. Raises InvalidRequest for an invalid one."""
         match self.kind:
             case "json_object":
                 return JsonSchema(ANY_OBJECT)

@@ -27,7 +27,7 @@ START_S = 30.0
 MAX_PRINTED = 300
 """Characters of what a server printed on standard error that are told if it does not start."""
 LOST = ("ClosedResourceError", "BrokenResourceError", "EndOfStream", "ConnectError")
-"""Errors of a session whose server is gone, by their classes' names: those of httpx's successor are not ours to import."""
+"""Errors of a session whose server is gone, by their classes' names: httpx's successor is not imported here."""
 
 
 @dataclass(frozen=True)

@@ -46,7 +46,7 @@ def check_probe(probe: Probe) -> None:
 
 
 def check_probes(op: str, probes: Sequence[Probe]) -> None:
-    """Raises LimitExceeded for too many probes, InvalidRequest, which names the kind and field, for one that is none."""
+    """Raises LimitExceeded for too many probes, InvalidRequest, which names the kind and field, for an invalid one."""
     if len(probes) > MAX_PROBES:
         raise LimitExceeded(
             f"{op}: {len(probes)} probes; {MAX_PROBES} are allowed", limit="probes", value=MAX_PROBES,

@@ -51,7 +51,7 @@ class ToolOptions(TypedDict, total=False):
 
 @dataclass(frozen=True)
 class CheckedToolOptions:
-    """:class:`ToolOptions` with its defaults. Raises InvalidRequest, which names the option, for one that is none."""
+    """:class:`ToolOptions` with its defaults. Raises InvalidRequest, which names the option, for an invalid one."""
 
     sampler: Sampler = field(default_factory=Sampler.argmax)
     tool_choice: str = "auto"

@@ -137,7 +137,7 @@ class ToolRun:
         return conversation
 
     async def _settle(self, loop: ToolLoop) -> None:
-        """Leave the context with what was said, in whole turns, for whoever goes on with it."""
+        """Leave the context with what was said, in whole turns, so that its caller can go on with it."""
         try:
             # A context that was released, or a runtime that is gone, is told by whatever ended the run.
             with suppress(InferdError):

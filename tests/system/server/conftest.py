@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import signal
 import subprocess
 import sys
@@ -15,6 +14,7 @@ from typing import Any
 import anyio
 import httpx
 import pytest
+from command_line import own_home
 
 from inferd_runtime.isolation.kinds import ChildKind
 from inferd_runtime.isolation.order import Launch
@@ -164,6 +164,4 @@ class CommandLine:
 
 @pytest.fixture
 def inferd(tmp_path: Path) -> CommandLine:
-    kept = {key: value for key, value in os.environ.items() if not key.startswith(("INFERD_", "XDG_"))}
-    home = {f"XDG_{kind}_HOME": str(tmp_path / kind.lower()) for kind in ("STATE", "DATA", "CONFIG")}
-    return CommandLine({**kept, **home})
+    return CommandLine(own_home(tmp_path))

@@ -5,8 +5,6 @@ from __future__ import annotations
 import json
 import os
 import signal
-import subprocess
-import sys
 from collections.abc import AsyncIterator
 from pathlib import Path
 
@@ -227,15 +225,3 @@ async def test_the_sessions_of_a_killed_real_worker_are_closed_at_the_engine(tmp
 
         with anyio.fail_after(20):
             await until(only_two)
-
-
-def test_the_command_line_runs_a_program_of_the_project(tmp_path: Path) -> None:
-    ensure_runner()
-    source = tmp_path / "generate.py"
-    source.write_text(GENERATE)
-    command = [sys.executable, "-m", "inferd_runtime.cli", "run", str(source), "--prompt", "Hello", "--json"]
-    environment = {**os.environ, "OMP_NUM_THREADS": "1"}
-    done = subprocess.run(command, capture_output=True, text=True, timeout=120, env=environment)
-    assert done.returncode == 0, done.stderr
-    value = json.loads(done.stdout)
-    assert value["result"] == value["usage"]["tokens"] > 0

@@ -155,7 +155,7 @@ class GuardedConnection(asyncio.Protocol):
         while self._pending and not self._paused - {PARSING} and time.monotonic() - started < FEED_SECONDS:
             self._parse_piece()
             if self._transport is None or self._transport.is_closing():
-                self._pending.clear()  # as with asyncio's own transports: what is closed hears nothing more
+                self._pending.clear()  # as with asyncio's own transports: a closed connection gets no more data
         wait = self._keeper.parsed(self, time.monotonic() - started)
         if self._pending or wait:
             self.pause(PARSING)

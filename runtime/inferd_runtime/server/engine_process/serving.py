@@ -50,7 +50,7 @@ def serve_models(
 
     Constraints are compiled without a limit unless there are ``trials``. The ranks of a divided model end with this process;
     a caller that passes ``followers`` can end them earlier. All served models share the tenants' ``clock``.
-    ``phases`` hears how long each part took. ``drafts``: the secrets of draft engines on other machines.
+    ``phases`` records how long each part took. ``drafts``: the secrets of draft engines on other machines.
     Raises InferdError; LimitExceeded before any weight is read when the models do not fit together.
     """
     plan = ModelPlan.of(settings)

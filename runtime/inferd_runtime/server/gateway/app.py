@@ -362,7 +362,7 @@ def announced(state_dir: Path, url: str) -> Iterator[None]:
 async def serve(settings: Settings, ready: Callable[[Gateway], None], commands: Commands | None = None) -> None:
     """Serve until cancelled, or until the gateway is to stop and its runs are over, or have had ``drain_seconds`` to be.
 
-    ``ready`` hears once launches work. Raises Unavailable if the first start fails.
+    ``ready`` is called once launches work. Raises Unavailable if the first start fails.
     """
     async with open_gateway(settings, commands) as gateway:
         with announced(settings.state_dir, gateway.url):

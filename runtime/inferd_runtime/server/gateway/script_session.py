@@ -155,7 +155,7 @@ class OutstandingCalls:
 
 
 def read_call(data: bytes) -> ScriptCall:
-    """Return what a script's message asks for. Raises InvalidRequest for a message that is none."""
+    """Return the request in a script's message. Raises InvalidRequest for an invalid message."""
     try:
         return msgspec.msgpack.decode(data, type=ScriptCall)
     except (ValueError, RecursionError) as error:
@@ -225,7 +225,7 @@ class ScriptSession:
         scope.cancel()
 
     async def _from_script(self) -> None:
-        """Read calls until the script leaves, or sends something that is none."""
+        """Read calls until the script leaves or sends an invalid one."""
         try:
             while True:
                 message = await self._websocket.receive()

@@ -129,7 +129,7 @@ class ProgramLibrary:
         """Parse and keep the program that ``read`` returns as JSON; see :class:`UploadBody`.
 
         Raises what ``read``, :meth:`ParserPool.parse`, :meth:`PackageFinder.find`, :func:`assemble_program` and
-        :meth:`Registry.keep` raise, and LimitExceeded while too many uploads of the tenant are in work.
+        :meth:`Registry.keep` raise, and LimitExceeded while too many uploads of the tenant are under way.
         """
         async with self._parsers.in_line(tenant):
             upload = await read()

@@ -114,7 +114,7 @@ class Fork:
 
 
 def _parse_and_exit(limits: ParseLimits, upload: int, sink: int, parent: int) -> NoReturn:
-    """Be the fork: wait for the upload, parse, write the answer, end."""
+    """Run as the fork: wait for the upload, parse, write the answer, exit."""
     try:
         die_with(parent)
         _parsed(REHEARSAL, limits)  # the pages that parsing writes to are copied now

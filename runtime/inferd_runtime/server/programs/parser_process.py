@@ -1,4 +1,4 @@
-"""One process that parses uploads, from the gateway's side: asks, keeps a deadline, and believes nothing that it is told."""
+"""One process that parses uploads, from the gateway's side: sends uploads, keeps a deadline, and checks every answer again."""
 
 from __future__ import annotations
 
@@ -113,7 +113,7 @@ class ParserProcess:
 
 
 def _checked(value: bytes) -> ParsedUpload:
-    """Return a child's answer. Raises ProgramSyntaxError for one that is none, and what :func:`check_bundle` raises."""
+    """Return a child's answer. Raises ProgramSyntaxError for an invalid one, and what :func:`check_bundle` raises."""
     try:
         parsed = msgspec.json.decode(value, type=ParsedUpload)
     except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError):

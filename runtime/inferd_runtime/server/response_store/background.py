@@ -61,7 +61,7 @@ class BackgroundResponses:
                     task_status.started()
                     await _read(exchange, source)
             except InferdError as error:
-                if key not in self._open:  # it did not begin: whoever asked hears of it
+                if key not in self._open:  # it did not begin: the request gets the error
                     raise
                 exchange.failure(error)
             except Exception as error:  # the boundary of a task that nobody waits for

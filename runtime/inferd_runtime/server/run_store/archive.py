@@ -80,7 +80,7 @@ class FileArchive(Generic[F]):
         self._thread.start()
 
     def save(self, job: Callable[[F], Any], size: int, done: OnDone | None = None) -> bool:
-        """Queue a job that writes about ``size`` bytes; ``done`` hears in the event loop how it went. False: there is no room."""
+        """Queue a job that writes about ``size`` bytes; ``done`` gets its outcome in the event loop. False: no room."""
         with self._changed:
             if self._closing or len(self._tasks) >= MAX_QUEUED or self._bytes + size > MAX_QUEUED_BYTES:
                 return False

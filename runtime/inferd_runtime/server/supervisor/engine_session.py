@@ -183,7 +183,7 @@ async def opening_channel(
         await channel.open(grant, label)
         yield channel
     finally:
-        # Also where the body never began, because whoever wanted it has left: the engine opens the session all the same.
+        # Also where the body never began because its caller was cancelled: the engine opens the session all the same.
         try:
             if not lost.is_set():
                 await _close(channel)

@@ -49,7 +49,7 @@ class StartedEngine:
 
 
 class EngineSupervisor:
-    """``launch`` says how to start an engine, from its endpoint and key; ``on_lost`` hears of every engine that died.
+    """``launch`` says how to start an engine, from its endpoint and key; ``on_lost`` is called for every engine that ended.
 
     The key is new with this object. :attr:`grants` makes with it what a session is opened with.
     """

@@ -22,7 +22,7 @@ MAX_UNDELIVERED_BYTES = 4 << 20
 """Messages, and bytes of them, that may wait for a run to start."""
 RECEIPT_EVENTS = 32
 RECEIPT_BYTES = 32 << 10
-"""A worker hears after so many events, or bytes of them, what the gateway has taken: long before it would have to wait."""
+"""After how many events, or bytes of them, the gateway confirms them to the worker: long before it would have to wait."""
 FRAME_BYTES = 256
 """What an event's frame may have beside the program's own text."""
 

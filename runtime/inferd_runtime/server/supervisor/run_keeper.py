@@ -109,7 +109,7 @@ class RunKeeper:
         self.settles_all = False
         """Whether :meth:`settled` waits for every run, not only for those that survive."""
         self.on_forgotten: Callable[[list[str]], object] = lambda names: None
-        """Hears of runs whose records the store has removed."""
+        """Called with the ids of runs whose records the store has removed."""
         self.kept = KeptCounts()
         """Finished runs that are stored."""
         self._recent: dict[tuple[str, str], KeptKey] = {}

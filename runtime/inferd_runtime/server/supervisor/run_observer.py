@@ -1,4 +1,4 @@
-"""Who else hears of runs."""
+"""The interface of observers of runs, such as traces."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from inferd_runtime.server.supervisor.runs import Run
 
 
 class RunObserver(Protocol):
-    """Who hears of runs that begin and end. Neither call may raise or wait."""
+    """Called when a run begins or ends. Neither call may raise or block."""
 
     def launched(self, run: Run) -> None:
         """A run was launched, in the request that asked for it."""

@@ -90,7 +90,7 @@ class Run:
     storing: bool = field(default=False, repr=False)
     """True while the store has its end in hand."""
     survives: bool = False
-    """Whether the next server starts it again. What it says is shown once it is stored, so that nobody hears it twice."""
+    """Whether the next server starts it again. Its events are shown once they are stored, so that no client sees one twice."""
     appending: bool = False
     """True while the store has a part of what it said in hand."""
     shown_index: int = field(default=0, repr=False)

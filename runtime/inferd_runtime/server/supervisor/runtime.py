@@ -100,7 +100,7 @@ class Runtime:
         self.totals = RunTotals()
         self.tenant_totals = TenantTotals()
         self.traces: RunObserver | None = None
-        """Hears of runs that begin and end."""
+        """Called when a run begins or ends."""
         self.new_run_id: Callable[[], str] = new_run_id
         self.services = ServiceTable(wiring.tasks)
         self.files = RunFileStore(settings.data_dir, self._is_over, keeps=wiring.archive is not None)

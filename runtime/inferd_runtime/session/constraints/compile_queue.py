@@ -95,7 +95,7 @@ class CompileQueue:
     def warm(self, compilers: Sequence[GrammarCompiler]) -> None:
         """Have a child ready that knows their tokenizers, before anybody needs it."""
         for compiler in compilers:
-            with contextlib.suppress(GrammarError):  # a child that ended meanwhile: whoever comes first starts another
+            with contextlib.suppress(GrammarError):  # the child ended meanwhile: the next constraint starts another
                 if compiler.find(WARM_UP) is None:
                     self.submit("", compiler, WARM_UP, lambda _: None)
 

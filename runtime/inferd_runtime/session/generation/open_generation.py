@@ -69,7 +69,7 @@ class ProgramInputs:
 class OpenGeneration:
     """A generation handle. ``delivered_steps``: how many steps were handed out.
 
-    ``turns`` hears whose turn it is. ``closing`` is closed with it. ``healing`` cut the end of its prompt. ``finished`` checks
+    ``turns`` is told whose turn it is. ``closing`` is closed with it. ``healing`` cut the end of its prompt. ``finished`` checks
     its text when it is complete.
     """
 

@@ -1,4 +1,4 @@
-"""Special tokens that show in a text: the marks of calls and of reasoning, which whoever reads the text has to see."""
+"""Special tokens that show in a text: the marks of calls and of reasoning, which a parser of the text needs."""
 
 from __future__ import annotations
 
