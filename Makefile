@@ -24,7 +24,7 @@ test-embedded: runner
 
 # With the model that `inferd pull smollm2-135m` brings.
 test-real: $(STAMP)
-	$(PYTEST) -m 'real and not long'
+	$(PYTEST) -m 'real and not long' $$(grep -rl --include '*.py' 'mark\.real' tests)
 
 test-all: lint types runner
 	$(PYTEST) -m 'not long'
