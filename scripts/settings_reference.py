@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from typing import Any
 
 from inferd_runtime.settings.setting import SettingField
 from inferd_runtime.settings.settings import ENGINE_FIELDS, OTHER_FIELDS
@@ -30,16 +29,8 @@ def _table(fields: Iterable[SettingField]) -> Iterable[str]:
     yield "| key | flag | variable | default | what it sets |\n|---|---|---|---|---|"
     for field in fields:
         help_text = field.help.replace("|", "\\|")
-        yield f"| `{field.name}` | `{field.flag}` | `{field.variable}` | {_default(field.default)} | {help_text} |"
-
-
-def _default(value: Any) -> str:
-    """Return a default as a table cell; empty where there is none or the help text describes it."""
-    if isinstance(value, tuple):
-        value = ";".join(one.name for one in value)
-    if isinstance(value, bool):
-        value = str(value).lower()
-    return "" if value in (None, "") else f"`{value}`"
+        default = f"`{field.default_text}`" if field.default_text else ""
+        yield f"| `{field.name}` | `{field.flag}` | `{field.variable}` | {default} | {help_text} |"
 
 
 if __name__ == "__main__":

@@ -13,25 +13,25 @@ from collections.abc import Sequence
 from inferd_runtime import __version__
 
 VERBS: dict[str, tuple[str, str]] = {
-    "run": ("run", "run a program once, with a runtime of its own"),
+    "run": ("run", "run a program once; needs no server"),
     "serve": ("serve", "serve a runtime over HTTP and WebSocket"),
     "serve-draft": ("serve_draft", "serve a draft model to servers on other machines"),
     "upload": ("remote", "upload a program to a server"),
     "launch": ("launch", "run an uploaded program and stream what it prints"),
-    "attach": ("attach", "follow a run that goes on, and talk to it"),
-    "send": ("attach", "hand a message to a run"),
+    "attach": ("attach", "follow a run, and send it what you type"),
+    "send": ("attach", "send a message to a run"),
     "ps": ("remote", "list a server's runs"),
-    "batch": ("batch", "answer a file of requests in OpenAI's batch format; a second start goes on"),
+    "batch": ("batch", "answer a file of requests in OpenAI's batch format"),
     "logs": ("remote", "show what a run printed"),
     "stop": ("remote", "cancel a run"),
-    "pull": ("pull", "bring a model to this machine"),
-    "models": ("models", "list what is here; models rm | served | fit"),
-    "token": ("token", "make, list, rotate and revoke access tokens"),
-    "secret": ("secret", "keep, list and remove secrets that programs use by name"),
-    "tenants": ("tenants", "show what tenants may have, and have"),
+    "pull": ("pull", "download a model"),
+    "models": ("models", "list the models on this machine; models rm | served | fit"),
+    "token": ("token", "create, list, rotate and revoke access tokens"),
+    "secret": ("secret", "set, list and remove secrets that programs use by name"),
+    "tenants": ("tenants", "show the quotas of tenants and what they use"),
     "cluster": ("cluster", "several runtimes as one: cluster up | status | scale | down"),
-    "doctor": ("doctor", "look at this machine, the settings and the server: what is missing, what is dangerous"),
-    "build-runner": ("build", "build the sandbox's Python component now, not at the first run"),
+    "doctor": ("doctor", "check this machine, the settings and the server"),
+    "build-runner": ("build", "build the sandbox's Python component before the first run"),
 }
 """Each verb's module in this package and its line in the overview."""
 

@@ -95,7 +95,9 @@ def _add_options_after(parser: Parser, taken: frozenset[str]) -> None:
     if "detach" not in taken:
         parser.add_argument("--detach", dest="detach", action="store_true", help="print the run's id and do not wait")
     if "retry_safe" not in taken:
-        text = "start it again if what it runs on crashes: it says the same each time with the same seed"
+        text = (
+            "start the run again after a crash of engine or worker; the program must repeat itself with the same seed"
+        )
         parser.add_argument("--retry-safe", dest="retry_safe", action="store_true", help=text)
     if "mcp_file" not in taken:
         parser.add_argument("--mcp-file", dest="brought_file", type=Path, metavar="FILE", help=MCP_HELP)

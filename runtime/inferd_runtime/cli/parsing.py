@@ -5,16 +5,29 @@ from __future__ import annotations
 import argparse
 import os
 from collections.abc import Iterable
+from functools import cached_property
 from pathlib import Path
 from typing import Any, NoReturn
 
 from inferd.protocol import InvalidRequest
 from inferd_runtime.sandbox.messages import Limits
+from inferd_runtime.settings.setting import SettingField
 from inferd_runtime.settings.settings import FIELDS, Settings
 from inferd_runtime.settings.sources import Sources, resolve
 
 CLIENT_SETTINGS = ("url", "token", "ca", "state_dir", "host", "port")
 LIMIT_SETTINGS = Limits.__struct_fields__
+OPTIONS = argparse.Action([], "options", nargs=argparse.OPTIONAL)
+
+
+class _HelpFormat(argparse.RawDescriptionHelpFormatter):
+    """Help whose usage line has the positional arguments alone: the options are listed below it."""
+
+    def add_usage(
+        self, usage: str | None, actions: Iterable[argparse.Action], groups: object, prefix: str | None = None
+    ) -> None:
+        shown = [OPTIONS, *(action for action in actions if not action.option_strings)]
+        super().add_usage(usage, shown, (), prefix)
 
 
 class Parser(argparse.ArgumentParser):
@@ -23,28 +36,42 @@ class Parser(argparse.ArgumentParser):
     def __init__(self, verb: str, description: str = "", *, usage: str | None = None, add_help: bool = True) -> None:
         super().__init__(
             prog=f"inferd {verb}", description=description, usage=usage, allow_abbrev=False, add_help=add_help,
-            formatter_class=argparse.RawDescriptionHelpFormatter,
+            formatter_class=_HelpFormat,
         )  # fmt: skip
+
+    @cached_property
+    def settings(self) -> argparse._ArgumentGroup:
+        """The group of the options that are settings."""
+        return self.add_argument_group("settings")
 
     def error(self, message: str) -> NoReturn:
         """Refuse the command line. Raises InvalidRequest."""
         raise InvalidRequest(message, usage=self.format_usage().strip())
 
 
-def add_settings(parser: argparse.ArgumentParser, names: Iterable[str], taken: frozenset[str] = frozenset()) -> None:
+def add_settings(parser: Parser, names: Iterable[str], taken: frozenset[str] = frozenset()) -> None:
     """Add options for settings, but for names that are ``taken``. Values stay text until all sources are merged."""
-    group = parser.add_argument_group("settings")
     for name in names:
         field = FIELDS[name]
         if field.flag.removeprefix("--").replace("-", "_") in taken:
             continue
         alone: dict[str, Any] = {"nargs": "?", "const": "true"} if field.kind is bool else {}
-        group.add_argument(
-            field.flag, dest=f"setting_{name}", default=None, metavar="VALUE", help=field.help,
+        parser.settings.add_argument(
+            field.flag, dest=f"setting_{name}", default=None, metavar="VALUE", help=_help(field),
             action="append" if field.read else "store", **alone,
         )  # fmt: skip
     if "config" not in taken:
-        group.add_argument("--config", dest="config_file", type=Path, metavar="FILE", help="a TOML file with settings")
+        parser.settings.add_argument(
+            "--config", dest="config_file", type=Path, metavar="FILE", help="a TOML file with settings"
+        )
+
+
+def _help(field: SettingField) -> str:
+    return (
+        field.help
+        if "default" in field.help or not field.default_text
+        else f"{field.help}; default: {field.default_text}"
+    )
 
 
 def add_json(parser: argparse.ArgumentParser, what: str) -> None:

@@ -28,7 +28,7 @@ def serve_draft(argv: list[str]) -> int:
     """Serve until Ctrl+C or SIGTERM, which is how a server ends well."""
     parser = Parser("serve-draft", DESCRIPTION)
     parser.add_argument(
-        "--listen", default=LISTEN, metavar="HOST:PORT", help=f"the address to listen on; {LISTEN} if nothing is said"
+        "--listen", default=LISTEN, metavar="HOST:PORT", help=f"the address to listen on; default: {LISTEN}"
     )
     add_settings(parser, SETTINGS)
     add_json(parser, "once ready, print {host, port, pid, model}")

@@ -55,6 +55,15 @@ class SettingField:
         """The environment variable."""
         return f"INFERD_{self.name.upper()}"
 
+    @property
+    def default_text(self) -> str:
+        """The default as it is written on a command line; "" where there is none, or the help text describes it."""
+        if isinstance(self.default, tuple):
+            return ";".join(one.name for one in self.default)
+        if isinstance(self.default, bool):
+            return str(self.default).lower()
+        return "" if self.default is None else str(self.default)
+
     def convert(self, place: str, value: Any) -> Any:
         """Return a text or a value of the file as this setting's type. Raises InvalidRequest that names the ``place``."""
         if self.kind in (Path, Path | None):
