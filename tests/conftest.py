@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 from collections.abc import Iterator
 from typing import Any
 from weakref import WeakKeyDictionary
@@ -41,6 +42,17 @@ def no_page_is_lost(engines_alive: Engines) -> Iterator[None]:
                 for context in engine.contexts:
                     engine.driver.check_sequence(context)
             engines_alive[engine] = engine.steps
+
+
+def pytest_sessionstart() -> None:
+    """Leave out the garbage collector while tests are collected, which makes hardly any garbage."""
+    gc.disable()
+
+
+def pytest_collection_finish() -> None:
+    """Collect garbage from now on, but do not look at what was collected of the tests and their imports: it stays."""
+    gc.freeze()
+    gc.enable()
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:

@@ -5,12 +5,16 @@ from __future__ import annotations
 import json
 import os
 import signal
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
 import anyio
 import httpx
 import pytest
+
+from inferd_runtime.server.gateway.app import RUNS_FILE
+from inferd_runtime.server.run_store.run_file import RunFile
 
 from .conftest import BOB, CommandLine, Serve, until
 
@@ -130,14 +134,10 @@ def test_a_second_signal_ends_a_server_at_once(inferd: CommandLine, program: str
             assert any("draining" in line for line in iter(server.stderr.readline, ""))
             server.send_signal(second[0])
         assert server.wait(30) in (0, 130)
-    with inferd.start("serve", "--port", "0", "--json") as server:
-        assert server.stdout is not None
-        json.loads(server.stdout.readline())
-        shown = json.loads(inferd("ps", "--json").stdout)["runs"]
-        assert [(one["id"], one["state"], one["error"]["code"]) for one in shown] == [(run, "cancelled", "cancelled")]
-        assert "asleep" in inferd("logs", run).stdout
-        server.send_signal(signal.SIGTERM)
-        assert server.wait(30) == 0
+    with closing(RunFile(Path(inferd.environment["XDG_DATA_HOME"], "inferd", RUNS_FILE))) as kept:
+        [shown] = kept.records("default")
+        assert (shown.id, shown.state, shown.error and shown.error.code) == (run, "cancelled", "cancelled")
+        assert "asleep" in "".join(event.text or "" for event in kept.events(run, 0))
 
 
 COUNT = """

@@ -50,7 +50,7 @@ class ParserPool:
         line = self._lines.setdefault(tenant, _Line())
         if line.inside >= MAX_LINE:
             raise LimitExceeded(
-                f"{MAX_LINE} uploads of yours are under way already: wait for one of them", limit="waiting_uploads",
+                f"{MAX_LINE} uploads of yours are in work already: wait for one of them", limit="waiting_uploads",
                 value=MAX_LINE, raise_with="fewer uploads at a time",
             )  # fmt: skip
         async with self._inside(line, tenant):
