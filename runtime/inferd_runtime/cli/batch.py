@@ -106,7 +106,9 @@ def _parser() -> Parser:
     parser = Parser("batch", DESCRIPTION)
     parser.add_argument("input", type=Path, metavar="INPUT")
     parser.add_argument("output", type=Path, metavar="OUTPUT")
-    parser.add_argument("--at-once", type=_at_once, default=AT_ONCE, metavar="N", help=f"requests at a time; default: {AT_ONCE}")
+    parser.add_argument(
+        "--at-once", type=_at_once, default=AT_ONCE, metavar="N", help=f"requests at a time; default: {AT_ONCE}"
+    )
     add_settings(parser, (*CLIENT_SETTINGS, *OWN_SERVER))
     add_json(parser, JSON_HELP)
     return parser

@@ -50,7 +50,9 @@ def _verb_parser(**options: str) -> Parser:
 def _add_arguments(verb: str, parser: Parser) -> None:
     if verb == "create":
         parser.add_argument("name", metavar="TENANT")
-        parser.add_argument("--role", choices=[role.value for role in Role], default=Role.USER.value, help="default: user")
+        parser.add_argument(
+            "--role", choices=[role.value for role in Role], default=Role.USER.value, help="default: user"
+        )
         parser.add_argument("--expires-in", metavar="SPAN", help="as 12h or 30d; default: never")
         parser.add_argument("--note", default="", help="what it is for")
     elif verb != "list":
