@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from itertools import islice
 
+from inferd_grammar.completion.characters import begun_character, rest_of_character
 from inferd_grammar.completion.composed import opening_ways, ways_on
 from inferd_grammar.completion.json_place import START, JsonPlace
 from inferd_grammar.completion.outline import Outline
@@ -60,6 +61,10 @@ class EndPlanner:
         self._skip = len(outline.prefix)
         self._place = START
         self._credit = _CREDIT
+        self._begun = b""
+        """The first bytes of a character that is not written to its end."""
+        self._closing = 0
+        """How many bytes at the beginning of the held end end such a character, and are no part of it else."""
         self._text = b""
         """What was written, of a text that is made of parts."""
 
@@ -91,11 +96,19 @@ class EndPlanner:
             return False
         written = self._splitter.written(token)
         place = self._place_behind(written)
-        if self._keeps_end(written, left) or self._finds_end(place, written, left):
+        if self._closes(written, left) or self._keeps_end(written, left) or self._finds_end(place, written, left):
             self._behind(place, written)
             return True
         self._matcher.rollback(1)
         return False
+
+    def _closes(self, written: bytes, left: int) -> bool:
+        """Where a character is cut in two, keep the held end behind the rest of it; and that end alone once it is whole."""
+        rest = rest_of_character(begun_character(self._begun + written))
+        if not rest and not self._closing:
+            return False
+        end = self._end.text[max(self._at, self._closing) :]
+        return self._keeps(rest + end, left, closing=len(rest))
 
     def _keeps_end(self, written: bytes, left: int) -> bool:
         """Keep what the held end leaves behind `written`, or all of it where the token only adds to what is being written."""
@@ -136,12 +149,12 @@ class EndPlanner:
             if begun:
                 yield known[begun:]
 
-    def _keeps(self, text: bytes, left: int) -> bool:
-        """Keep a text as the end, if it is one that fits."""
+    def _keeps(self, text: bytes, left: int, closing: int = 0) -> bool:
+        """Keep a text as the end, if it is one that fits. ``closing``: see ``_closing``."""
         end = self._splitter.split(text)
         if end.count(0) > left or not self._matcher.ends_with(end.tokens(0)):
             return False
-        self._end, self._at = end, 0
+        self._end, self._at, self._closing = end, 0, closing
         return True
 
     def _take(self, token: int) -> None:
@@ -153,6 +166,7 @@ class EndPlanner:
     def _behind(self, place: JsonPlace, written: bytes) -> None:
         self._place = place
         self._skip = max(0, self._skip - len(written))
+        self._begun = begun_character(self._begun + written)
         if self._outline.parts is not None:
             self._text += written
 

@@ -32,8 +32,7 @@ class AnswerShape:
     of any other name is text. ``schemas``: those of their arguments. ``reasoning``: the marks around what the model thinks, None
     where it has none; ``thinking``: the prompt has opened them already.
     ``parallel``: there may be several calls; else the first one is the end. ``required``: the answer is calls and nothing else.
-    ``held``: its text is held to a format. ``mark_tokens``: the marks around reasoning as tokens. ``whole_calls``: a call comes
-    out once it is complete, so that one that is cut is none.
+    ``held``: its text is held to a format. ``mark_tokens``: the marks around reasoning as tokens.
     """
 
     tool_format: str = HERMES
@@ -45,7 +44,6 @@ class AnswerShape:
     held: bool = False
     schemas: Schemas = field(default_factory=dict)
     mark_tokens: tuple[tuple[int, ...], tuple[int, ...]] = ((), ())
-    whole_calls: bool = False
 
     @property
     def form(self) -> CallForm:
@@ -236,7 +234,7 @@ class AnswerParser:
         self._held = self._call.feed(self._held)
         if self._call.name and not self._announced and not self._call.failed:
             self._call.failed = self._call.name not in self._shape.tools
-            if not self._call.failed and (self._call.done or not self._shape.whole_calls):
+            if not self._call.failed:
                 self._announced, self._skipped, self.calls = True, "", self.calls + 1
                 self._follows_call, self._blank = True, ""
                 yield CallPart(self._call.name)

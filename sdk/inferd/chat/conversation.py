@@ -8,7 +8,7 @@ from typing import Any
 
 from inferd.calls.generate_arguments import OnLength
 from inferd.chat.answer_parser import AnswerShape
-from inferd.chat.call_forms import HARMONY, HERMES, JSON, XML
+from inferd.chat.call_forms import HARMONY, HERMES, JSON
 from inferd.chat.request import ChatRequest, Tool, ToolChoice
 from inferd.chat.tool_calls import call_or_json, harmony, told_in_text, tool_constraint
 from inferd.context import Context
@@ -80,11 +80,8 @@ class Conversation:
 
     @property
     def _on_length(self) -> OnLength:
-        """Have an answer that is held to something, and each call in it, end in time, as far as ends are found. What a model
-        thinks before it may call has none.
-        """
-        held = self.request.output is not None or self.request.tool_choice.mode == "required"
-        return "complete_or_cut" if self.constraint is not None and (held or self._reasoning is None) else "cut"
+        """Have an answer that is held to something, and each call in it, end in time, as far as ends are found."""
+        return "cut" if self.constraint is None else "complete_or_cut"
 
     @property
     def _reasoning(self) -> ReasoningSpec | None:
@@ -118,7 +115,6 @@ async def rendered(
     asked = replace(render_request(told, form), text=with_text or reasoning is not None)
     reply: RenderedChat = await transport.call(asked)
     written = reply.text.rstrip()
-    may_think = reasoning is not None and not request.continue_final and not written.endswith(reasoning[1])
     shape = AnswerShape(
         tool_format,
         frozenset(tool.name for tool in tools),
@@ -129,8 +125,8 @@ async def rendered(
         held=request.output is not None,
         schemas={tool.name: tool.parameters for tool in tools},
         mark_tokens=(tuple(form.begin_tokens), tuple(form.end_tokens)),
-        whole_calls=tool_format in XML and may_think,  # such a call may be cut: see `Conversation._on_length`
     )
+    may_think = reasoning is not None and not request.continue_final and not written.endswith(reasoning[1])
     constraint = _constraint(request, tool_format)
     tokens = await _truncated(request, reply.tokens)
     return Conversation(request, tokens, shape, constraint, reply.text if with_text else "", may_think)

@@ -104,6 +104,21 @@ def calls_in(form: str, text: str, *, required: bool) -> list[dict[str, Any]]:
     return [json.loads(arguments) for arguments in found]
 
 
+def test_a_character_of_several_tokens_ends_no_text() -> None:
+    """A text that may hold calls ended where a model wrote the first byte of one: no end was found in the middle of it."""
+    constraint = tool_constraint(HERMES, TOOLS, ToolChoice("auto"))
+    assert constraint is not None
+    compiled = COMPILER.compile(to_grammar(constraint.constraint))
+    wanted = ("Bücher über 水 \U0001f642! " + written(HERMES).replace("tea", "té水\U0001f642")).encode()
+    whole = ended(compiled, wanted, len(wanted) + 20)
+    assert whole.startswith(wanted)
+    for room in range(1, len(wanted), 3):
+        text = ended(compiled, wanted, room)
+        assert len(text) <= room
+        text.decode()
+        calls_in(HERMES, text.decode(), required=False)
+
+
 @pytest.mark.parametrize("mode", ["auto", "required"])
 @pytest.mark.parametrize("form", [QWEN3_CODER, SEED_OSS, GLM, HERMES, MISTRAL_ARGS, DEEPSEEK_V3, DEEPSEEK_V31, LLAMA3])
 def test_no_text_ends_in_the_middle_of_a_call(form: str, mode: str) -> None:

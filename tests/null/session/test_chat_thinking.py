@@ -68,6 +68,8 @@ KINDS = {
         BY_ITSELF.replace("'</think>' in content", "false").replace("split('</think>')", "split('x')"), TURNS, MARKS
     ),
 }
+CALLING = ("<tool_call>", "[TOOL_CALLS]", "<｜tool▁calls▁begin｜>")
+"""The tokens that open a call."""
 THINKS = ("opened", "by itself", "special marks")
 
 
@@ -100,14 +102,17 @@ MODELS = {kind: served(kind) for kind in KINDS}
 
 
 def answered(
-    kind: str, seed: int = 1, *, ends: float = 6.0, begins: float = 6.0, **fields: Any
+    kind: str, seed: int = 1, *, ends: float = 6.0, begins: float = 6.0, calls: float = 0.0, **fields: Any
 ) -> tuple[CollectedAnswer, p.StartGenerate]:
-    """An answer of a model that ends its reasoning now and then, and what was asked of the engine."""
+    """An answer of a model that ends its reasoning now and then, and what was asked of the engine. ``calls``: how much it
+    wants to call.
+    """
     model = MODELS[kind]
     names = model.grammars.table.special_names
     biases = {str(names[name]): ends for name in ("</think>", "[/THINK]", "<|end|>") if name in names}
     begin_marks = ("<think>", "[THINK]", "<|channel|>")
     biases |= {str(names[name]): begins for name in begin_marks if name in names and kind != "opened"}
+    biases |= {str(names[name]): calls for name in CALLING if calls and name in names}
     request = ChatRequest(
         messages=[ChatMessage("user", "Which city?")],
         sampling=SamplingOptions(temperature=0.7, seed=seed, logit_bias=biases),
@@ -233,6 +238,17 @@ def test_calls_of_other_models_are_held_behind_their_reasoning(kind: str) -> Non
         (held,) = answered(kind, seed, output=FORMAT)[0].choices
         assert json.loads(held.text)["city"] in ("Rome", "Oslo")
         assert not any(mark in held.text for mark in marks)
+
+
+@pytest.mark.parametrize("kind", [*THINKS, "deepseek", "glm"])
+def test_a_call_that_may_come_behind_reasoning_is_complete(kind: str) -> None:
+    """Where a model may think first, a call that nothing asked for was cut wherever the tokens were used up."""
+    endings = set[str]()
+    for most in (*range(1, 40, 2), 60, 90):
+        (choice,) = answered(kind, most, calls=9.0, ends=9.0, tools=[WEATHER], max_tokens=most)[0].choices
+        assert all(json.loads(call.arguments)["city"] in ("Rome", "Oslo") for call in choice.calls), (most, choice)
+        endings.add(choice.reason)
+    assert "tool_calls" in endings
 
 
 @pytest.mark.parametrize("kind", ["opened", "special marks", "deepseek", "harmony"])

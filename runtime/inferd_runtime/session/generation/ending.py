@@ -15,14 +15,14 @@ def settled_ending(
     """Return the request with what "complete_or_cut" comes to: "complete" where an end is found and fits, else "cut".
     One that names the tokens that it allows is always cut.
 
-    ``reserved``: tokens that are needed beside the constrained text.
+    ``reserved``: tokens that are needed beside a constrained text that may not be empty.
     """
     if request.sampling.allowed_tokens:
         return replace(request, on_length="cut")  # an end may need others than these
     if request.on_length != "complete_or_cut":
         return request
     planner, room = compiled.planner(), context.max_length - len(context.tokens)
-    fits = planner is not None and planner.needed + reserved <= min(room, request.max_tokens)
+    fits = planner is not None and (not planner.needed or planner.needed + reserved <= min(room, request.max_tokens))
     return replace(request, on_length="complete" if fits else "cut")
 
 

@@ -29,9 +29,6 @@ WEATHER = {
         "city": {"type": "string"}, "days": {"type": "integer"}, "unit": {"enum": ["C", "F"]}, "at": {"type": "array"},
     },
 }  # fmt: skip
-WHOLE = AnswerShape(
-    "qwen3_coder", TOOLS, schemas={"weather": {"properties": {"city": {"type": "string"}}}}, whole_calls=True
-)
 XML = AnswerShape("qwen3_coder", TOOLS, schemas={"weather": WEATHER})
 MISTRAL = AnswerShape("mistral", TOOLS)
 DEEPSEEK = AnswerShape("deepseek_v3", TOOLS, ("<think>", "</think>"))
@@ -273,14 +270,3 @@ def test_a_text_without_quotes_comes_out_while_it_is_written() -> None:
 def test_a_call_that_is_nested_without_end_is_text_and_no_bug() -> None:
     text = '{"arguments": ' + "[" * 100_000 + "]" * 100_000 + ', "name": "weather"}'
     assert parse(LLAMA, [text]) == [TextPart(text)]
-
-
-def test_a_call_that_has_to_be_whole_comes_out_at_its_end_or_not_at_all() -> None:
-    text = "Well.<tool_call>\n<function=weather>\n<parameter=city>\nRome\n</parameter>\n</function>\n</tool_call>"
-    end = text.index("</function>") + len("</function>")
-    for size in range(len(text) + 1):
-        parser = AnswerParser(WHOLE)
-        parts = [part for at in range(size) for part in parser.feed(text[at])] + parser.finish(cut=True)
-        calls = [part for part in parts if isinstance(part, CallPart)]
-        arguments = "".join(part.text for part in parts if isinstance(part, ArgumentsPart))
-        assert (len(calls), arguments) == ((1, '{"city": "Rome"}') if size >= end else (0, "")), size
