@@ -11,6 +11,7 @@ in ``[tool.inferd]``: of the file's PEP 723 block, or of the folder's ``pyprojec
 from __future__ import annotations
 
 import ast
+import contextlib
 import hashlib
 import json
 import sys
@@ -48,6 +49,7 @@ from inferd.protocol import InvalidRequest, ProgramSyntaxError
 from inferd_runtime.sandbox.messages import Bundle, Limits
 from inferd_runtime.server.egress.origins import read_pattern
 from inferd_runtime.server.packages.requirements import check_python, checked_requirements
+from inferd_runtime.server.programs.newer_syntax import older
 
 MAX_LINES = 60_000
 """About twice what a MiB of ordinary code has."""
@@ -247,17 +249,31 @@ def _check_path(path: str, paths: Set[str], *, is_source: bool) -> None:
 def check_syntax(source: str, filename: str) -> ast.Module:
     """Parse a file. Raises ProgramSyntaxError; its message shows the line and a caret, ``detail`` says where.
 
-    The parser is this process's Python, whose version is in ``detail`` too.
+    The parser is this process's Python, whose version is in ``detail`` too. What only newer ones parse is parsed without that.
     """
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
-            module = compile(source, filename, "exec", flags=ast.PyCF_ONLY_AST, dont_inherit=True)
+            module = _module(source, filename)
     except SyntaxError as error:
         raise _syntax_error(error, filename) from None
     except (ValueError, RecursionError, MemoryError) as error:
         why = str(error) or "it is nested too deeply, or takes too much memory"
         raise ProgramSyntaxError(f"{filename} cannot be parsed: {why}", file=filename) from None
+    return module
+
+
+def _module(source: str, filename: str) -> ast.Module:
+    try:
+        return _compiled(source, filename)
+    except SyntaxError:
+        with contextlib.suppress(SyntaxError):
+            return _compiled(older(source), filename)
+        raise
+
+
+def _compiled(source: str, filename: str) -> ast.Module:
+    module = compile(source, filename, "exec", flags=ast.PyCF_ONLY_AST, dont_inherit=True)
     assert isinstance(module, ast.Module)
     return module
 
