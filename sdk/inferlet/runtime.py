@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import uuid
-from typing import NoReturn
 
 from inferd.protocol import PROTOCOL_VERSION
+from inferd.protocol.notes import DeleteNote, GetNote, Note, PutNote, check_note_name
 from inferd.transport import current_port
+from inferlet.blocking import call
 from inferlet.model import served_models
-from inferlet.refused import refuse
 
-METADATA = "programs keep contexts (Context.save) and durable queues (inferd.queue), no other values"
 USER = "user"
 """What every program is told: the runtime tells none its tenant."""
 
@@ -36,16 +35,19 @@ def models() -> list[str]:
     return [info.name for info in served_models(current_port())]
 
 
-def metadata_put(namespace: str, key: str, value: bytes) -> NoReturn:
-    """Refuse, as the two below."""
-    refuse("runtime.metadata_put", METADATA)
+def metadata_put(namespace: str, key: str, value: bytes) -> None:
+    """Keep bytes for later programs of the same tenant, while the server runs. Raises LimitExceeded for too many."""
+    check_note_name(namespace, key)
+    call(current_port(), PutNote(namespace, key, bytes(value)))
 
 
-def metadata_get(namespace: str, key: str) -> NoReturn:
-    """Refuse."""
-    refuse("runtime.metadata_get", METADATA)
+def metadata_get(namespace: str, key: str) -> bytes | None:
+    """Return what was kept; None for nothing."""
+    found: Note = call(current_port(), GetNote(namespace, key))
+    return found.value if found.found else None
 
 
-def metadata_delete(namespace: str, key: str) -> NoReturn:
-    """Refuse."""
-    refuse("runtime.metadata_delete", METADATA)
+def metadata_delete(namespace: str, key: str) -> bool:
+    """Forget what was kept; returns True if something was."""
+    deleted: bool = call(current_port(), DeleteNote(namespace, key)).found
+    return deleted

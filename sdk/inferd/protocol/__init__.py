@@ -128,6 +128,12 @@ from inferd.protocol.models import (
     Tokens as Tokens,
     check_detokenize as check_detokenize,
 )
+from inferd.protocol.notes import (
+    DeleteNote as DeleteNote,
+    GetNote as GetNote,
+    Note as Note,
+    PutNote as PutNote,
+)
 from inferd.protocol.operations import (
     GATEWAY_OPERATIONS as GATEWAY_OPERATIONS,
     OPERATIONS as OPERATIONS,

@@ -110,8 +110,9 @@ async def connected(tasks: anyio.abc.TaskGroup, relayed: RelayedMessages) -> Fro
     return front
 
 
-def test_every_operation_of_topics_and_queues_is_passed_on() -> None:
-    assert set(MESSAGE_OPERATIONS) == {op for op in GATEWAY_OPERATIONS if op.startswith(("topic.", "queue."))}
+def test_every_operation_of_topics_queues_and_notes_is_passed_on() -> None:
+    shared = ("topic.", "queue.", "note.")
+    assert set(MESSAGE_OPERATIONS) == {op for op in GATEWAY_OPERATIONS if op.startswith(shared)}
 
 
 async def test_a_lost_front_is_told_once_to_who_had_something_there() -> None:

@@ -61,6 +61,12 @@ def test_modules_that_were_saved_are_found_again(server: LiveServer) -> None:
     assert first["result"]["text"] == second["result"]["text"]
 
 
+def test_metadata_is_kept_for_later_runs(server: LiveServer) -> None:
+    assert launched(server, "metadata", {"space": "a"})["result"] == {"count": 1, "before": None}
+    assert launched(server, "metadata", {"space": "a"})["result"] == {"count": 2, "deleted": [True, False]}
+    assert launched(server, "metadata", {"space": "a"})["result"]["count"] == 1
+
+
 def test_arguments_are_the_input_whatever_they_are_called(server: LiveServer) -> None:
     ended = launched(server, "mcp_example", {"server": "nobody", "unknown": [1]})
     assert "MCP server 'nobody' is not registered (have: [])" in ended["error"]["message"]

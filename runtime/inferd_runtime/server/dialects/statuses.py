@@ -47,6 +47,7 @@ TRANSIENT_LIMITS = frozenset(
             "snapshots",
             "topics",
             "topic_bytes",
+            "notes",
             "durable_bytes",
         ),
         *("queue_room", "subscriber_room", "subscribers", "subscriptions"),
