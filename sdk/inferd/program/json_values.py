@@ -5,7 +5,12 @@ from __future__ import annotations
 import dataclasses
 import enum
 import math
+from collections import deque
+from collections.abc import AsyncIterable, Awaitable, Iterator, Set
+from numbers import Number
+from pathlib import PurePath
 from typing import Any
+from uuid import UUID
 
 from inferd.program.pydantic_models import is_pydantic, plain
 from inferd.protocol import ProgramError
@@ -71,7 +76,24 @@ def _convert_object(value: Any, path: str, depth: int) -> Any:
         return {name: _convert(getattr(value, name), f"{path}.{name}", depth + 1) for name in names}
     if is_pydantic(type(value)):
         return _convert(plain(value), path, depth + 1)
-    raise ProgramError(f"{path} is a {type(value).__name__}, which JSON cannot hold")
+    raise ProgramError(f"{path} is a {type(value).__name__}, which JSON cannot hold{_instead(value)}")
+
+
+def _instead(value: object) -> str:
+    """Return what a program does with a value that JSON cannot hold; "" where that is not known."""
+    if isinstance(value, Awaitable):
+        return ": await it first"
+    if isinstance(value, AsyncIterable):
+        return ": send what it yields one after the other with session.send, or return a list of it"
+    if isinstance(value, (bytes, bytearray, memoryview)):
+        return ": decode it, or send it with session.send_file"
+    if hasattr(value, "isoformat"):
+        return ": use its isoformat()"
+    if isinstance(value, (Set, Iterator, deque, range)):
+        return ": make a list of it"
+    if isinstance(value, (Number, PurePath, UUID)):
+        return ": use str() of it"
+    return ""
 
 
 def _exact(value: bool | int | str | None) -> bool | int | str | None:

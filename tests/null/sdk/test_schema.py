@@ -4,7 +4,11 @@ from __future__ import annotations
 
 import enum
 import json
+from collections.abc import Iterator
 from dataclasses import dataclass, field
+from datetime import date
+from decimal import Decimal
+from pathlib import Path
 from typing import (  # noqa: UP035
     Annotated,
     Any,
@@ -26,7 +30,7 @@ import pytest
 from hypothesis import given, settings, strategies as st
 from tiers import examples
 
-from inferd import AnyJson, Choice, ConstraintError, InvalidRequest, JsonSchema, Regex
+from inferd import AnyJson, Choice, ConstraintError, InvalidRequest, JsonSchema, ProgramError, Regex
 from inferd.program.json_types import schema_of, structure
 from inferd.program.json_values import to_json_value
 from inferd.schema import is_complete_json
@@ -210,6 +214,29 @@ def test_values_of_a_type_are_valid_under_its_schema_and_come_back(data: st.Data
 def test_unsupported_types_are_refused_by_path(kind: Any, path: str) -> None:
     with pytest.raises(InvalidRequest, match=path):
         JsonSchema(kind)
+
+
+class Soon:
+    def __await__(self) -> Iterator[None]:
+        return iter(())
+
+
+@pytest.mark.parametrize(
+    ("value", "instead"),
+    [
+        ({1}, "make a list"),
+        (iter([]), "make a list"),
+        (date(2024, 1, 1), "isoformat"),
+        (Decimal(1), r"str\(\)"),
+        (Path("a"), r"str\(\)"),
+        (b"x", "send_file"),
+        (Soon(), "await it first"),
+        (object(), "hold$"),
+    ],
+)
+def test_a_value_that_json_cannot_hold_is_refused_with_what_to_do_instead(value: Any, instead: str) -> None:
+    with pytest.raises(ProgramError, match=rf"^value\[0\] is a .*, which JSON cannot.*{instead}"):
+        to_json_value([value], "value")
 
 
 def test_unsupported_fields_name_their_class() -> None:

@@ -243,6 +243,15 @@ def test_files_of_a_program_import_each_other(gateway: Gateway) -> None:
     assert gateway.value(files) == "hello from main"
 
 
+def test_an_entry_imports_from_its_folder_relatively(gateway: Gateway) -> None:
+    files = {
+        "main.py": "from .lib.words import hello\nfrom . import other\nasync def main(): return hello() + other.NAME",
+        "other.py": "NAME = __name__",
+        "lib/words.py": "from ..other import NAME\ndef hello(): return NAME + ' '",
+    }
+    assert gateway.value(files) == "program_folder.other program_folder.other"
+
+
 def test_a_program_may_be_called_like_a_module_of_the_library(gateway: Gateway) -> None:
     run = gateway.launch({"json.py": "import json\ndef main(): return json.dumps([1])"}, None, "json.py")
     assert gateway.wait(run).result == '"[1]"'
@@ -311,7 +320,6 @@ def test_an_exception_in_a_task_group_is_what_happened(gateway: Gateway) -> None
         ("import os\ndef main(): os._exit(0)", "program", "os._exit"),
         ("import os\ndef main(): os.abort()", "program", "abnormally"),
         ("import nothing_like_it\ndef main(): pass", "program", "No module named 'nothing_like_it'"),
-        ("import threading\ndef main(): threading.Thread(target=print).start()", "program", "can't start new thread"),
         (
             "import threading\ndef main():\n    l = threading.Lock()\n    l.acquire()\n    l.acquire()",
             "program",
@@ -362,7 +370,7 @@ def test_nothing_of_the_host_is_there(gateway: Gateway) -> None:
                 "argv": sys.argv,
                 "read": attempt(lambda: open("/etc/passwd").read()),
                 "write": attempt(lambda: open("/tmp/x", "w")),
-                "list": attempt(lambda: os.listdir("/")),
+                "list": os.listdir("/"),
                 "tcp": attempt(lambda: socket.create_connection(("127.0.0.1", 80), 1)),
                 "socket": attempt(lambda: socket.socket(socket.AF_INET, socket.SOCK_DGRAM)),
                 "name": attempt(lambda: socket.gethostbyname("localhost")),
@@ -377,6 +385,7 @@ def test_nothing_of_the_host_is_there(gateway: Gateway) -> None:
     assert seen.pop("stdin") == ""
     assert all("main" not in part for part in seen.pop("argv"))
     assert seen.pop("anyio") == seen.pop("ctypes") == "ModuleNotFoundError"
+    assert seen.pop("list") == ["main.py"]  # the program's own folder
     assert "allowed" not in seen.values(), seen
 
 
@@ -388,47 +397,6 @@ def test_each_run_draws_its_own_random_numbers(gateway: Gateway) -> None:
     """
     first, second = gateway.value(program), gateway.value(program)
     assert all(a != b for a, b in zip(first, second, strict=True))
-
-
-def test_the_standard_library_is_there(gateway: Gateway) -> None:
-    program = """
-        import importlib
-        NAMES = '''argparse ast asyncio base64 bisect calendar collections concurrent.futures configparser copy csv
-        dataclasses datetime decimal difflib email.message enum fractions functools gzip hashlib heapq hmac html.parser
-        http.client io itertools json logging math numbers operator pathlib pickle pprint queue random re secrets shlex
-        statistics string struct tempfile textwrap threading time tomllib traceback typing unicodedata unittest
-        urllib.parse uuid warnings weakref xml.etree.ElementTree zipfile zlib zoneinfo encodings.cp1252
-        encodings.shift_jis'''.split()
-
-        def main():
-            for name in NAMES:
-                importlib.import_module(name)
-            return [len(NAMES), "é".encode("cp1252").hex()]
-    """
-    count, encoded = gateway.value(program)
-    assert count > 60
-    assert encoded == "e9"
-
-
-def test_time_limits_of_locks_and_queues_wait(gateway: Gateway) -> None:
-    program = """
-        import queue, select, threading, time
-        def main():
-            waits = []
-            for wait in (
-                lambda: threading.Event().wait(0.03), lambda: select.select([], [], [], 0.03), lambda: select.poll().poll(30),
-                lambda: threading.Condition().acquire() and threading.Semaphore(0).acquire(timeout=0.03),
-            ):
-                start = time.monotonic()
-                wait()
-                waits.append(0.025 < time.monotonic() - start < 20)
-            try:
-                queue.SimpleQueue().get(timeout=0.03)
-            except queue.Empty:
-                waits.append(True)
-            return waits
-    """
-    assert gateway.value(program) == [True] * 5
 
 
 def test_limits_below_the_runner_are_refused(gateway: Gateway) -> None:

@@ -18,17 +18,20 @@ def _sleep(seconds: float) -> None:
 
 blocking.install(_sleep)  # before anything is imported that takes the names that it replaces
 
-from inferd_runtime.sandbox.runner import entry, preload, rehearsal  # noqa: E402
+from inferd_runtime.sandbox.runner import absent, entry, preload, rehearsal  # noqa: E402
+from inferd_runtime.sandbox.runner.own_files import OwnFiles  # noqa: E402
+from inferd_runtime.sandbox.runner.transport import GuestTransport  # noqa: E402
 
 ABSENT_IN_GUEST = frozenset({"_ssl", "anyio", "httpx", "msgpack", "websockets"})
 """What the SDK's client needs and the sandbox does not have."""
 
-RUNNER = entry.Runner(wit_world)
+RUNNER = entry.Runner(wit_world, lambda program: OwnFiles(program).install())
 entry.use_everywhere(RUNNER)
 preload.standard_library()
 preload.package("inferd", ABSENT_IN_GUEST)
 preload.package("inferlet", ABSENT_IN_GUEST)
 rehearsal.rehearse()
+absent.install(GuestTransport(RUNNER.completions).call_blocking)
 RUNNER.streams.install()
 FILLERS = preload.settle()
 

@@ -35,9 +35,10 @@ class RunOutcome:
 
 
 class Runner:
-    """Runs one program on a host."""
+    """Runs one program on a host. ``prepare`` is called with it before its own code is."""
 
-    def __init__(self, host: Host) -> None:
+    def __init__(self, host: Host, prepare: Callable[[LoadedProgram], None] = lambda program: None) -> None:
+        self._prepare = prepare
         self._reserve = bytes(RESERVE_BYTES)
         self.streams = Streams(host)
         self.completions = Completions(host, self.streams.flush)
@@ -61,6 +62,7 @@ class Runner:
     def _run(self, program: LoadedProgram, arguments: dict[str, Any]) -> str:
         before = use_transport(GuestTransport(self.completions, program.seed))
         use_folder(program)
+        self._prepare(program)
         if program.seed is not None:
             random.seed(program.seed)
         try:

@@ -4,13 +4,19 @@ from __future__ import annotations
 
 import asyncio
 from collections import deque
-from collections.abc import Sequence
-from typing import Any
+from collections.abc import Callable, Sequence
+from typing import Any, NoReturn
 
 from inferd_runtime.sandbox.runner.completions import Completions
 
 MOST_SKIPPED = 16
 """So many rounds of the loop, while something is always ready to run, before the host is asked for what has finished."""
+
+
+NO_PIPES = (
+    "a program has no sockets, processes, pipes or signals: it fetches (inferd.http.fetch), gets messages (inferd.session) and "
+    "starts other programs (inferd.launch)"
+)
 
 
 class Deadlock(RuntimeError):
@@ -55,6 +61,25 @@ class GuestEventLoop(asyncio.BaseEventLoop):
         if self._scheduled:
             return max(self._scheduled[0].when() - self.time(), 0.0)
         return None
+
+    def run_in_executor(self, executor: Any, func: Callable[..., Any], *args: Any) -> asyncio.Future[Any]:  # type: ignore[override]
+        """Run a function at once, as there is no thread for it; ``asyncio.to_thread`` comes here. Tasks stand still meanwhile."""
+        if executor is not None:
+            return super().run_in_executor(executor, func, *args)
+        future = self.create_future()
+        try:
+            future.set_result(func(*args))
+        except Exception as error:  # noqa: BLE001 - whatever the function raises is its caller's
+            future.set_exception(error)
+        return future
+
+    def _refuse(self, *positional: Any, **named: Any) -> NoReturn:
+        raise NotImplementedError(NO_PIPES)
+
+    _make_subprocess_transport = _refuse
+    _make_read_pipe_transport = _make_write_pipe_transport = _refuse
+    create_connection = create_server = create_datagram_endpoint = _refuse  # type: ignore[assignment]
+    add_reader = add_writer = add_signal_handler = _refuse  # type: ignore[assignment]
 
     def _process_events(self, event_list: Sequence[Any]) -> None:
         """Called by BaseEventLoop with what the selector returned, which is nothing."""

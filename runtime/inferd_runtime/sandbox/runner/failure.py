@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import sys
 import traceback
 from collections.abc import Callable, Container
 from typing import Any
@@ -23,6 +24,19 @@ NO_MODULE = (
     "a program has the standard library, inferd, its own files, and the packages that it names as its dependencies, which have "
     "to be Python alone (docs/guides/dependencies.md)"
 )
+COMPILED = "it is compiled, and programs are Python alone"
+FETCH = "`await inferd.http.fetch(url)` fetches in the sandbox, which has no sockets"
+INSTEAD = {
+    **dict.fromkeys(("aiohttp", "httpx", "requests", "ssl", "_ssl", "urllib3"), FETCH),
+    "pydantic": 'name "pydantic<2" among its dependencies, as version 2 is compiled',
+    **dict.fromkeys(("multiprocessing", "_multiprocessing"), "`await inferd.launch(...)` starts another program"),
+    **dict.fromkeys(
+        ("torch", "transformers", "vllm", "openai", "anthropic"), "inferd.Context is the model that is served"
+    ),
+    **dict.fromkeys(("numpy", "pandas", "scipy", "orjson", "msgspec", "pydantic_core"), COMPILED),
+}
+"""What there is instead of a module that programs ask for."""
+NOT_IN_SANDBOX = "the sandbox has no threads, processes, sockets, devices or C libraries, which this module needs"
 MAX_TRACEBACK = 64 << 10
 OUT_OF_MEMORY_JSON = json.dumps(to_plain(OUT_OF_MEMORY.to_wire()))
 
@@ -64,8 +78,15 @@ def _known(error: BaseException, files: Container[str]) -> InferdError:
         return ProgramError(f"the program exited with {error.code!r}")
     text = str(error)
     if isinstance(error, ModuleNotFoundError):
-        text = f"{text}; {NO_MODULE}"
+        text = f"{text}; {_instead_of(error.name or '')}"
     return ProgramError(f"{_type_name(error)}: {text}" if text else _type_name(error))
+
+
+def _instead_of(module: str) -> str:
+    """Return what to do without a module."""
+    top = module.partition(".")[0]
+    general = NOT_IN_SANDBOX if top in sys.stdlib_module_names else NO_MODULE
+    return f"{INSTEAD[top]}; {general}" if top in INSTEAD else general
 
 
 def _only_cause(error: BaseException) -> BaseException:

@@ -10,6 +10,7 @@ import importlib.metadata
 import importlib.util
 import linecache
 import posixpath
+import re
 import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -22,6 +23,9 @@ from inferd_runtime.sandbox.runner.installed import InstalledPackage, PackageFil
 
 ENTRY_ALIAS = "__program__"
 """Name of the entry's module when a module that exists already has the name that its file gives it."""
+FOLDER = "program_folder"
+"""Name of the package that the folder of an entry is, which imports from it relatively (``from .helper import f``)."""
+RELATIVE_IMPORT = re.compile(r"^\s*from\s+\.", re.MULTILINE)
 PACKAGES = "site-packages"
 """The folder that packages seem to be in."""
 
@@ -116,16 +120,21 @@ class BundleFinder(importlib.metadata.DistributionFinder):
     ) -> importlib.machinery.ModuleSpec | None:
         """Return the spec of a module or package of the bundle, a folder without ``__init__.py`` included."""
         name = fullname.rpartition(".")[2]
+        if fullname == FOLDER:
+            return self._folder_spec(FOLDER, self._roots[0])
         for folder in self._roots if path is None else path:
             base = posixpath.join(folder, name)
             for file in (f"{base}/__init__.py", f"{base}.py"):
                 if file in self._program:
                     return self._spec(fullname, file)
             if base in self._folders:
-                spec = importlib.machinery.ModuleSpec(fullname, None, is_package=True)
-                spec.submodule_search_locations = [base]
-                return spec
+                return self._folder_spec(fullname, base)
         return None
+
+    def _folder_spec(self, fullname: str, folder: str) -> importlib.machinery.ModuleSpec:
+        spec = importlib.machinery.ModuleSpec(fullname, None, is_package=True)
+        spec.submodule_search_locations = [folder]
+        return spec
 
     def find_distributions(
         self, context: importlib.metadata.DistributionFinder.Context | None = None
@@ -181,6 +190,8 @@ def _module_name(program: LoadedProgram) -> tuple[str, str]:
     while folder and posixpath.join(folder, "__init__.py") in program.files:
         folder, package = posixpath.split(folder)
         names.insert(0, package)
+    if len(names) == 1 and RELATIVE_IMPORT.search(program.sources[program.entry]):
+        names.insert(0, FOLDER)
     return ".".join(names), folder
 
 

@@ -1,0 +1,79 @@
+"""What the sandbox has not, refused with what to do instead: threads, processes, sockets. ``input`` takes messages."""
+
+from __future__ import annotations
+
+import _thread
+import builtins
+import concurrent.futures.process
+import errno
+import http.client
+import json
+import multiprocessing.process
+import os
+import socket
+import subprocess
+import threading
+import urllib.error
+import urllib.request
+from collections.abc import Callable
+from typing import Any, NoReturn
+
+from inferd.protocol import EndOfMessages, ReceiveMessage
+
+NO_THREADS = (
+    "can't start new thread: a program has one. Tasks of asyncio run side by side, and asyncio.to_thread(function) runs a "
+    "function at once"
+)
+NO_PROCESSES = (
+    "a program starts no processes: `await inferd.launch(...)` starts another program, and a server of tools (inferd.mcp) "
+    "does what has to be done outside"
+)
+NO_SOCKETS = (
+    "a program has no sockets: `await inferd.http.fetch(url)` reaches what its manifest and the operator name "
+    "(docs/guides/network.md)"
+)
+NO_MORE_MESSAGES = "a program's input is the messages of its launcher, and there are no more"
+STARTERS = ("start_new_thread", "start_joinable_thread", "_start_new_thread", "_start_joinable_thread")
+COMMANDS = ("system", "popen", "fork", "execv", "execve", "execvp", "spawnv", "posix_spawn")
+NAMES_AND_SOCKETS = ("getaddrinfo", "gethostbyname", "create_connection", "create_server")
+
+
+def install(ask: Callable[[Any], Any]) -> None:
+    """Replace what would fail without saying what to do, and ``input``. ``ask`` sends a request, and blocks until its reply."""
+    for module in (_thread, threading):
+        _replace(module, [name for name in STARTERS if hasattr(module, name)], RuntimeError(NO_THREADS))
+    no_processes = OSError(errno.ENOTSUP, NO_PROCESSES)
+    _replace(subprocess.Popen, ["__init__"], no_processes)
+    _replace(multiprocessing.process.BaseProcess, ["start"], no_processes)
+    _replace(concurrent.futures.process.ProcessPoolExecutor, ["__init__"], no_processes)
+    _replace(os, COMMANDS, no_processes)
+    no_sockets = OSError(errno.ENOTSUP, NO_SOCKETS)
+    _replace(socket.socket, ["__init__"], no_sockets)
+    _replace(socket, NAMES_AND_SOCKETS, no_sockets)
+    _replace(http.client, ["HTTPSConnection"], no_sockets)
+    _replace(urllib.request, ["build_opener", "urlopen", "urlretrieve"], urllib.error.URLError(NO_SOCKETS))
+    builtins.input = _input(ask)
+
+
+def _replace(owner: Any, names: list[str] | tuple[str, ...], error: Exception) -> None:
+    def refuse(*positional: Any, **named: Any) -> NoReturn:
+        raise type(error)(*error.args)
+
+    for name in names:
+        setattr(owner, name, refuse)
+
+
+def _input(ask: Callable[[Any], Any]) -> Callable[..., str]:
+    def guest_input(prompt: object = "", /) -> str:
+        """Write the prompt, and return the launcher's next message once it comes; one that is no text as JSON.
+
+        Raises EOFError where the launcher sends no more. The program's other tasks stand still meanwhile.
+        """
+        print(prompt, end="", flush=True)
+        try:
+            message = ask(ReceiveMessage()).message
+        except EndOfMessages:
+            raise EOFError(NO_MORE_MESSAGES) from None
+        return message if isinstance(message, str) else json.dumps(message, ensure_ascii=False)
+
+    return guest_input

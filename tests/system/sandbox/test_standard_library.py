@@ -1,0 +1,138 @@
+"""Python's standard library in the sandbox: what works, and what is refused with what to do instead."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+
+from .conftest import Gateway
+
+
+@pytest.mark.parametrize(
+    ("program", "words"),
+    [
+        ("import threading\ndef main(): threading.Thread(target=print).start()", "asyncio.to_thread"),
+        (
+            "from concurrent.futures import ThreadPoolExecutor\ndef main(): ThreadPoolExecutor().submit(print)",
+            "asyncio.to_thread",
+        ),
+        ("import subprocess\ndef main(): subprocess.run(['ls'])", "inferd.launch"),
+        ("import os\ndef main(): os.system('ls')", "inferd.launch"),
+        (
+            "import asyncio\nasync def main(): await asyncio.create_subprocess_exec('ls')",
+            "inferd.launch",
+        ),
+        ("import socket\ndef main(): socket.create_connection(('a', 1))", "inferd.http.fetch"),
+        ("import asyncio\nasync def main(): await asyncio.open_connection('a', 1)", "inferd.http.fetch"),
+        (
+            "from urllib.request import urlopen\ndef main(): urlopen('http://a.example')",
+            "inferd.http.fetch",
+        ),
+        ("import requests\ndef main(): pass", "inferd.http.fetch"),
+        ("import asyncio\nasync def main(): await asyncio.start_server(print, 'a', 1)", "inferd.http.fetch"),
+        ("import http.client\ndef main(): http.client.HTTPSConnection('a')", "inferd.http.fetch"),
+        ("import multiprocessing\ndef main(): multiprocessing.Process(target=print).start()", "inferd.launch"),
+        (
+            "from concurrent.futures import ProcessPoolExecutor\ndef main(): ProcessPoolExecutor()",
+            "inferd.launch",
+        ),
+        ("import ssl\ndef main(): pass", "the sandbox has no threads"),
+        ("import pydantic\ndef main(): pass", "pydantic<2"),
+        ("import numpy\ndef main(): pass", "it is compiled"),
+        ("def main(): open('out.txt', 'w')", "session.send_file"),
+        ("from pathlib import Path\ndef main(): Path('a').mkdir()", "session.send_file"),
+        ("import tempfile\ndef main(): tempfile.NamedTemporaryFile()", "session.send_file"),
+        ("import tempfile\ndef main(): tempfile.mkdtemp()", "session.send_file"),
+        ("def main(): open('data.txt')", "inferd.files.names()"),
+    ],
+)
+def test_what_is_not_there_is_refused_with_what_to_do_instead(gateway: Gateway, program: str, words: str) -> None:
+    error = gateway.error(program)
+    assert error.code == "program"
+    assert words in error.message
+
+
+def test_python_reads_the_programs_own_files(gateway: Gateway) -> None:
+    program = """
+        import configparser, glob, json, os
+        from pathlib import Path
+        def main():
+            here = Path(__file__).parent
+            return [
+                json.load(open("data/a.json")), (here / "data" / "ä.txt").read_text(), Path("main.py").read_bytes()[:1] == b"\\n",
+                sorted(map(str, Path("data").iterdir())), sorted(glob.glob("**/*.json", recursive=True)),
+                sorted(path.name for path in Path().rglob("*.txt")), [len(files) for _, _, files in os.walk(".")],
+                [Path(name).exists() for name in ("data", "data/a.json", "data/b.json")], os.path.isdir("data"),
+                (here / "data/a.json").resolve().stat().st_size, [line.decode() for line in open("data/ä.txt", "rb")],
+                configparser.ConfigParser().read("setup.cfg"),
+            ]
+    """
+    files = {"main.py": program, "data/a.json": "[1]", "data/ä.txt": "grüß", "setup.cfg": "[a]\nb = 1\n"}
+    assert gateway.value(files) == [
+        [1], "grüß", True, ["data/a.json", "data/ä.txt"], ["data/a.json"], ["ä.txt"], [2, 2], [True, True, False], True, 3,
+        ["grüß"], ["setup.cfg"],
+    ]  # fmt: skip
+
+
+def test_functions_for_threads_run_at_once(gateway: Gateway) -> None:
+    program = """
+        import asyncio
+        async def main():
+            loop = asyncio.get_running_loop()
+            done = await asyncio.gather(*(asyncio.to_thread(pow, 2, n) for n in range(3)))
+            try:
+                await loop.run_in_executor(None, int, "x")
+            except ValueError as error:
+                return [done, str(error)[:15]]
+    """
+    assert gateway.value(program) == [[1, 2, 4], "invalid literal"]
+
+
+def test_input_takes_the_launchers_messages(gateway: Gateway) -> None:
+    run = gateway.launch("def main():\n    return [input('Name? '), input()]")
+    gateway.wait_text(run, "Name? ")
+    gateway.deliver(run, "Ann")
+    gateway.deliver(run, {"age": 3})
+    assert json.loads(gateway.wait(run).result or "") == ["Ann", '{"age": 3}']
+
+
+def test_the_standard_library_is_there(gateway: Gateway) -> None:
+    program = """
+        import importlib
+        NAMES = '''argparse ast asyncio base64 bisect calendar collections concurrent.futures configparser copy csv
+        dataclasses datetime decimal difflib email.message enum fractions functools gzip hashlib heapq hmac html.parser
+        http.client io itertools json logging math numbers operator pathlib pickle pprint queue random re secrets shlex
+        statistics string struct tempfile textwrap threading time tomllib traceback typing unicodedata unittest
+        urllib.parse uuid warnings weakref xml.etree.ElementTree zipfile zlib zoneinfo encodings.cp1252
+        encodings.shift_jis'''.split()
+
+        def main():
+            for name in NAMES:
+                importlib.import_module(name)
+            return [len(NAMES), "é".encode("cp1252").hex()]
+    """
+    count, encoded = gateway.value(program)
+    assert count > 60
+    assert encoded == "e9"
+
+
+def test_time_limits_of_locks_and_queues_wait(gateway: Gateway) -> None:
+    program = """
+        import queue, select, threading, time
+        def main():
+            waits = []
+            for wait in (
+                lambda: threading.Event().wait(0.03), lambda: select.select([], [], [], 0.03), lambda: select.poll().poll(30),
+                lambda: threading.Condition().acquire() and threading.Semaphore(0).acquire(timeout=0.03),
+            ):
+                start = time.monotonic()
+                wait()
+                waits.append(0.025 < time.monotonic() - start < 20)
+            try:
+                queue.SimpleQueue().get(timeout=0.03)
+            except queue.Empty:
+                waits.append(True)
+            return waits
+    """
+    assert gateway.value(program) == [True] * 5
