@@ -2,41 +2,26 @@
 
 from __future__ import annotations
 
-import ast
-import inspect
-import re
-import textwrap
-from pathlib import Path
 from typing import Any
 
 import pytest
+from guide_pages import GUIDES, indented, run_block
 
 from inferd_runtime.testing.transport import run_program
 
-GUIDES = Path(__file__).parents[3] / "docs" / "guides"
 
-
-BLOCK = re.compile(r"\n\n((?: {4}.*\n|\n(?= {4}))+)")
-
-
-def blocks(page: str) -> list[tuple[int, str]]:
-    """The indented blocks of a page, each with its line number counted from 0."""
-    return [(page[: found.start(1)].count("\n"), textwrap.dedent(found[1])) for found in BLOCK.finditer(page)]
-
-
-@pytest.mark.parametrize(("guide", "least"), [("sampling.md", 18), ("speculation.md", 50)])
+@pytest.mark.parametrize(
+    ("guide", "least"), [("sampling.md", 18), ("speculation.md", 50), ("forward.md", 25), ("structured-output.md", 40)]
+)
 def test_every_block_of_the_guide_runs(guide: str, least: int, capsys: pytest.CaptureFixture[str]) -> None:
     page = (GUIDES / guide).read_text()
-    found = blocks(page)
+    found = indented(guide)
     assert sum(bool(line) for _, source in found for line in source.splitlines()) == page.count("\n    ") > least
     names: dict[str, Any] = {}
 
     async def program() -> None:
-        for number, source in found:
-            code = compile("\n" * number + source, str(GUIDES / guide), "exec", flags=ast.PyCF_ALLOW_TOP_LEVEL_AWAIT)
-            done = eval(code, names)
-            if inspect.isawaitable(done):
-                await done
+        for block in found:
+            await run_block(guide, block, names)
 
     run_program(program)
     assert capsys.readouterr().err == ""
@@ -60,4 +45,25 @@ def check_speculation(names: dict[str, Any]) -> None:
     assert [cycle.step for cycle in names["cycles"]] == list(range(1, len(names["cycles"]) + 1))
 
 
-CHECKS = {"sampling.md": check_sampling, "speculation.md": check_speculation}
+def check_forward(names: dict[str, Any]) -> None:
+    """Each probe told something, an answer was chosen, and texts became vectors."""
+    assert len(names["rows"].rows[0].probes[1].tokens) == 20
+    assert names["scores"][0].logprob is None
+    assert names["best"][1] in ("yes", "no")
+    assert len(names["vectors"]) == 2
+
+
+def check_structured_output(names: dict[str, Any]) -> None:
+    """The answers are what the guide says they are."""
+    assert isinstance(names["person"], names["Person"])
+    assert [checked.keyword for checked in names["generator"].checked] == ["uniqueItems"]
+    assert len(set(names["answer"]["tags"])) == len(names["answer"]["tags"])
+    assert names["matcher"].depth > 0
+
+
+CHECKS = {
+    "sampling.md": check_sampling,
+    "speculation.md": check_speculation,
+    "forward.md": check_forward,
+    "structured-output.md": check_structured_output,
+}
