@@ -78,7 +78,7 @@ class GuestEventLoop(asyncio.BaseEventLoop):
 
     _make_subprocess_transport = _refuse
     _make_read_pipe_transport = _make_write_pipe_transport = _refuse
-    create_connection = create_server = create_datagram_endpoint = _refuse  # type: ignore[assignment]
+    create_connection = create_server = create_datagram_endpoint = _refuse
     add_reader = add_writer = add_signal_handler = _refuse  # type: ignore[assignment]
 
     def _process_events(self, event_list: Sequence[Any]) -> None:
