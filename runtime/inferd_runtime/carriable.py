@@ -18,12 +18,15 @@ from typing import Annotated, Any
 import msgspec
 
 from inferd.protocol import InvalidRequest, cut
+from inferd_runtime.json_cost import containers, refuse_many_strings, refuse_slow_numbers, without_strings
 
 SPARE_DEPTH = 200
 """Levels that a value may lie deeper when it is packed or read later: in messages, and below other frames of the stack."""
 MAX_REASON = 200
 MAX_CONTAINERS = 100_000
 """Lists and objects in one message: each is an allocation that the garbage collector walks, while everybody waits."""
+FEW_CONTAINERS = 2000
+"""While so few are made the garbage collector need not rest."""
 SURE_BYTES = 600_000
 """Of a longer message whatever could be a list or object is counted as one: to know better would take too long."""
 PLAIN_BYTES, PLAIN_CONTAINERS = 4096, 100
@@ -37,7 +40,6 @@ SPLIT_LEVELS = 5
 MOST_SPLIT = 1000
 Few = Annotated[list[msgspec.Raw], msgspec.Meta(max_length=MOST_SPLIT)]
 FewNamed = Annotated[dict[str, msgspec.Raw], msgspec.Meta(max_length=MOST_SPLIT)]
-JSON_STRING = re.compile(rb'"(?:[^"\\]++|\\.)*+"?', re.DOTALL)  # one without an end, too: each byte is seen once
 
 
 def is_plain(text: bytes) -> bool:
@@ -45,7 +47,7 @@ def is_plain(text: bytes) -> bool:
 
     The text is short, has no number of more than 18 digits, and opens few lists and objects.
     """
-    return len(text) <= PLAIN_BYTES and _containers(text) <= PLAIN_CONTAINERS and LONG_NUMBER.search(text) is None
+    return len(text) <= PLAIN_BYTES and containers(text) <= PLAIN_CONTAINERS and LONG_NUMBER.search(text) is None
 
 
 def check_carriable(value: Any, what: str) -> None:
@@ -63,17 +65,15 @@ def check_carriable(value: Any, what: str) -> None:
 def read_json(data: bytes | str, what: str, kind: Any = Any, most: int = MAX_CONTAINERS) -> Any:
     """Return the value that a stranger's JSON holds, as ``kind``. Raises InvalidRequest that begins with ``what``.
 
-    A text with more than ``most`` lists and objects is refused before it is read.
+    A text with more than ``most`` lists and objects, or that would take long to read for another reason, is refused before it
+    is read.
     """
-    check_containers(data, what, most)
-    return _read(msgspec.json.decode, data, what, kind)
-
-
-def check_containers(data: bytes | str, what: str, most: int = MAX_CONTAINERS) -> None:
-    """Raises InvalidRequest that begins with ``what`` for a JSON text with more than ``most`` lists and objects."""
     text = data.encode("utf-8", "surrogatepass") if isinstance(data, str) else data
-    if _containers(text) > most and _containers(JSON_STRING.sub(b"", text)) > most:
+    refuse_many_strings(text, what)
+    if containers(text) > most and containers(without_strings(text)) > most:
         raise too_many_containers(what, most)
+    refuse_slow_numbers(text, what)
+    return _read(msgspec.json.decode, data, what, kind)
 
 
 def read_msgpack(data: bytes, what: str, kind: Any = Any) -> Any:
@@ -88,12 +88,19 @@ def read_msgpack(data: bytes, what: str, kind: Any = Any) -> Any:
 def decode_bounded(decode: Callable[[bytes], Any], data: bytes, what: str, *, json: bool) -> Any:
     """Return ``decode(data)``. Raises InvalidRequest, before that took long, for more than ``MAX_CONTAINERS`` lists and objects.
 
-    How many there are is known for certain once it is decoded. So where there may be too many, it is decoded while the garbage
-    collector rests; and what is longer than ``SURE_BYTES`` is refused.
+    How many there are is known for certain once it is decoded. So where there may be many, it is decoded while the garbage
+    collector rests; and where there may be too many, what is longer than ``SURE_BYTES`` is refused. So is JSON with what else
+    takes long to read.
     """
-    possible = _containers(data) if json else _possible_containers(data)
-    if possible <= MAX_CONTAINERS:
+    if json:
+        refuse_many_strings(data, what)
+        refuse_slow_numbers(data, what)
+    possible = containers(data) if json else _possible_containers(data)
+    if possible <= FEW_CONTAINERS:
         return decode(data)
+    if possible <= MAX_CONTAINERS:
+        with no_collections():
+            return decode(data)
     if len(data) <= SURE_BYTES:
         with no_collections():
             value = decode(data)
@@ -117,11 +124,6 @@ def _read(decode: Any, data: bytes | str, what: str, kind: Any) -> Any:
         raise InvalidRequest(f"{what}: {cut(str(error), MAX_REASON)}") from None
     check_carriable(value, what)
     return value
-
-
-def _containers(text: bytes) -> int:
-    """Return how many lists and objects a JSON text opens at most: brackets in its strings are counted, too."""
-    return text.count(b"[") + text.count(b"{")
 
 
 def _possible_containers(data: bytes, levels: int = SPLIT_LEVELS) -> int:
@@ -154,7 +156,7 @@ def _containers_of(value: Any) -> int:
         text = msgspec.json.encode(value)
     except (ValueError, TypeError, RecursionError, OverflowError):
         return MAX_CONTAINERS + 1
-    return _containers(text) if b'"' not in text else _containers(JSON_STRING.sub(b"", text))
+    return containers(text) if b'"' not in text else containers(without_strings(text))
 
 
 @contextmanager

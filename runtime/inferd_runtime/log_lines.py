@@ -19,6 +19,10 @@ from typing import Literal, TextIO
 import msgspec
 
 FIELDS = ("run", "request", "tenant")
+OF_STRANGERS = ("uvicorn.error", "inferd.connections")
+"""Loggers whose lines anybody can cause, also without a token."""
+LINES_OF_STRANGERS = 120
+"""Of each of these, in a minute: a flood of them must not fill the disk."""
 MAX_TEXT = 8 << 10
 """Characters of a message or a traceback that are written."""
 UNSEEN = (
@@ -99,6 +103,29 @@ class AddCurrentFields(logging.Filter):
         return True
 
 
+class FewLines(logging.Filter):
+    """Lets so many lines a minute pass; the next one that does says how many were left out."""
+
+    def __init__(self, per_minute: int) -> None:
+        super().__init__()
+        self._per_minute = per_minute
+        self._minute = self._count = self._left_out = 0
+
+    def filter(self, record: logging.LogRecord) -> bool:
+        """Return whether a line passes."""
+        minute = int(record.created // 60)
+        if minute != self._minute:
+            self._minute, self._count = minute, 0
+        self._count += 1
+        if self._count > self._per_minute:
+            self._left_out += 1
+            return False
+        if self._left_out:
+            record.msg, record.args = f"{record.getMessage()} (before it {self._left_out} such lines were left out)", ()
+            self._left_out = 0
+        return True
+
+
 class ConsoleLines(logging.Formatter):
     """``time logger: message  [run=... request=... tenant=...]``; the lines of a traceback are indented below."""
 
@@ -144,6 +171,8 @@ def configure_logging(kind: str, level: str, stream: TextIO | None = None) -> lo
     root = logging.getLogger()
     root.addHandler(handler)
     root.setLevel(level.upper())
+    for name in OF_STRANGERS:
+        logging.getLogger(name).addFilter(FewLines(LINES_OF_STRANGERS))
     return handler
 
 

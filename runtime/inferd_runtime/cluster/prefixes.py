@@ -14,6 +14,8 @@ BLOCK_BYTES = 512
 """Bytes of text in a block: about 128 tokens."""
 MOST_BLOCKS = 64
 """Blocks of one run that are told apart. What follows is not hashed, so that a long prompt costs a router little."""
+MOST_BYTES = BLOCK_BYTES * (MOST_BLOCKS - 1)
+"""Of a run's beginning that are looked at."""
 HASH_BYTES = 12
 
 
@@ -34,12 +36,12 @@ def prefix_blocks(owner: Sequence[str], texts: Iterable[str]) -> tuple[bytes, ..
 
 def _full_blocks(texts: Iterable[str]) -> list[bytes]:
     """Return the first blocks of the texts, each of which ends with a zero byte; a last block that is not full is left out."""
-    data, most = bytearray(), BLOCK_BYTES * (MOST_BLOCKS - 1)
+    data = bytearray()
     for text in texts:
-        data += text[:most].encode("utf-8", "surrogatepass") + b"\0"
-        if len(data) >= most:
+        data += text[:MOST_BYTES].encode("utf-8", "surrogatepass") + b"\0"
+        if len(data) >= MOST_BYTES:
             break
-    full = min(len(data), most) // BLOCK_BYTES
+    full = min(len(data), MOST_BYTES) // BLOCK_BYTES
     return [bytes(data[at * BLOCK_BYTES : (at + 1) * BLOCK_BYTES]) for at in range(full)]
 
 

@@ -145,13 +145,13 @@ def check_start_generate(request: StartGenerate) -> None:
     The sampler has a check of its own, ``check_sampling``.
     """
     check_whole("max_tokens", request.max_tokens, 1)
-    if not all(request.stop):
-        raise InvalidRequest(f"stop must hold strings that are not empty, not {request.stop!r}")
     if len(request.stop) > MAX_STOPS or sum(map(len, request.stop)) > MAX_STOP_CHARACTERS:
         raise LimitExceeded(
             f"stop: {MAX_STOPS} strings of {MAX_STOP_CHARACTERS} characters in all are allowed",
             limit="stop", value=MAX_STOPS, raise_with="fewer stop strings",
         )  # fmt: skip
+    if not all(request.stop):
+        raise InvalidRequest(f"stop must hold strings that are not empty, not {request.stop!r}")
     _check_ends(request)
     _check_reasoning(request)
     check_whole("priority", request.priority, -MAX_PRIORITY, MAX_PRIORITY)

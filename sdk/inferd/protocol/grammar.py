@@ -13,6 +13,9 @@ from inferd.protocol.tokens import check_ids
 
 MAX_ACCEPT = 32
 """The most tokens that one ``grammar.accept`` takes, for every one may cost a mask; the SDK splits longer lists."""
+MAX_PARTS = 16_384
+"""Constraints in one, itself included: looking at so many takes about 50 ms."""
+MAX_OPTIONS = 100_000
 MAX_NESTING = 16
 """The deepest nesting of constraints."""
 MAX_REPEATED = 1000
@@ -88,14 +91,18 @@ class TagConstraint:
 
 EMPTY = ConstraintSpec("")
 """A constraint whose fields have their defaults."""
+FIELDS = tuple(field.name for field in dataclasses.fields(ConstraintSpec) if field.name != "kind")
 
 
 def check_constraint(constraint: ConstraintSpec) -> None:
     """Raises InvalidRequest for an unknown kind, a field that the kind does not use or needs, and too much nesting;
-    ConstraintError for a best_effort schema inside another constraint.
+    ConstraintError for a best_effort schema inside another constraint, and for too many parts.
     """
-    level = [constraint]
+    level, parts = [constraint], 0
     for _ in range(MAX_NESTING + 1):
+        parts += len(level)
+        if parts > MAX_PARTS:
+            raise ConstraintError(f"the constraint has more than {MAX_PARTS} parts")
         for each in level:
             check_constraint_fields(each)
         level = [part for each in level for part in (*each.members, *(tag.content for tag in each.tags))]
@@ -112,9 +119,11 @@ def check_constraint_fields(constraint: ConstraintSpec) -> None:
         raise InvalidRequest(f"constraint kind {kind!r} is not one of {', '.join(USED_FIELDS)}")
     if constraint.mode not in MODES:
         raise InvalidRequest(f"mode must be {' or '.join(map(repr, MODES))}, not {constraint.mode!r}")
-    for unused in dataclasses.fields(ConstraintSpec):
-        if unused.name not in {"kind", *uses} and getattr(constraint, unused.name) != getattr(EMPTY, unused.name):
-            raise InvalidRequest(f"a constraint of kind {kind} has no {unused.name}")
+    for name in FIELDS:
+        if name not in uses and getattr(constraint, name) != getattr(EMPTY, name):
+            raise InvalidRequest(f"a constraint of kind {kind} has no {name}")
+    if len(constraint.options) > MAX_OPTIONS:
+        raise ConstraintError(f"options: {len(constraint.options)} of them; {MAX_OPTIONS} are allowed")
     check_whole("soft_max_length", constraint.soft_max_length, 0)
     check_whole("soft_max_items", constraint.soft_max_items, 0)
     check_whole("least", constraint.least, 0, MAX_REPEATED)

@@ -6,6 +6,7 @@ import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 
+from inferd.protocol.carrying import shown
 from inferd.protocol.errors import InvalidRequest, LimitExceeded
 from inferd.protocol.floats import unpack_floats
 from inferd.protocol.operations import operation
@@ -165,8 +166,10 @@ def check_forward(request: Forward) -> None:
     count = len(request.tokens)
     check_ids("tokens", request.tokens)
     check_ids("at", request.at)
+    if len(request.at) > count:
+        raise InvalidRequest(f"at names {len(request.at)} rows of {count} tokens")
     if max(request.at, default=-1) >= count:
-        raise InvalidRequest(f"at must hold indices below {count}, the number of tokens, not {request.at}")
+        raise InvalidRequest(f"at must hold indices below {count}, the number of tokens, not {shown(request.at)}")
     check_whole("top", request.top, 0)
     check_probes("forward", request.probes)
     _check_bias(request.bias_tokens, request.bias_values)

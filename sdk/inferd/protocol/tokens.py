@@ -4,7 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 
-from inferd.protocol.errors import InvalidRequest
+from inferd.protocol.errors import InvalidRequest, LimitExceeded
+
+MAX_IDS = 1 << 20
+"""Numbers in one list of a request: more than a context holds."""
 
 
 def checked_tokens(name: str, values: Iterable[int]) -> list[int]:
@@ -22,7 +25,10 @@ def checked_tokens(name: str, values: Iterable[int]) -> list[int]:
 
 
 def check_ids(name: str, values: Sequence[int]) -> None:
-    """Raises InvalidRequest, which names the argument and the entry, for a negative number."""
+    """Raises InvalidRequest, which names the argument and the entry, for a negative number; LimitExceeded for too many."""
+    if len(values) > MAX_IDS:
+        text = f"{name}: {len(values)} numbers; {MAX_IDS} are allowed"
+        raise LimitExceeded(text, limit="token_ids", value=MAX_IDS, raise_with="several calls")
     if min(values, default=0) < 0:
         index = next(index for index, value in enumerate(values) if value < 0)
         raise _no_id(name, index, values[index])

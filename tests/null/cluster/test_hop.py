@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import time
 
 import pytest
 from hypothesis import given, settings, strategies as st
@@ -11,7 +12,7 @@ from tiers import examples
 from inferd.protocol import Unauthorized
 from inferd_runtime.cluster.front.start_keys import beginning_of, launch_beginning
 from inferd_runtime.cluster.hop import HopTokens, hop_authorization, pinned, unpinned
-from inferd_runtime.cluster.prefixes import prefix_blocks
+from inferd_runtime.cluster.prefixes import MOST_BYTES, prefix_blocks
 from inferd_runtime.server.tenancy.quotas import Role
 from inferd_runtime.server.tenancy.tokens import TokenRights
 
@@ -67,3 +68,24 @@ def test_requests_that_begin_alike_begin_with_the_same_blocks_and_others_do_not(
 def test_a_body_that_is_no_request_begins_with_nothing(body: bytes) -> None:
     assert beginning_of(body, "s" * 1000).session == "s" * 256
     assert launch_beginning("p", b"\xff", None).session is None
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        b'{"messages":[' + b"[]," * 1_000_000 + b"1]}",
+        b'{"messages":[' + b"1e308," * 500_000 + b"1]}",
+        b'{"messages":[' + b'"",' * 1_000_000 + b"1]}",
+    ],
+)
+def test_a_body_that_takes_long_to_read_is_not_looked_into(body: bytes) -> None:
+    """The front looked at all of it: for 8 s in the second case, while it answered nobody."""
+    began = time.process_time()
+    assert beginning_of(body, "s").texts == ()
+    assert time.process_time() - began < 0.5
+
+
+def test_no_more_of_a_beginning_is_kept_than_is_looked_at() -> None:
+    found = beginning_of(json.dumps({"prompt": ["x" * 100] * 20_000, "model": "m" * 9000}).encode(), None)
+    assert MOST_BYTES <= sum(len(text) + 1 for text in found.texts) <= MOST_BYTES + 101
+    assert len(found.owner[0]) == 256

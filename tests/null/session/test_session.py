@@ -163,7 +163,7 @@ def test_a_programs_draft_is_verified_and_never_changes_the_output(caller: Direc
         (p.AppendContext(1, [p.Part("message", role="wizard", text="x")]), p.InvalidRequest, "wizard"),
         (p.AppendContext(1, [p.Part("text", text="x" * 600)]), p.LimitExceeded, "512"),
         (p.TruncateContext(1, 99), p.InvalidRequest, "99"),
-        (p.Forward(1, [], at=[0]), p.InvalidRequest, r"at must hold indices below 0, the number of tokens, not \[0\]"),
+        (p.Forward(1, [], at=[0]), p.InvalidRequest, "at names 1 rows of 0 tokens"),
         (p.Forward(1, [1], at=[4]), p.InvalidRequest, r"at must hold indices below 1, the number of tokens, not \[4\]"),
         (p.Forward(1, [1], bias_tokens=[1], bias_values=[1e300]), p.InvalidRequest, "float32"),
         (p.SendMessage("x"), p.InvalidRequest, "session.send"),

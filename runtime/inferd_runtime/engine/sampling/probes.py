@@ -129,6 +129,8 @@ def read_mask(tokens: Sequence[int] | None, bits: str, vocab_size: int) -> Seen 
         return _unpacked(bits, vocab_size)
     if tokens is None:
         return None
+    if len(tokens) > vocab_size:
+        raise InvalidRequest(f"mask names {len(tokens)} tokens of a vocabulary of {vocab_size}")
     check_vocabulary("mask", tokens, vocab_size)
     allowed = np.zeros(vocab_size, np.bool_)
     allowed[list(tokens)] = True

@@ -26,7 +26,7 @@ from inferd.protocol import (
     Unavailable,
     shown,
 )
-from inferd_runtime.sandbox.host.argument_window import ArgumentWindow
+from inferd_runtime.sandbox.host.argument_window import REPLY_WINDOW_BYTES, ArgumentWindow
 from inferd_runtime.sandbox.host.asked_window import FEWER, AskedWindow
 from inferd_runtime.sandbox.host.carried import check_json
 from inferd_runtime.sandbox.host.event_queue import EventQueue
@@ -46,7 +46,8 @@ from inferd_runtime.sandbox.messages import (
     Withdrawn,
 )
 from inferd_runtime.sandbox.wasm.engine_settings import MIB
-from inferd_runtime.session.wire import EngineLink, LinkReply
+from inferd_runtime.session.reply_sizes import reply_size
+from inferd_runtime.session.wire import JSON, EngineLink, LinkReply
 
 FOR_EVER_MS = 0xFFFFFFFF
 MAX_POLL_SECONDS = 60.0
@@ -72,6 +73,7 @@ class GuestCalls:
         self._report = report
         self._pending = PendingCalls()
         self._window = ArgumentWindow()
+        self._replies = ArgumentWindow(REPLY_WINDOW_BYTES)
         self._asked = AskedWindow()
         self._use = UseReports(launch.run)
         self._events = EventQueue(launch.run, time.monotonic())
@@ -164,19 +166,21 @@ class GuestCalls:
             return self._send_message(arguments)
         if op in GATEWAY_OPERATIONS:
             return self._ask(op, arguments)
-        self._wait_for_room(len(arguments))
+        replied = reply_size(op, arguments, JSON)
+        self._wait_for_room(len(arguments), replied)
         ticket = self._pending.open_engine(len(arguments))
         try:
             self._link.send(ticket, op, arguments)
             self._window.sent(ticket, len(arguments))
+            self._replies.sent(ticket, replied)
         except zmq.Again:
             error = Unavailable("the engine does not take requests").to_wire()
             self._pending.settle(ticket, False, msgspec.json.encode(error))
         return ticket
 
-    def _wait_for_room(self, size: int) -> None:
+    def _wait_for_room(self, size: int, replied: int) -> None:
         """Wait until the engine has answered enough of what it was sent. Raises Cancelled if the run ends before."""
-        while not (self._window.has_room(size) or self.ended):
+        while not ((self._window.has_room(size) and self._replies.has_room(replied)) or self.ended):
             now = time.monotonic()
             self._let_out(now)
             self._collect(min(self._events.due() - now, self.meter.wall_left(now)))
@@ -261,6 +265,7 @@ class GuestCalls:
             return
         if reply.ticket:
             self._window.answered(reply.ticket)
+            self._replies.answered(reply.ticket)
             self._pending.settle(reply.ticket, reply.ok, reply.payload)
         else:
             self._session_reply(reply)

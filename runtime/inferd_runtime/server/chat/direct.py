@@ -6,6 +6,7 @@ import asyncio
 import logging
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import AsyncExitStack, asynccontextmanager
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
@@ -22,15 +23,18 @@ from inferd.protocol import (
     InternalError,
     InvalidRequest,
     LimitExceeded,
+    NextSteps,
     ReceiveMessage,
     ReleaseContext,
     SendMessage,
+    Steps,
 )
 from inferd.transport import restore_transport, use_transport
 from inferd_runtime.server.chat.program_events import EventReader
 from inferd_runtime.server.chat.tenant_sessions import TenantSessions
 from inferd_runtime.server.chat.warm_sessions import WarmSessions
 from inferd_runtime.server.processes.background import background_tasks
+from inferd_runtime.server.services.pace import ServicePace
 from inferd_runtime.server.supervisor.engine_session import EngineSession
 from inferd_runtime.server.supervisor.engine_supervisor import StartedEngine
 from inferd_runtime.server.supervisor.runtime import Runtime
@@ -39,6 +43,12 @@ QUEUED_MESSAGES = 16
 """What a client that reads slowly leaves waiting; then the program waits, and the engine with its generation."""
 UNKNOWN = ContextState(0, 0, 0)
 """The state of no context: what the runtime answers where there is none."""
+LOOP_SHARE = 0.75
+"""The part of the event loop's time that the answers of all tenants may take, each an even share of it."""
+TURN_SECONDS = 0.004
+"""What the steps of one generation may take before others have a turn."""
+STEP_SECONDS, SCORE_SECONDS = 20e-6, 12e-6
+"""What a step of a generation takes, and each log-probability with it, measured."""
 ChatMain = Callable[[ChatRequest], Awaitable[Any]]
 Item = list[ChatEvent] | InferdError | None
 """Events, an error, or the end."""
@@ -68,8 +78,17 @@ class ProgramTransport:
     """Carries the requests of a program in this process to its engine session, and its messages to whoever reads ``written``."""
 
     def __init__(
-        self, session: EngineSession, reader: EventReader, written: Written, formats: Callable[[GetChatFormat], Formats]
+        self,
+        session: EngineSession,
+        reader: EventReader,
+        written: Written,
+        formats: Callable[[GetChatFormat], Formats],
+        turn: Callable[[float], Awaitable[None]],
     ) -> None:
+        """``turn`` waits until the steps of a generation may take so many seconds of the event loop."""
+        self._turn = turn
+        self._left: dict[int, Steps] = {}
+        """By generation the steps that the program has not been given yet."""
         self.reader = reader
         self._session = session
         self._written = written
@@ -88,10 +107,40 @@ class ProgramTransport:
             return await self._formats(request)
         if isinstance(request, ReleaseContext):
             return Done()  # released with the session, which ends now, or is kept for the next request
+        if isinstance(request, NextSteps):
+            return await self._next_steps(request)
         if isinstance(request, CloseGenerate):
+            self._left.pop(request.generation, None)
             await self._session.post(request)
             return UNKNOWN  # the context is not used again: nobody waits for what becomes of it
         return await self._session.call(request, type(request).reply)
+
+    async def _next_steps(self, request: NextSteps) -> Steps:
+        """Return the next steps of a generation, and of many that have come together a few at a time."""
+        left = self._left.pop(request.generation, None)
+        reply = await self._session.call(request, Steps) if left is None else left
+        part, rest = parted(reply)
+        if rest is not None:
+            self._left[request.generation] = rest
+        await self._turn(seconds_of(part))
+        return part
+
+
+def seconds_of(reply: Steps) -> float:
+    """Return about how long the program and the dialect take over a generation's steps."""
+    scores = sum(1 + len(each.top_tokens) for step in reply.steps for each in step.logprobs)
+    return STEP_SECONDS * len(reply.steps) + SCORE_SECONDS * scores
+
+
+def parted(reply: Steps) -> tuple[Steps, Steps | None]:
+    """Return the steps that may be handled without a turn of others, and what comes behind them."""
+    seconds = seconds_of(reply)
+    if seconds <= TURN_SECONDS:
+        return reply, None
+    count = max(1, int(len(reply.steps) * TURN_SECONDS / seconds))
+    if count == len(reply.steps):
+        return reply, None
+    return Steps(reply.steps[:count]), replace(reply, steps=reply.steps[count:])
 
 
 class DirectAnswer:
@@ -129,6 +178,7 @@ class DirectChat:
         self._warm = warm
         self._sessions = sessions
         self._formats = ChatFormats()
+        self._pace = ServicePace(LOOP_SHARE)
 
     @asynccontextmanager
     async def answer(self, tenant: str, request: ChatRequest) -> AsyncIterator[DirectAnswer]:
@@ -144,17 +194,33 @@ class DirectChat:
             answer = DirectAnswer(written)
             async with AsyncExitStack() as held:
                 opened = await held.enter_async_context(self._sessions.channel(tenant))
+                turn = partial(self._turn, tenant)
                 with opened.reading() as session:
                     async with background_tasks() as tasks:
-                        tasks.start_soon(self._run, request, opened.engine, session, written)
+                        tasks.start_soon(self._run, request, opened.engine, session, written, turn)
                         yield answer
                 if answer.complete and request.session:
                     await self._warm.keep(tenant, request.session, held.pop_all())
 
-    async def _run(self, request: ChatRequest, engine: StartedEngine, session: EngineSession, written: Written) -> None:
+    async def _turn(self, tenant: str, seconds: float) -> None:
+        """Wait for the tenant's turn. Steps of many generations come at once: handled at once they would hold up the loop."""
+        now = anyio.current_time()
+        wait = self._pace.wait(tenant, now)
+        self._pace.used(tenant, seconds, now)
+        if wait > 0:
+            await anyio.sleep(wait)
+
+    async def _run(
+        self,
+        request: ChatRequest,
+        engine: StartedEngine,
+        session: EngineSession,
+        written: Written,
+        turn: Callable[[float], Awaitable[None]],
+    ) -> None:
         """Run the program to its end, and put how it ended behind what it wrote."""
         formats = partial(self._formats.get, engine=engine, session=session)
-        transport = ProgramTransport(session, EventReader(request.n), written, formats)
+        transport = ProgramTransport(session, EventReader(request.n), written, formats, turn)
         token = use_transport(transport)
         try:
             await written.put(await self._ending(request, transport.reader))

@@ -9,6 +9,7 @@ import msgspec
 
 from inferd.chat import ChatEvent, ChatRequest, UsageReport
 from inferd.protocol import InferdError, ProgramError
+from inferd_runtime.carriable import read_json
 from inferd_runtime.server.chat.program_events import MAX_EVENTS, EventReader
 from inferd_runtime.server.programs.bundles import Program
 from inferd_runtime.server.programs.launch_checks import check_arguments, check_limits
@@ -19,6 +20,8 @@ from inferd_runtime.server.supervisor.runtime import Runtime
 
 IDLE_SECONDS = 15.0
 REQUEST_PARAMETER = "request"
+TEXT = '"'
+"""What the JSON of a text begins with."""
 
 
 class LaunchedAnswer:
@@ -51,14 +54,16 @@ class LaunchedAnswer:
     def _events(self, event: RunEvent) -> list[ChatEvent]:
         """Raises the error that the run ended with, and ProgramError if some of its messages were dropped."""
         if event.kind == "message":
-            return self._reader.read(msgspec.json.decode(event.payload))
+            return self._reader.read(read_json(event.payload, "a message of the program"))
         if event.kind == "dropped":
             raise ProgramError("the client read more slowly than the program wrote, and a part of the answer is lost")
         if not isinstance(event.payload, Ending):
             return []
         if event.payload.error is not None:
             raise event.payload.error.to_exception()
-        return self._reader.finish(self._run.result, UsageReport(0, event.payload.usage.tokens))
+        is_text = bool(event.payload.parts) and event.payload.parts[0].startswith(TEXT)
+        result = self._run.result if is_text else None  # no other one is shown, and reading it may take long
+        return self._reader.finish(result, UsageReport(0, event.payload.usage.tokens))
 
 
 @asynccontextmanager

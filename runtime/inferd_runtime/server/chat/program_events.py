@@ -23,6 +23,8 @@ from inferd.protocol import ProgramError
 T = TypeVar("T")
 MAX_EVENTS = 4096
 """Events in one message of a program: reading so many takes the gateway about 30 ms."""
+MAX_RETURNED = 256 << 10
+"""Characters of a text that a program returns instead of writing it."""
 
 
 class EventReader:
@@ -48,9 +50,16 @@ class EventReader:
         return [self._checked(_event(value)) for value in values]
 
     def finish(self, result: Any, usage: UsageReport) -> list[ChatEvent]:
-        """Return what completes an answer whose program has returned: a text that it returned counts where it wrote nothing."""
+        """Return what completes an answer whose program has returned: a text that it returned counts where it wrote nothing.
+
+        Raises ProgramError for a long one: each of the answers would be a copy of it.
+        """
         events: list[ChatEvent] = []
         if not self._written and isinstance(result, str):
+            if len(result) > MAX_RETURNED:
+                raise ProgramError(
+                    f"the program returned {len(result)} characters; {MAX_RETURNED} are allowed: write them"
+                )
             events += [TextDelta(result, choice) for choice in sorted(self._open)]
         events += [
             ChoiceFinished("tool_calls" if self._calls[choice] else "stop", choice) for choice in sorted(self._open)

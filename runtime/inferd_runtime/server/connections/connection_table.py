@@ -26,7 +26,7 @@ HELD_STEP = 64 << 10
 """Bytes that are counted at a time for a message that is not complete."""
 
 
-log = logging.getLogger("inferd.gateway")
+log = logging.getLogger("inferd.connections")
 
 
 def close_frame(code: int, reason: str) -> bytes:

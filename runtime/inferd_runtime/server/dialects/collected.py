@@ -17,6 +17,7 @@ from inferd.chat import (
     ToolCallStarted,
     UsageReport,
 )
+from inferd_runtime.server.dialects.packed_scores import PackedScores
 
 
 @dataclass
@@ -30,7 +31,7 @@ class CollectedCall:
 
 @dataclass
 class CollectedChoice:
-    """One of the answers. ``reason`` None: it is not finished. ``text_scores``: those of ``scores`` that are the text's.
+    """One of the answers. ``reason`` None: it is not finished.
 
     Texts are kept in pieces: adding each event's to a long one would copy the long one each time.
     """
@@ -39,9 +40,8 @@ class CollectedChoice:
     reasoning_pieces: list[str] = field(default_factory=list)
     open_calls: list[CollectedCall] = field(default_factory=list)
     tokens: list[int] = field(default_factory=list)
-    scores: list[TokenScore] = field(default_factory=list)
-    text_scores: list[TokenScore] = field(default_factory=list)
-    prompt_scores: list[TokenScore] = field(default_factory=list)
+    packed: PackedScores = field(default_factory=PackedScores)
+    packed_prompt: PackedScores = field(default_factory=PackedScores)
     reason: FinishReason | None = None
     stopped_by: str = ""
     stop_token: int | None = None
@@ -55,6 +55,21 @@ class CollectedChoice:
     def reasoning(self) -> str:
         """Return what the model has thought so far."""
         return "".join(self.reasoning_pieces)
+
+    @property
+    def scores(self) -> list[TokenScore]:
+        """Return the log-probabilities so far."""
+        return self.packed.read()
+
+    @property
+    def text_scores(self) -> list[TokenScore]:
+        """Return those of the text."""
+        return self.packed.read(text_only=True)
+
+    @property
+    def prompt_scores(self) -> list[TokenScore]:
+        """Return those of the prompt."""
+        return self.packed_prompt.read()
 
     @property
     def calls(self) -> list[ToolCall]:
@@ -74,6 +89,11 @@ class CollectedAnswer:
         """Return so many answers without text."""
         return cls([CollectedChoice() for _ in range(choices)])
 
+    @property
+    def scored(self) -> int:
+        """How many tokens have log-probabilities."""
+        return sum(choice.packed.count + choice.packed_prompt.count for choice in self.choices)
+
     def add(self, event: ChatEvent) -> None:
         """Add an event to the answer that it belongs to."""
         if isinstance(event, UsageReport):
@@ -84,14 +104,13 @@ class CollectedAnswer:
             case TextDelta():
                 choice.text_pieces.append(event.text)
                 choice.tokens += event.tokens
-                choice.scores += event.scores
-                choice.text_scores += event.scores
+                choice.packed.add(event.scores)
             case PromptScores():
-                choice.prompt_scores += event.scores
+                choice.packed_prompt.add(event.scores)
             case ReasoningDelta():
                 choice.reasoning_pieces.append(event.text)
                 choice.tokens += event.tokens
-                choice.scores += event.scores
+                choice.packed.add(event.scores, of_text=False)
             case ToolCallStarted():
                 choice.open_calls.append(CollectedCall(event.id, event.name))
             case ToolArguments():

@@ -16,13 +16,14 @@ class Exchange(Protocol):
 
     ``model`` is what the client calls the model, which need not be a model. ``streams``: the client wants events as they
     come; then :meth:`opening`, :meth:`chunks` for each event and :meth:`closing` bring the bytes of the stream, and
-    :meth:`failure` ends it in place of :meth:`closing`. Otherwise :meth:`body` is the answer. ``output_field``: the field that
-    says what an answer has to be.
+    :meth:`failure` ends it in place of :meth:`closing`. Otherwise :meth:`body` is the answer. ``holds``: the end of a stream
+    brings the whole answer, which is held until then. ``output_field``: the field that says what an answer has to be.
     """
 
     model: str
     request: ChatRequest
     streams: bool
+    holds: bool
     output_field: str
 
     def opening(self) -> bytes:

@@ -4,14 +4,15 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, TypeVar
 
 import msgspec
 
 from inferd.chat import OutputFormat, Tool, ToolChoice
 from inferd.protocol import InferdError, InvalidRequest, cut
-from inferd_runtime.carriable import check_carriable, check_containers, read_json
+from inferd_runtime.carriable import check_carriable, read_json
+from inferd_runtime.json_cost import containers, refuse_many_strings, refuse_slow_numbers, without_strings
 
 T = TypeVar("T")
 MAX_SHOWN = 200
@@ -19,6 +20,10 @@ MAX_SHOWN = 200
 MAX_PARAM = 200
 MAX_BODY_CONTAINERS = 16_384
 """Lists and objects in a request: reading so many messages takes the gateway about 70 ms."""
+MAX_ARGUMENT_VALUES = 65_536
+"""Lists, objects and members in the arguments of all calls of a conversation, which are JSON in texts of the body."""
+MAX_BODY_DEPTH = 128
+"""Levels of lists and objects in a body: what looks through schemas calls itself a few times for each."""
 MAX_FIELDS = 256
 """More than any dialect has."""
 MAX_SCHEMA_BYTES = 512 << 10
@@ -68,8 +73,23 @@ def read_object(body: bytes) -> dict[str, Any]:
         raise invalid("", "the body must be a JSON object")
     if len(value) > MAX_FIELDS:
         raise invalid("", f"the body has {len(value)} fields")
+    if containers(body) > MAX_BODY_DEPTH:
+        _check_depth(value)
     _check_schemas(value)
     return value
+
+
+def _check_depth(fields: Mapping[str, Any]) -> None:
+    for name, value in fields.items():
+        level = [value]
+        for _ in range(MAX_BODY_DEPTH):
+            level = [part for each in level for part in _parts(each) if isinstance(part, (dict, list))]
+        if level:
+            raise invalid(name, f"{name}: nested in more than {MAX_BODY_DEPTH} levels")
+
+
+def _parts(value: Any) -> Iterable[Any]:
+    return value.values() if isinstance(value, dict) else value if isinstance(value, list) else ()
 
 
 def _check_schemas(value: Mapping[str, Any]) -> None:
@@ -191,14 +211,40 @@ def read_arguments(text: str, at: str) -> str:
     """Return the arguments of a call that comes back in a conversation: "" means none. What is no JSON object, or none that the
     runtime carries, is let through as text: a call may have been cut, and whatever a model wrote may be sent back.
 
-    Raises InvalidRequest, which names the field, for more lists and objects than may be looked at.
+    Raises InvalidRequest, which names the field, for what takes long to read.
     """
     arguments = text.strip() or "{}"
+    _check_arguments(arguments, at)
+    return arguments
+
+
+def check_all_arguments(arguments: Iterable[Any]) -> None:
+    """Raises InvalidRequest where the arguments of all calls of a conversation together take long to read: that is done again
+    where they are rendered. What is no text is not looked at.
+    """
+    texts = [each.encode("utf-8", "surrogatepass") for each in arguments if isinstance(each, str)]
+    if (values := values_of(texts)) > MAX_ARGUMENT_VALUES:
+        raise invalid("", f"the arguments of calls have {values} values; {MAX_ARGUMENT_VALUES} are allowed")
+
+
+def _check_arguments(arguments: str, at: str) -> None:
+    text = arguments.encode("utf-8", "surrogatepass")
     try:
-        check_containers(arguments, at)
+        refuse_many_strings(text, at)
+        refuse_slow_numbers(text, at)
     except InvalidRequest as error:
         raise invalid(at, error.message) from None
-    return arguments
+    if (values := values_of([text])) > MAX_ARGUMENT_VALUES:
+        raise invalid(at, f"{at}: {values} values; {MAX_ARGUMENT_VALUES} are allowed")
+
+
+def values_of(texts: Sequence[bytes]) -> int:
+    """Return how many lists, objects and members JSON texts have together; few that only look like that in strings may count."""
+    values = sum(containers(text) + text.count(b",") for text in texts)
+    if values <= MAX_ARGUMENT_VALUES:
+        return values
+    bare = [without_strings(text) for text in texts]
+    return sum(containers(text) + text.count(b",") for text in bare)
 
 
 def thinking_budget(asked: int | None) -> int | None:

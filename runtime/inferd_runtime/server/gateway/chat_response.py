@@ -4,14 +4,17 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from contextlib import AbstractAsyncContextManager
+from functools import partial
 
 import anyio
+import anyio.to_thread
 import msgspec
 from starlette.responses import Response
 from starlette.types import Message, Receive, Scope, Send
 
 from inferd.chat import UsageReport
 from inferd.protocol import ConstraintError, InferdError
+from inferd_runtime.carriable import no_collections
 from inferd_runtime.server.chat.answer_source import AnswerSource, in_turns
 from inferd_runtime.server.dialects.collected import CollectedAnswer
 from inferd_runtime.server.dialects.exchange import Exchange
@@ -19,6 +22,8 @@ from inferd_runtime.server.gateway.event_stream import SSE
 from inferd_runtime.server.gateway.replies import JSON_TYPE
 
 RUN_HEADER = b"x-inferd-run"
+FEW_SCORES = 256
+"""Tokens with log-probabilities: an answer with more is written in a thread, as each takes some 50 microseconds."""
 
 
 class ChatResponse(Response):
@@ -65,9 +70,14 @@ class ChatResponse(Response):
             async for part in in_turns(events):
                 for event in part:
                     answer.add(event)
-        body = msgspec.json.encode(self._exchange.body(answer))
+        write = partial(self._written, answer)
+        body = write() if answer.scored <= FEW_SCORES else await anyio.to_thread.run_sync(write)
         start = _start({"content-type": JSON_TYPE, "content-length": str(len(body))}, source)
         return [start, {"type": "http.response.body", "body": body}]
+
+    def _written(self, answer: CollectedAnswer) -> bytes:
+        with no_collections():  # which would walk over all of it again and again
+            return msgspec.json.encode(self._exchange.body(answer))
 
     async def _stream(self, source: AnswerSource, send: Send) -> list[Message]:
         """Send all but the last message, which is returned. The head comes with the first events: what fails before them gets an
@@ -86,10 +96,16 @@ class ChatResponse(Response):
                         await send({"type": "http.response.body", "body": data, "more_body": True})
                     data = b""
                 events = await source.next()
-            data += self._exchange.closing()
+            data += await self._closing()
         except InferdError as error:
             data += self._exchange.failure(error)
         return [{"type": "http.response.body", "body": data}]
+
+    async def _closing(self) -> bytes:
+        """Return the end of a stream, which repeats the answer where the exchange holds that."""
+        if not (self._exchange.holds and self._exchange.request.logprobs is not None):
+            return self._exchange.closing()
+        return await anyio.to_thread.run_sync(self._exchange.closing)
 
 
 def _start(headers: Mapping[str, str], source: AnswerSource) -> Message:

@@ -11,7 +11,8 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import BaseRoute, Route
 
-from inferd_runtime.server.chat.several_answers import several_answers
+from inferd_runtime.server.chat.held_answers import held_answer
+from inferd_runtime.server.chat.several_answers import Answer, several_answers
 from inferd_runtime.server.chat.targets import ChatServing
 from inferd_runtime.server.dialects.exchange import ClientHeaders, Dialect, Exchange
 from inferd_runtime.server.dialects.openai.completions import CompletionExchange
@@ -65,5 +66,13 @@ class ChatApi:
         target = await self.serving.target(exchange.model, tenant)
         if isinstance(exchange, CompletionExchange) and len(exchange.requests) > 1:
             answers = [self.serving.answer(target, tenant, each) for each in exchange.requests]
-            return ChatResponse(exchange, several_answers(answers, exchange.request.n), exchange.choices)
-        return ChatResponse(exchange, self.serving.answer(target, tenant, exchange.request), exchange.request.n)
+            together = several_answers(answers, exchange.request.n)
+            return ChatResponse(exchange, self._held(exchange, together, tenant), exchange.choices)
+        answer = self.serving.answer(target, tenant, exchange.request)
+        return ChatResponse(exchange, self._held(exchange, answer, tenant), exchange.request.n)
+
+    def _held(self, exchange: Exchange, answer: Answer, tenant: str) -> Answer:
+        """Return an answer that counts what is held of it, where it is not sent on as it comes."""
+        if exchange.streams and not exchange.holds:
+            return answer
+        return held_answer(answer, self.runtime.use.outstanding, tenant)

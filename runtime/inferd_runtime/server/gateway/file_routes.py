@@ -8,7 +8,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import BaseRoute, Route
 
-from inferd.protocol import InvalidRequest, NotFound
+from inferd.protocol import InvalidRequest, NotFound, shown
 from inferd.protocol.files import BeginFile, FileBegun, WriteFile
 from inferd_runtime.server.gateway.auth import TENANT_KEY
 from inferd_runtime.server.gateway.replies import reply
@@ -18,6 +18,7 @@ from inferd_runtime.server.supervisor.runs import Run
 from inferd_runtime.server.supervisor.runtime import Runtime
 
 MOST_NUMBER = 1 << 31
+MAX_DIGITS = 9
 
 
 @dataclass(frozen=True)
@@ -31,8 +32,8 @@ class FileApi:
         return [
             Route("/v1/runs/{run}/files", self.files, methods=["GET"]),
             Route("/v1/runs/{run}/files", self.begin, methods=["POST"]),
-            Route("/v1/runs/{run}/files/{number:int}", self.read, methods=["GET"]),
-            Route("/v1/runs/{run}/files/{number:int}", self.write, methods=["POST"]),
+            Route("/v1/runs/{run}/files/{number}", self.read, methods=["GET"]),
+            Route("/v1/runs/{run}/files/{number}", self.write, methods=["POST"]),
         ]
 
     async def files(self, request: Request) -> Response:
@@ -75,5 +76,8 @@ class FileApi:
 
 
 def _number(request: Request) -> int:
-    number: int = request.path_params["number"]
-    return number
+    """Return a file's number. Raises NotFound for what is none."""
+    text: str = request.path_params["number"]
+    if not (text.isascii() and text.isdecimal() and len(text) <= MAX_DIGITS):
+        raise NotFound(f"there is no file {shown(text)}")
+    return int(text)

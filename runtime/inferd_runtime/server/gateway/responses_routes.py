@@ -8,6 +8,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import BaseRoute, Route
 
+from inferd_runtime.server.chat.held_answers import held_answer
 from inferd_runtime.server.dialects.reading import invalid
 from inferd_runtime.server.dialects.responses.answer import OpenAiResponses
 from inferd_runtime.server.dialects.responses.fields import INCLUDED
@@ -56,7 +57,8 @@ class ResponsesApi:
         if exchange.background:
             target = await self.chat.serving.target(exchange.model, tenant)
             answer = self.chat.serving.answer(target, tenant, exchange.request)
-            return reply((await self.store.begin(exchange, answer, tenant)).response)
+            held = held_answer(answer, self.chat.runtime.use.outstanding, tenant)
+            return reply((await self.store.begin(exchange, held, tenant)).response)
         return await self.chat.respond(exchange, tenant)
 
     async def get(self, request: Request) -> Response:

@@ -23,11 +23,8 @@ from starlette.websockets import WebSocket, WebSocketDisconnect
 
 from inferd.protocol import (
     GATEWAY_OPERATIONS,
-    MAX_EXPORT_BYTES,
     OPERATIONS,
     ErrorInfo,
-    ExportContext,
-    GetVocabulary,
     InferdError,
     InvalidRequest,
     LimitExceeded,
@@ -46,7 +43,8 @@ from inferd_runtime.server.supervisor.runtime import Runtime
 from inferd_runtime.server.tenancy.quotas import Role
 from inferd_runtime.server.tenancy.rates import MinuteBucket
 from inferd_runtime.server.tenancy.shares import SharedPlaces
-from inferd_runtime.session.wire import CANCEL, PRIVATE_OPERATIONS, LinkReply
+from inferd_runtime.session.reply_sizes import LARGE_VOCABULARY, reply_size
+from inferd_runtime.session.wire import CANCEL, MSGPACK, PRIVATE_OPERATIONS, LinkReply
 
 SUBPROTOCOL = "inferd.v1"
 RECEIVED = "received"
@@ -57,9 +55,6 @@ MAX_OUTSTANDING_BYTES = 128 << 20
 """Bytes of outstanding calls and of the largest replies: both may wait in sockets for who does not read."""
 SMALL_BYTES = 16 << 10
 """Calls of less are bounded by their number."""
-VOCABULARY_BYTES = 2 << 20
-"""What a vocabulary of 150,000 tokens takes, with some room."""
-REPLY_BYTES = {ExportContext.op: MAX_EXPORT_BYTES, GetVocabulary.op: VOCABULARY_BYTES}  # type: ignore[attr-defined]
 SERVICE_RESTART = 1012
 INVALID_DATA = 1007
 MAX_REASON = 123
@@ -82,10 +77,17 @@ class ScriptCall(msgspec.Struct, frozen=True):
 class OutstandingCalls:
     """Which tickets are outstanding, and what may be asked: no sockets here.
 
-    ``places``: the bytes that all connections of all tenants may have outstanding.
+    ``places``: the bytes that all connections of all tenants may have outstanding. ``vocabulary``: of the largest model.
     """
 
-    def __init__(self, most: int = MAX_OUTSTANDING, places: SharedPlaces | None = None, tenant: str = "") -> None:
+    def __init__(
+        self,
+        most: int = MAX_OUTSTANDING,
+        places: SharedPlaces | None = None,
+        tenant: str = "",
+        vocabulary: int = LARGE_VOCABULARY,
+    ) -> None:
+        self._vocabulary = vocabulary
         self.outstanding: set[int] = set()
         self._asked: set[int] = set()
         self._most = most
@@ -108,7 +110,7 @@ class OutstandingCalls:
             raise LimitExceeded(message, limit="outstanding_calls", value=self._most, raise_with="another connection")
         if call.op in GATEWAY_OPERATIONS:
             self._check_asked(call)
-        size = len(call.a) + REPLY_BYTES.get(call.op, 0)
+        size = len(call.a) + reply_size(call.op, call.a, MSGPACK, self._vocabulary)
         if self._bytes and sum(self._bytes.values()) + size > MAX_OUTSTANDING_BYTES:
             message = f"what is outstanding on this connection takes {MAX_OUTSTANDING_BYTES} bytes"
             raise LimitExceeded(
@@ -195,13 +197,14 @@ class ScriptSession:
         services: ServiceTable,
         caller: Caller,
         places: SharedPlaces | None = None,
+        vocabulary: int = LARGE_VOCABULARY,
     ) -> None:
         self._websocket = websocket
         self._channel = channel
         self._desk = services.open_desk(caller, MSGPACK_WIRE, self._answered)
         self._answers: deque[Answer] = deque()
         self._answered_more = anyio.Event()
-        self._state = OutstandingCalls(places=places, tenant=caller.tenant)
+        self._state = OutstandingCalls(places=places, tenant=caller.tenant, vocabulary=vocabulary)
         self._rate = MinuteBucket()
         self._count = 0
 
@@ -333,4 +336,6 @@ async def script_session(websocket: WebSocket, runtime: Runtime) -> None:
         offered = websocket.scope.get("subprotocols", [])
         await websocket.accept(SUBPROTOCOL if SUBPROTOCOL in offered else None)
         caller = Caller(tenant, name, websocket.scope.get(ROLE_KEY, Role.USER))
-        await ScriptSession(websocket, channel, runtime.services, caller, runtime.use.outstanding).relay(engine)
+        vocabulary = max(model.vocab_size for model in engine.models.models)
+        session = ScriptSession(websocket, channel, runtime.services, caller, runtime.use.outstanding, vocabulary)
+        await session.relay(engine)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import logging
 import tempfile
 from collections.abc import Iterable
 from pathlib import Path
@@ -30,6 +31,7 @@ MEMORY_BYTES = 1 << 30
 KEPT_ANSWERS = 256
 KEPT_BYTES = 1 << 30
 MAX_ANSWER = 32 << 20
+log = logging.getLogger("inferd.packages")
 
 
 class PackageFinder:
@@ -118,7 +120,8 @@ def _answer(file: Path, printed: str) -> Packages:
         with file.open("rb") as handle:
             answer = msgspec.json.decode(handle.read(MAX_ANSWER), type=Answer)
     except (OSError, msgspec.MsgspecError):
-        raise Unavailable(f"the process that finds dependencies ended without an answer: {printed[-500:]}") from None
+        log.warning("the process that finds dependencies ended without an answer: %s", printed)
+        raise Unavailable("the process that finds dependencies ended without an answer") from None
     if answer.packages is None:
         assert answer.error is not None
         raise answer.error.to_exception()

@@ -5,13 +5,15 @@ from __future__ import annotations
 import hashlib
 import resource
 from collections.abc import Iterable, Iterator
+from contextlib import suppress
 from pathlib import Path
 
 import msgspec
 from packaging.markers import Marker
-from packaging.metadata import Metadata, parse_email
-from packaging.requirements import Requirement
+from packaging.metadata import parse_email
+from packaging.requirements import InvalidRequirement, Requirement
 from packaging.utils import canonicalize_name, parse_wheel_filename
+from packaging.version import Version
 
 from inferd.protocol import InferdError, InvalidRequest
 from inferd_runtime.isolation.child import Child
@@ -63,11 +65,19 @@ def _unpacked(wheels: list[Path]) -> Packages:
     lock = []
     for path in wheels:
         content = path.read_bytes()
-        name, version, _, _ = parse_wheel_filename(path.name)
+        name, version = _named(path.name)
         files |= wheel_files(content, path.name, without_native=name in WITHOUT_NATIVE)
         check_total(files)
         lock.append(LockedPackage(name, str(version), path.name, hashlib.sha256(content).hexdigest()))
     return Packages(files, tuple(lock))
+
+
+def _named(file: str) -> tuple[str, Version]:
+    try:
+        name, version, _, _ = parse_wheel_filename(file)
+    except ValueError as error:  # packaging's errors are
+        raise InvalidRequest(f"the index has a wheel with an odd name: {error}") from None
+    return name, version
 
 
 def _required(packages: Packages, wanted: Iterable[str], environment: dict[str, str]) -> Iterator[str]:
@@ -86,15 +96,20 @@ def _required(packages: Packages, wanted: Iterable[str], environment: dict[str, 
 
 def _declared(path: str, text: bytes) -> Iterator[tuple[str, Requirement]]:
     """Yield a package and what it requires, if this is its metadata. What cannot be read requires nothing."""
-    if path.endswith(".dist-info/METADATA"):
-        raw, _ = parse_email(text)
-        metadata = Metadata.from_raw(raw, validate=False)
-        for requirement in metadata.requires_dist or ():
-            yield canonicalize_name(metadata.name), requirement
+    if not path.endswith(".dist-info/METADATA"):
+        return
+    raw, _ = parse_email(text)
+    for requirement in raw.get("requires_dist", ()):
+        with suppress(InvalidRequirement):
+            yield canonicalize_name(raw.get("name", "")), Requirement(requirement)
 
 
 def _holds(marker: Marker | None, environment: dict[str, str], extra: str) -> bool:
-    return marker is None or marker.evaluate({**environment, "extra": extra})
+    """Return whether a marker holds. One that compares what cannot be compared does not."""
+    try:
+        return marker is None or marker.evaluate({**environment, "extra": extra})
+    except (ValueError, LookupError):  # packaging's errors are
+        return False
 
 
 def _environment(python: str) -> dict[str, str]:

@@ -7,6 +7,7 @@ from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass, field
 
 import anyio
+import anyio.to_thread
 from anyio.abc import TaskGroup, TaskStatus
 
 from inferd.protocol import InferdError, InternalError
@@ -80,4 +81,4 @@ async def _read(exchange: ResponsesExchange, source: AnswerSource) -> None:
         async for part in in_turns(events):
             for event in part:
                 exchange.chunks(event)
-    exchange.closing()
+    await anyio.to_thread.run_sync(exchange.closing)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from inferd_runtime.server.connections.loop_shares import LoopShares
 
 LOOP_SHARE = 0.5
-"""The part of the gateway's thread that all these operations may take together."""
+"""The part of the gateway's thread that all these operations may take together; another may be given."""
 OPERATION_SECONDS = 0.00005
 """What an operation costs beside its handler: reading its frame, and answering."""
 BYTE_SECONDS = 20e-9
@@ -22,7 +22,8 @@ def expected_seconds(size: int) -> float:
 class ServicePace:
     """Says when a tenant's next operation may begin. Times are monotonic seconds. Pure state."""
 
-    def __init__(self) -> None:
+    def __init__(self, loop_share: float = LOOP_SHARE) -> None:
+        self._loop_share = loop_share
         self._shares = LoopShares()
         self._seen: dict[str, float] = {}
 
@@ -36,7 +37,7 @@ class ServicePace:
         self._seen[tenant] = now  # as the last one
         while (oldest := next(iter(self._seen.items())))[1] < now - PRESENT_SECONDS:
             del self._seen[oldest[0]]
-        self._shares.charge(tenant, seconds, now, LOOP_SHARE / len(self._seen))
+        self._shares.charge(tenant, seconds, now, self._loop_share / len(self._seen))
 
     def forget_old(self, now: float) -> None:
         """Drop the accounts that are even."""

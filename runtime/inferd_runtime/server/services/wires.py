@@ -11,6 +11,7 @@ import msgspec
 
 from inferd.protocol import GATEWAY_OPERATIONS, InferdError, InvalidRequest
 from inferd_runtime.carriable import no_collections, read_json, read_msgpack
+from inferd_runtime.json_cost import read_checked_json
 
 MAYBE_NOT_FINITE = re.compile(rb"\xcb[\x7f\xff][\xf0-\xff]|\xca[\x7f\xff][\x80-\xff]")
 """How NaN and infinity begin in msgpack; other bytes may look like that."""
@@ -69,7 +70,7 @@ def _is_json(request: Any, payload: bytes) -> bool:
         return False
     if MAYBE_NOT_FINITE.search(payload) is None:
         return True
-    return bool(msgspec.json.decode(text) == msgspec.to_builtins(request, str_keys=True))  # a NaN has become null
+    return bool(read_checked_json(text) == msgspec.to_builtins(request, str_keys=True))  # a NaN has become null
 
 
 def _raw(value: Any) -> msgspec.Raw:
@@ -78,7 +79,7 @@ def _raw(value: Any) -> msgspec.Raw:
 
 def _plain(value: Any) -> Any:
     with no_collections():  # what is made is packed at once, and dropped
-        return msgspec.json.decode(_text_of(value))
+        return read_checked_json(_text_of(value))
 
 
 def _text_of(value: Any) -> bytes:

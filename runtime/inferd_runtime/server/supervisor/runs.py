@@ -15,9 +15,9 @@ from itertools import islice
 from typing import Any
 
 import anyio
-import msgspec
 
 from inferd.protocol import Cancelled, ErrorInfo, InvalidRequest, LimitExceeded
+from inferd_runtime.json_cost import read_checked_json
 from inferd_runtime.sandbox.messages import Limits, Output, RunFinished, RunUsage, Sent, Used, Waiting
 from inferd_runtime.server.programs.bundles import Program
 from inferd_runtime.server.run_store.records import ProgramName, RunRecord, Said, new_run_id
@@ -111,7 +111,7 @@ class Run:
     def result(self) -> Any:
         """The JSON value that ``main`` returned; None while it runs and when it failed."""
         text = None if self.ending is None else self.ending.result
-        return None if text is None else msgspec.json.decode(text)
+        return None if text is None else read_checked_json(text)
 
     @property
     def error(self) -> ErrorInfo | None:

@@ -60,8 +60,12 @@ def tokenizer_info(state: SessionState, call: Call) -> None:
 
 def checked_ids(state: SessionState, request: p.Detokenize | p.TokenBytes) -> ServedModel:
     """Return the model whose tokens are meant. Raises InvalidRequest for an id outside its vocabulary."""
-    p.check_detokenize(request)
     model = state.model(request.model)
+    most = max(MAX_CONTEXTS * model.info.max_context, model.info.vocab_size)
+    if len(request.tokens) > most:
+        text = f"tokens: {len(request.tokens)} of them; {most} are allowed"
+        raise p.LimitExceeded(text, limit="token_ids", value=most, raise_with="several calls")
+    p.check_detokenize(request)
     check_vocabulary("tokens", request.tokens, model.info.vocab_size)
     return model
 

@@ -6,11 +6,11 @@ from typing import Any
 
 import pytest
 
-from inferd.chat import TextDelta, ToolArguments, ToolCallStarted
+from inferd.chat import TextDelta, ToolArguments, ToolCallStarted, UsageReport
 from inferd.chat.events import to_message
 from inferd.chat.reply import MESSAGE_KEY
 from inferd.protocol import ProgramError
-from inferd_runtime.server.chat.program_events import MAX_EVENTS, EventReader
+from inferd_runtime.server.chat.program_events import MAX_EVENTS, MAX_RETURNED, EventReader
 
 
 def message(*events: Any) -> dict[str, Any]:
@@ -50,3 +50,10 @@ def test_one_message_cannot_bring_so_many_events_that_the_gateway_stands_still()
     many[MESSAGE_KEY].append(many[MESSAGE_KEY][0])
     with pytest.raises(ProgramError, match=str(MAX_EVENTS)):
         EventReader(1).read(many)
+
+
+def test_a_long_text_that_is_returned_is_not_copied_for_each_answer() -> None:
+    short = EventReader(128).finish("x" * MAX_RETURNED, UsageReport(0, 0))
+    assert sum(isinstance(event, TextDelta) for event in short) == 128
+    with pytest.raises(ProgramError, match="write them"):
+        EventReader(128).finish("x" * (MAX_RETURNED + 1), UsageReport(0, 0))

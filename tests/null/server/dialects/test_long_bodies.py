@@ -43,6 +43,74 @@ CASES: dict[str, tuple[Dialect, dict[str, Any]]] = {
     "lists": (ChatCompletions(), {"messages": said([[]] * 100_000, 1)}),
     "fields": (ChatCompletions(), {f"k{i}": 1 for i in range(300_000)}),
 }
+LISTS = "[" + "[]," * 1_300_000 + "[]]"
+
+
+def called(*arguments: str) -> list[dict[str, Any]]:
+    return [{"role": "assistant", "tool_calls": calls_of(arguments)}]
+
+
+def calls_of(arguments: tuple[str, ...]) -> list[dict[str, Any]]:
+    return [
+        {"id": f"c{i}", "type": "function", "function": {"name": "w", "arguments": each}}
+        for i, each in enumerate(arguments)
+    ]
+
+
+def nested(depth: int) -> dict[str, Any]:
+    schema: dict[str, Any] = {}
+    for _ in range(depth):
+        schema = {"items": schema}
+    return schema
+
+
+TOOL_USE = {"type": "tool_use", "id": "a", "name": "w", "input": {"a": [0] * 70_000}}
+DEEP_TOOL = {"type": "function", "function": {"name": "w", "parameters": {"properties": {"a": nested(300)}}}}
+REFUSED: dict[str, tuple[Dialect, dict[str, Any], str]] = {
+    "a million lists in arguments": (ChatCompletions(), {"messages": called(LISTS)}, "values"),
+    "many lists in the arguments of several calls": (
+        ChatCompletions(),
+        {"messages": called(*["[" + "[]," * 30_000 + "[]]"] * 13)},
+        "values",
+    ),
+    "slow numbers in arguments": (ChatCompletions(), {"messages": called(f"[{'1e308,' * 60_000}1]")}, "numbers"),
+    "arguments of a response": (
+        OpenAiResponses(),
+        {"input": [{"type": "function_call", "call_id": "c", "name": "w", "arguments": LISTS}]},
+        "values",
+    ),
+    "the input of a tool": (
+        AnthropicMessages(),
+        {"max_tokens": 1, "messages": [{"role": "user", "content": "x"}, {"role": "assistant", "content": [TOOL_USE]}]},
+        "values",
+    ),
+    "a deep tool": (ChatCompletions(), {"messages": said("x", 1), "tools": [DEEP_TOOL]}, "levels"),
+    "a deep format": (
+        ChatCompletions(),
+        {"messages": said("x", 1), "response_format": {"type": "json_schema", "json_schema": nested(300)}},
+        "levels",
+    ),
+    "names": (ChatCompletions(), {"logit_bias": {str(i): 0 for i in range(300_000)}}, "strings and names"),
+}
+
+
+@pytest.mark.parametrize("name", REFUSED)
+def test_what_would_hold_up_the_gateway_is_refused(name: str) -> None:
+    """JSON in a text of the body was read by Python's own reader, all of it at a time: that held up everybody for 0.8 s."""
+    dialect, fields, why = REFUSED[name]
+    body = json.dumps({"model": "m", **fields}).encode()
+    began = time.process_time()
+    with pytest.raises(InvalidRequest, match=why):
+        dialect.read(body, ClientHeaders())
+    assert time.process_time() - began < 0.6
+
+
+def test_long_honest_arguments_are_read() -> None:
+    source = json.dumps({"path": "a.py", "text": "def f(a, b, c): return [a, {}, []]\n" * 2000})
+    read = ChatCompletions().read(
+        json.dumps({"model": "m", "messages": called(*[source] * 20)}).encode(), ClientHeaders()
+    )
+    assert [call.arguments for call in read.request.messages[0].tool_calls] == [source] * 20
 
 
 @pytest.mark.parametrize("name", CASES)

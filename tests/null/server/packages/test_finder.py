@@ -10,6 +10,7 @@ from wheel_index import make_wheel, use_index
 
 from inferd.protocol import Forbidden, InvalidRequest
 from inferd_runtime.server.packages.finder import PackageFinder
+from inferd_runtime.server.packages.finder_child import _environment, _required, _unpacked
 from inferd_runtime.server.packages.messages import Packages
 from inferd_runtime.server.packages.requirements import checked_requirements
 
@@ -98,3 +99,19 @@ async def test_no_code_of_a_package_runs_and_a_hostile_wheel_is_refused(index: P
 async def test_an_operator_can_allow_none(tmp_path: Path) -> None:
     with pytest.raises(Forbidden, match="setting packages"):
         await found(PackageFinder(tmp_path, allowed=False), "p")
+
+
+@pytest.mark.parametrize(
+    "requires",
+    [["a b c"], ["low; python_version ~= 'x'"], ["low; nothing == 'x'"], ["low @ file:///etc/passwd ;"], ["("]],
+)
+def test_requirements_that_are_none_require_nothing(requires: list[str]) -> None:
+    lines = "".join(f"Requires-Dist: {one}\n" for one in requires)
+    files = {"p-1.0.dist-info/METADATA": f"Name: p\n{lines}".encode(), "q.dist-info/METADATA": b"\xff\xfe: \x00"}
+    assert list(_required(Packages(files, ()), ["p"], _environment("3.14"))) == []
+
+
+def test_a_wheel_with_an_odd_name_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "p-\u0661-py3-none-any.whl").write_bytes(b"")
+    with pytest.raises(InvalidRequest, match="odd name"):
+        _unpacked(list(tmp_path.iterdir()))

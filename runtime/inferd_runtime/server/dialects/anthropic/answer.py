@@ -44,6 +44,7 @@ class AnthropicExchange:
         self.request = request
         self.output_field = "output_config.format"
         self.streams = request.stream
+        self.holds = False
         self._request_id = request_id
         self._hides_thinking = hides_thinking
         self._id = new_message_id()

@@ -10,7 +10,14 @@ import msgspec
 
 from inferd.chat import ChatMessage, ToolCall
 from inferd.protocol import cut
-from inferd_runtime.server.dialects.reading import MAX_SHOWN, as_kind, check_means_nothing, invalid, not_supported
+from inferd_runtime.server.dialects.reading import (
+    MAX_SHOWN,
+    as_kind,
+    check_all_arguments,
+    check_means_nothing,
+    invalid,
+    not_supported,
+)
 
 B = TypeVar("B")
 BETWEEN_BLOCKS = "\n"
@@ -122,7 +129,9 @@ def read_messages(values: Sequence[Any]) -> list[ChatMessage]:
                 turns[-1].append(one)
             else:
                 turns.append([one])
-    return [_merged(turn) for turn in turns]
+    messages = [_merged(turn) for turn in turns]
+    check_all_arguments(call.arguments for message in messages for call in message.tool_calls)
+    return messages
 
 
 def _read_message(message: AnthropicMessage, called: dict[str, str], at: str) -> Iterator[ChatMessage]:

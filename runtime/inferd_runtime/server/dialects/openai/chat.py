@@ -61,6 +61,7 @@ class ChatCompletionExchange:
         self.model = head.model
         self.request = request
         self.streams = request.stream
+        self.holds = False
         self.output_field = told.output_field
         self._head = head
         self._told = told

@@ -53,6 +53,7 @@ class CompletionExchange:
         self.requests = requests
         self.request = requests[0]
         self.streams = self.request.stream
+        self.holds = False
         self.output_field = told.output_field
         self.choices = len(requests) * self.request.n
         self._head = head

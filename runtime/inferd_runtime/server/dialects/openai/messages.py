@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import Annotated, Any, TypeAlias
 
 from msgspec import Meta, Struct
 
 from inferd.chat import ChatMessage, ToolCall
 from inferd_runtime.server.dialects.openai.tools import ToolName
-from inferd_runtime.server.dialects.reading import read_arguments
+from inferd_runtime.server.dialects.reading import check_all_arguments, read_arguments
 from inferd_runtime.server.dialects.refusals import refusal
 
 CallId = Annotated[str, Meta(min_length=1, max_length=256)]
@@ -159,6 +160,7 @@ def text_of(content: str | list[TextPart] | list[TextPart | RefusalPart]) -> str
 
 def read_messages(messages: list[AnyMessage]) -> list[ChatMessage]:
     """Return the messages. Raises InvalidRequest, which names the field, for calls and answers of tools that do not fit."""
+    check_all_arguments(call.function.arguments for call in _calls_of(messages))
     open_calls: set[str] = set()
     read: list[ChatMessage] = []
     for index, message in enumerate(messages):
@@ -170,6 +172,12 @@ def read_messages(messages: list[AnyMessage]) -> list[ChatMessage]:
                 raise refusal(f"messages[{index}].{field}", "answers no call that was made before and is open")
             open_calls.discard(read[-1].tool_call_id)
     return read
+
+
+def _calls_of(messages: list[AnyMessage]) -> Iterator[FunctionCall]:
+    for message in messages:
+        if isinstance(message, AssistantMessage):
+            yield from message.tool_calls or ()
 
 
 def _older_id(name: str) -> str:

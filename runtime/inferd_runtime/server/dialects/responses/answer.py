@@ -62,6 +62,7 @@ class ResponsesExchange:
         self._bare = responses_request(read, headers)
         self.request: ChatRequest = self._bare
         self.streams = self._bare.stream
+        self.holds = True
         self.output_field = output_field(read)
         self._response = ResponseObject(read)
         self._events = NumberedEvents()

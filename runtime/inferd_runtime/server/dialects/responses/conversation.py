@@ -7,7 +7,7 @@ from dataclasses import replace
 from typing import Any
 
 from inferd.chat import ChatMessage, ToolCall
-from inferd_runtime.server.dialects.reading import invalid, read_arguments
+from inferd_runtime.server.dialects.reading import check_all_arguments, invalid, read_arguments
 from inferd_runtime.server.dialects.responses.items import Item
 from inferd_runtime.server.dialects.responses.namespaces import NAMESPACE, shown_name
 
@@ -20,6 +20,7 @@ def messages_of(earlier: Sequence[Item], items: Sequence[Item]) -> list[ChatMess
     What the model thought, said and called in a row is one message. Raises InvalidRequest, which names the field, for the output
     of a call that nobody made.
     """
+    check_all_arguments(item.get("arguments") for item in (*earlier, *items))
     conversation = _Conversation()
     for item in earlier:
         conversation.add(item, "previous_response_id")

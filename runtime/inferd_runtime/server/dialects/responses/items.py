@@ -12,6 +12,7 @@ from inferd.protocol import cut
 from inferd_runtime.server.dialects.reading import (
     MAX_SHOWN,
     as_kind,
+    check_all_arguments,
     check_means_nothing,
     invalid,
     not_supported,
@@ -139,6 +140,7 @@ def read_input(value: str | Sequence[Any]) -> list[Item | ItemReference]:
     """Return the items of an input; a text is a user's message. Raises InvalidRequest that names the field."""
     if isinstance(value, str):
         return [message_item("user", value)]
+    check_all_arguments(one.get("arguments") for one in value if isinstance(one, dict))
     return [_read_item(one, f"input[{number}]") for number, one in enumerate(value)]
 
 

@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from typing import Any, Literal
 
 from inferd.chat import ChatEvent, ReasoningDelta, TextDelta, TokenScore, ToolArguments, ToolCallStarted
+from inferd_runtime.server.dialects.packed_scores import PackedScores
 from inferd_runtime.server.dialects.responses.ids import new_id
 from inferd_runtime.server.dialects.responses.items import Item, call_item
 from inferd_runtime.server.dialects.responses.response_object import (
@@ -39,7 +40,7 @@ class _OpenItem:
     id: str
     index: int
     pieces: list[str] = field(default_factory=list)
-    scores: list[TokenScore] = field(default_factory=list)
+    scores: PackedScores = field(default_factory=PackedScores)
     call: int = -1
     call_id: str = ""
     name: str = ""
@@ -64,7 +65,7 @@ class _OpenItem:
 
     def part(self) -> dict[str, Any]:
         """Return what the item holds."""
-        return text_part(self.text, self.scores) if self.kind == "message" else thought_part(self.text)
+        return text_part(self.text, self.scores.read()) if self.kind == "message" else thought_part(self.text)
 
     @property
     def place(self) -> dict[str, Any]:
@@ -95,7 +96,15 @@ class OutputStream:
             case ToolCallStarted():
                 closed = self.close()
                 namespace, name = self._names.get(event.name, (None, event.name))
-                call = _OpenItem("call", new_id("fc"), len(self.items), [], [], event.call, event.id, name, namespace)
+                call = _OpenItem(
+                    "call",
+                    new_id("fc"),
+                    len(self.items),
+                    call=event.call,
+                    call_id=event.id,
+                    name=name,
+                    namespace=namespace,
+                )
                 return closed + self._begin(call)
             case ToolArguments(call=call, text=text) if self._open is not None and self._open.call == call and text:
                 return self._more("response.function_call_arguments.delta", text)
@@ -137,7 +146,7 @@ class OutputStream:
 
     def _say(self, text: str, scores: list[TokenScore]) -> bytes:
         assert self._open is not None
-        self._open.scores += scores
+        self._open.scores.add(scores)
         return self._more("response.output_text.delta", text, logprobs=[score_json(score) for score in scores])
 
     def _more(self, name: str, text: str, **data: Any) -> bytes:

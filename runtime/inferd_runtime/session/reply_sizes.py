@@ -1,0 +1,105 @@
+"""How large the reply to a call may be, told by the call: what is outstanding may wait in sockets until somebody reads it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+
+import msgspec
+
+from inferd.protocol import (
+    MAX_EXPORT_BYTES,
+    Embed,
+    ExportContext,
+    Forward,
+    GetVocabulary,
+    PromptLogprobs,
+)
+from inferd_runtime.session.wire import JSON, MSGPACK
+
+MOST_NUMBERS = 1 << 20
+"""In one reply: what the engine allows."""
+VOCABULARY_BYTES = 2 << 20
+"""What a vocabulary of 150,000 tokens takes, with some room."""
+FIXED = {ExportContext.op: MAX_EXPORT_BYTES, GetVocabulary.op: VOCABULARY_BYTES}  # type: ignore[attr-defined]
+NUMBER_BYTES = 7
+"""Of a number in a reply, in base64."""
+SCORED_NUMBER_BYTES = 14
+"""Of a log-probability or a token's id, as JSON writes them."""
+NAMES_BYTES = 128
+"""Of the names around the numbers of a row, a probe or a token."""
+VECTOR_NUMBERS = 8192
+"""Of an embedding, at most."""
+LARGEST = MOST_NUMBERS * SCORED_NUMBER_BYTES
+LARGE_VOCABULARY = 1 << 18
+LONG_CALL = 256 << 10
+"""Bytes of a call that is not looked into: its reply counts as the largest."""
+
+
+class _Probe(msgspec.Struct):
+    kind: str = ""
+    k: int = 0
+    tokens: list[int] = []
+
+    def numbers(self, vocabulary: int) -> int:
+        return {"logits": vocabulary, "distribution": 2 * (self.k or vocabulary)}.get(
+            self.kind, 1 + 2 * len(self.tokens)
+        )
+
+
+class _Asked(msgspec.Struct):
+    """What of a call's arguments tells how large the reply may be."""
+
+    def size(self, vocabulary: int) -> int:
+        raise NotImplementedError
+
+
+class _Forward(_Asked):
+    at: list[int] = []
+    top: int = 0
+    probes: list[_Probe] = []
+
+    def size(self, vocabulary: int) -> int:
+        top = 2 * min(self.top, vocabulary) * SCORED_NUMBER_BYTES
+        probes = sum(NAMES_BYTES + probe.numbers(vocabulary) * NUMBER_BYTES for probe in self.probes)
+        return (1 + (len(self.at) or 1)) * (NAMES_BYTES + top + probes)
+
+
+class _Scored(_Asked):
+    tokens: list[int] = []
+    top: int = 0
+
+    def size(self, vocabulary: int) -> int:
+        return (1 + len(self.tokens)) * (NAMES_BYTES + 2 * min(self.top, vocabulary) * SCORED_NUMBER_BYTES)
+
+
+class _Embedded(_Asked):
+    texts: list[str] = []
+    tokens: list[list[int]] = []
+    pooling: str = ""
+
+    def size(self, vocabulary: int) -> int:
+        inputs = len(self.texts) + len(self.tokens)
+        return LARGEST if self.pooling == "none" else inputs * VECTOR_NUMBERS * NUMBER_BYTES
+
+
+_KINDS = {Forward.op: _Forward, PromptLogprobs.op: _Scored, Embed.op: _Embedded}  # type: ignore[attr-defined]
+_READ: Mapping[tuple[bytes, str], Callable[[bytes | msgspec.Raw], _Asked]] = {
+    **{(JSON, op): msgspec.json.Decoder(kind).decode for op, kind in _KINDS.items()},
+    **{(MSGPACK, op): msgspec.msgpack.Decoder(kind).decode for op, kind in _KINDS.items()},
+}
+
+
+def reply_size(op: str, arguments: bytes | msgspec.Raw, form: bytes, vocabulary: int = LARGE_VOCABULARY) -> int:
+    """Return the most bytes that the reply may have, 0 where it is small. ``vocabulary``: of the largest model.
+
+    A call that cannot be read gets an error, which is small.
+    """
+    if op not in _KINDS:
+        return FIXED.get(op, 0)
+    if len(arguments) > LONG_CALL:
+        return LARGEST
+    try:
+        asked = _READ[form, op](arguments)
+    except (ValueError, RecursionError):
+        return 0
+    return max(0, min(asked.size(vocabulary), LARGEST))

@@ -1,0 +1,145 @@
+"""Requests of LLM clients whose reading, answering or ends would hold up the gateway or the engine; replies that nobody reads."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Mapping
+from contextlib import ExitStack
+from typing import Any
+
+import psutil
+
+from .arena import Arena, Wire, mebibytes
+from .attack import OK, Attack, Calls, Conduct, Program, Request, attacks, ending, withstood
+from .clients import others_are_served
+from .test_services import rude_session
+
+CHAT = "/v1/chat/completions"
+BAD = "client.invalid"
+TYPED = f"ok {BAD} limit"
+MILLIONS = 7_000_000
+MOST_GROWN_MB = 200.0
+"""Replies that nobody reads may take 128 MiB of a connection; all that are asked for would take more than 500."""
+SLOW_FLOATS = """
+    from inferd.protocol import RenderChat
+    from inferd.transport import current_transport
+    async def main():
+        await current_transport().call(RenderChat([], template_arguments={"x": [1e308] * 900_000}))
+"""
+SLOW_MESSAGE = (
+    "import inferd\nasync def main():\n    await inferd.session.send([1e308] * 120_000)\n    return [1e308] * 120_000"
+)
+
+
+def body(**fields: Any) -> bytes:
+    return json.dumps({"model": "tiny", "messages": [{"role": "user", "content": "x"}], **fields}).encode()
+
+
+def chat(**fields: Any) -> Callable[[Arena], str]:
+    """One chat request; how it ended, whatever its dialect calls that."""
+    return lambda arena: refusal(arena, body(**fields))
+
+
+def refusal(arena: Arena, content: bytes) -> str:
+    response = arena.mallory.http.post(CHAT, content=content)
+    if response.status_code < 300:
+        return OK
+    error = response.json()["error"]
+    return BAD if response.status_code == 400 and error["message"] else f"untyped {response.status_code}"
+
+
+def called(*arguments: str) -> list[dict[str, Any]]:
+    calls = [
+        {"id": f"c{at}", "type": "function", "function": {"name": "f", "arguments": each}}
+        for at, each in enumerate(arguments)
+    ]
+    return [{"role": "user", "content": "x"}, {"role": "assistant", "tool_calls": calls}]
+
+
+def nested(depth: int) -> dict[str, Any]:
+    schema: dict[str, Any] = {}
+    for _ in range(depth):
+        schema = {"items": schema}
+    return {"type": "object", "properties": {"a": schema}}
+
+
+def listed(op: str, **arguments: Any) -> Callable[[Wire], Mapping[str, Any]]:
+    """A call with a list of millions of zeros, which are packed as they are."""
+
+    def calls(wire: Wire) -> Mapping[str, Any]:
+        return wire.call(op, **arguments)
+
+    return calls
+
+
+def rows(wire: Wire) -> Mapping[str, Any]:
+    """Ask for the same row of a pass again and again."""
+    return wire.call("forward", context=wire.context("a"), tokens=[1], at=[0] * MILLIONS)
+
+
+def unread_passes(arena: Arena) -> str:
+    """Ask for all logits of many passes, over three sessions, and read none of them."""
+    with ExitStack() as held:
+        wires = [held.enter_context(rude_session(arena.mallory)) for _ in range(3)]
+        before = gateway_mb(arena)
+        for wire in wires:
+            contexts = [wire.context("a") for _ in range(40)]
+            probes = [{"kind": "logits"}] * 32
+            for context in contexts:
+                wire.send("forward", context=context, tokens=[1] * 24, at=list(range(24)), probes=probes)
+        end = others_are_served(arena, OK)
+        grown = gateway_mb(arena) - before
+    assert grown < MOST_GROWN_MB, f"the gateway grew by {grown:.0f} MiB"
+    return end
+
+
+def gateway_mb(arena: Arena) -> float:
+    """The gateway's memory."""
+    return mebibytes(psutil.Process(arena.server.pid))
+
+
+def scored_answers(arena: Arena) -> str:
+    """Ask for many answers with all that is told of their tokens, as one JSON object."""
+    fields = {"n": 24, "logprobs": True, "top_logprobs": 20, "max_tokens": 60, "ignore_eos": True}
+    response = arena.mallory.http.post(CHAT, content=body(**fields))
+    return ending(response) if response.status_code >= 300 else others_are_served(arena, OK)
+
+
+LARGEST_FLOATS, SMALLEST_FLOATS = b"1e308," * 600_000, b"4.9e-324," * 400_000
+DEEP_TOOL = {"type": "function", "function": {"name": "f", "parameters": nested(300)}}
+CHOICE = {"kind": "choice", "options": [""] * MILLIONS}
+SEQUENCE = {"kind": "sequence", "members": [{"kind": "text", "value": "a"}] * 60_000}
+ANSWERS: list[Attack] = [
+    Request(
+        "slow numbers for a run", "POST", "/v1/runs", BAD,
+        b'{"program":"p","arguments":{"x":[' + LARGEST_FLOATS + b"1]}}",
+    ),
+    Request(
+        "slow numbers for a message", "POST", "/v1/runs/{run}/messages", BAD,
+        b'{"message":[' + SMALLEST_FLOATS + b"1]}",
+    ),
+    Request("a file of 5,000 digits", "GET", "/v1/runs/{run}/files/" + "9" * 5000, "client.not_found"),
+    Conduct(
+        "slow numbers in a chat",
+        lambda arena: refusal(arena, b'{"model":"tiny","messages":[' + LARGEST_FLOATS + b"1]}"),
+        BAD,
+    ),
+    Conduct("lists in arguments", chat(messages=called("[" + "[]," * 1_200_000 + "[]]")), BAD),
+    Conduct("lists in the arguments of many calls", chat(messages=called(*["[" + "[]," * 30_000 + "[]]"] * 20)), BAD),
+    Conduct("a tool nested 300 times", chat(tools=[DEEP_TOOL]), BAD),
+    Conduct("biases for 300,000 tokens", chat(logit_bias={str(at): 0 for at in range(300_000)}), BAD),
+    Conduct("24 answers with 20 alternatives", scored_answers, OK),
+    Program("slow numbers of a program for the engine", SLOW_FLOATS, BAD, {"wall_s": 30.0, "cpu_s": 20.0}),
+    Program("slow numbers of a program for its launcher", SLOW_MESSAGE, OK),
+    Calls("the text of millions of tokens", listed("model.detokenize", tokens=[0] * MILLIONS), "limit:token_ids"),
+    Calls("the bytes of millions of tokens", listed("model.token_bytes", tokens=[0] * MILLIONS), "limit:token_ids"),
+    Calls("millions of rows", rows, "limit:token_ids"),
+    Calls("a choice of millions", listed("grammar.compile", constraint=CHOICE), "client.constraint"),
+    Calls("a sequence of 60,000", listed("grammar.compile", constraint=SEQUENCE), "client.constraint"),
+    Conduct("passes that nobody reads", unread_passes, "ok limit"),
+]  # fmt: skip
+
+
+@attacks(*ANSWERS)
+def test_what_is_asked_as_llm_clients_do_holds_up_nobody(arena: Arena, attack: Attack) -> None:
+    withstood(arena, attack)
