@@ -218,12 +218,13 @@ def read_arguments(text: str, at: str) -> str:
     return arguments
 
 
-def check_all_arguments(arguments: Iterable[Any]) -> None:
+def check_all_arguments(arguments: Iterable[Any], *, read: bool = False) -> None:
     """Raises InvalidRequest where the arguments of all calls of a conversation together take long to read: that is done again
-    where they are rendered. What is no text is not looked at.
+    where they are rendered. What is no text is not looked at. ``read``: :func:`read_arguments` refuses what is too much alone.
     """
     texts = [each.encode("utf-8", "surrogatepass") for each in arguments if isinstance(each, str)]
-    if (values := values_of(texts)) > MAX_ARGUMENT_VALUES:
+    values = values_of(texts)
+    if values > MAX_ARGUMENT_VALUES and not (read and max(values_of([text]) for text in texts) > MAX_ARGUMENT_VALUES):
         raise invalid("", f"the arguments of calls have {values} values; {MAX_ARGUMENT_VALUES} are allowed")
 
 

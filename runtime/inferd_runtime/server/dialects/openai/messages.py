@@ -160,7 +160,7 @@ def text_of(content: str | list[TextPart] | list[TextPart | RefusalPart]) -> str
 
 def read_messages(messages: list[AnyMessage]) -> list[ChatMessage]:
     """Return the messages. Raises InvalidRequest, which names the field, for calls and answers of tools that do not fit."""
-    check_all_arguments(call.function.arguments for call in _calls_of(messages))
+    check_all_arguments((call.function.arguments for call in _calls_of(messages)), read=True)
     open_calls: set[str] = set()
     read: list[ChatMessage] = []
     for index, message in enumerate(messages):

@@ -140,7 +140,7 @@ def read_input(value: str | Sequence[Any]) -> list[Item | ItemReference]:
     """Return the items of an input; a text is a user's message. Raises InvalidRequest that names the field."""
     if isinstance(value, str):
         return [message_item("user", value)]
-    check_all_arguments(one.get("arguments") for one in value if isinstance(one, dict))
+    check_all_arguments((one.get("arguments") for one in value if isinstance(one, dict)), read=True)
     return [_read_item(one, f"input[{number}]") for number, one in enumerate(value)]
 
 
