@@ -61,8 +61,10 @@ class LaunchedAnswer:
             return []
         if event.payload.error is not None:
             raise event.payload.error.to_exception()
-        is_text = bool(event.payload.parts) and event.payload.parts[0].startswith(TEXT)
-        result = self._run.result if is_text else None  # no other one is shown, and reading it may take long
+        parts = event.payload.parts or ("",)
+        result = (
+            self._run.result if parts[0].startswith(TEXT) else None
+        )  # no other is shown, and reading it may take long
         return self._reader.finish(result, UsageReport(0, event.payload.usage.tokens))
 
 
