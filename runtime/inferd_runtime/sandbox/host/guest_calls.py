@@ -111,6 +111,11 @@ class GuestCalls:
             if answers is not None or self.ended or now >= end:
                 return answers or b"[]"
 
+    def ask(self, op: str, arguments: bytes, timeout_ms: int) -> bytes:
+        """Start an operation, then wait: :meth:`submit` and :meth:`wait` for the price of one crossing."""
+        ticket = self.submit(op, arguments)
+        return b"[%d,%b]" % (ticket, self.wait(timeout_ms))
+
     def cancel(self, ticket: int) -> None:
         """Drop an operation."""
         waits = self._pending.cancel(ticket)

@@ -6,7 +6,7 @@ import asyncio
 import json
 import math
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Any, Protocol
 
 FOR_EVER = 0xFFFFFFFF
@@ -24,6 +24,10 @@ class Host(Protocol):
 
     def wait(self, timeout_ms: int) -> str:
         """Wait for finished operations."""
+        ...
+
+    def ask(self, op: str, arguments: str, timeout_ms: int) -> str:
+        """Start an operation, and wait."""
         ...
 
     def cancel(self, ticket: int) -> None:
@@ -52,20 +56,20 @@ class Completions:
         """True if an operation is in flight."""
         return bool(self._open)
 
-    def submit(self, op: str, arguments: str) -> int:
-        """Start an operation; returns its ticket."""
-        ticket = self._host.submit(op, arguments)
-        self._open[ticket] = None
-        return ticket
-
-    async def answer(self, ticket: int, quiet: float | None) -> Answer:
-        """Wait for an operation. Returns whether it went well, and its reply or error. Cancelling this drops the operation.
+    def submit(self, op: str, arguments: str, quiet: float | None = 0.0) -> int:
+        """Start an operation; returns its ticket.
 
         ``quiet``: seconds in which the event loop has nothing else to do (``None``: for ever). Where that is not 0, this blocks
         right here: a future and a round of the event loop would cost a third more, and nobody else has a use for the time.
         """
         if quiet is None or quiet > 0:
-            self.wait(quiet)
+            return self._ask(op, arguments, quiet)
+        ticket = self._host.submit(op, arguments)
+        self._open[ticket] = None
+        return ticket
+
+    async def answer(self, ticket: int) -> Answer:
+        """Wait for an operation. Returns whether it went well, and its reply or error. Cancelling this drops the operation."""
         early = self._early.pop(ticket, None)
         if early is not None:
             return early
@@ -89,9 +93,7 @@ class Completions:
         self._before_wait()
         finished = self._host.wait(_milliseconds(seconds))
         if finished != "[]":
-            answers, _ = _SCAN(finished, 0)
-            for ticket, ok, answer in answers:
-                self._settle(ticket, (bool(ok), answer))
+            self._settle_all(_SCAN(finished, 0)[0])
 
     def sleep(self, seconds: float) -> None:
         """Block for ``seconds``. Operations go on finishing meanwhile."""
@@ -101,6 +103,18 @@ class Completions:
             self.wait(max(left, 0.0))
             if left <= 0:
                 return
+
+    def _ask(self, op: str, arguments: str, seconds: float | None) -> int:
+        """Start an operation and :meth:`wait`; returns the ticket."""
+        self._before_wait()
+        (ticket, answers), _ = _SCAN(self._host.ask(op, arguments, _milliseconds(seconds)), 0)
+        self._open[ticket] = None
+        self._settle_all(answers)
+        return int(ticket)
+
+    def _settle_all(self, answers: Iterable[tuple[int, int, dict[str, Any]]]) -> None:
+        for ticket, ok, answer in answers:
+            self._settle(ticket, (bool(ok), answer))
 
     def _settle(self, ticket: int, answer: Answer) -> None:
         if ticket not in self._open:  # dropped meanwhile

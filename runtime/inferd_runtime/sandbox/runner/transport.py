@@ -27,8 +27,9 @@ class GuestTransport:
 
     async def call(self, request: Any) -> Any:
         """Send a request and wait for its reply; see :class:`inferd.transport.Transport`."""
-        ticket = self._completions.submit(type(request).op, _encode(self._seeded(request)))
-        return _reply(request, await self._completions.answer(ticket, running_loop().quiet_seconds()))
+        quiet = running_loop().quiet_seconds()
+        ticket = self._completions.submit(type(request).op, _encode(self._seeded(request)), quiet)
+        return _reply(request, await self._completions.answer(ticket))
 
     def call_blocking(self, request: Any) -> Any:
         """Send a request, and block until its reply is there: the program's other tasks stand still."""

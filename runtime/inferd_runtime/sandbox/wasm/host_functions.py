@@ -51,6 +51,10 @@ class HostCalls(Protocol):
         """Wait for answers."""
         ...
 
+    def ask(self, op: str, arguments: bytes, timeout_ms: int) -> bytes:
+        """Start an operation, and wait for answers."""
+        ...
+
     def cancel(self, ticket: int) -> None:
         """Drop an operation."""
         ...
@@ -75,6 +79,12 @@ class HostCalls(Protocol):
 def _text(value: Any) -> bytes:
     string = value.of.string
     return ctypes.string_at(string.data, string.size)
+
+
+def _return_text(value: Any, text: bytes) -> None:
+    value.kind = _STRING
+    data = ctypes.cast(ctypes.c_char_p(text), _BYTES)
+    ffi.wasm_byte_vec_new(ctypes.byref(value.of.string), len(text), data)
 
 
 def _stop() -> int | None:
@@ -109,10 +119,11 @@ def _submit(calls: HostCalls, args: Any, results: Any) -> None:
 
 
 def _wait(calls: HostCalls, args: Any, results: Any) -> None:
-    answers = calls.wait(args[0].of.u32)
-    results[0].kind = _STRING
-    data = ctypes.cast(ctypes.c_char_p(answers), _BYTES)
-    ffi.wasm_byte_vec_new(ctypes.byref(results[0].of.string), len(answers), data)
+    _return_text(results[0], calls.wait(args[0].of.u32))
+
+
+def _ask(calls: HostCalls, args: Any, results: Any) -> None:
+    _return_text(results[0], calls.ask(_text(args[0]).decode(), _text(args[1]), args[2].of.u32))
 
 
 def _cancel(calls: HostCalls, args: Any, _results: Any) -> None:
@@ -162,6 +173,7 @@ def host_callbacks(current: Callable[[], HostCalls | None]) -> dict[str, Any]:
     return {
         "submit": _guarded(current, _submit),
         "wait": _guarded(current, _wait),
+        "ask": _guarded(current, _ask),
         "cancel": _guarded(current, _cancel),
         "log": _guarded(current, _log),
         "epoch": _epoch(current),
@@ -179,7 +191,7 @@ def link(engine: Engine, component: Component, callbacks: dict[str, Any]) -> Lin
     linker.add_wasip2()
     clock = next(name for name in component.type.imports(engine) if name.startswith(CLOCK))
     with linker.root() as root:
-        for name in ("submit", "wait", "cancel", "log"):
+        for name in ("submit", "wait", "ask", "cancel", "log"):
             _define(root, name, callbacks[name])
         with root.add_instance(clock) as instance:
             for name in ("now", "resolution", "subscribe-instant", "subscribe-duration"):

@@ -28,6 +28,7 @@ class PlayedHost:
         self.submitted: list[tuple[str, Any]] = []
         self.cancelled: list[int] = []
         self.waits: list[int] = []
+        self.asked = 0
         self.logged: list[tuple[str, str]] = []
 
     def submit(self, op: str, arguments: str) -> int:
@@ -47,6 +48,10 @@ class PlayedHost:
             return "[]"
         answers = [[ticket, *self.answer(*self.open.pop(ticket)[:2])] for ticket in due]
         return json.dumps(answers)
+
+    def ask(self, op: str, arguments: str, timeout_ms: int) -> str:
+        self.asked += 1
+        return f"[{self.submit(op, arguments)},{self.wait(timeout_ms)}]"
 
     def cancel(self, ticket: int) -> None:
         self.cancelled.append(ticket)
@@ -105,6 +110,31 @@ def test_a_lone_call_blocks_right_there_and_a_second_task_goes_first() -> None:
     play(host, main)
     assert order == ["first after 1 waits", "other after 1 waits"]
     assert host.waits[0] == FOR_EVER
+
+
+def test_a_lone_call_is_one_crossing_and_brings_what_two_bring() -> None:
+    at_once, in_two = PlayedHost(length_of), PlayedHost(length_of)
+
+    async def lone(transport: GuestTransport) -> Any:
+        return await transport.call(Tokenize("abc"))
+
+    async def blocking(transport: GuestTransport) -> Any:
+        return transport.call_blocking(Tokenize("abc"))
+
+    assert play(at_once, lone) == play(in_two, blocking)
+    assert (at_once.asked, in_two.asked) == (1, 0)
+    assert (at_once.submitted, at_once.waits) == (in_two.submitted, in_two.waits)
+
+
+def test_a_lone_call_that_is_answered_later_keeps_its_ticket() -> None:
+    host = PlayedHost(length_of, delay=2)
+
+    async def main(transport: GuestTransport) -> Any:
+        asyncio.get_running_loop().call_later(0.005, lambda: None)
+        return await transport.call(Tokenize("abc"))
+
+    assert play(host, main) == Tokens([3])
+    assert (host.asked, len(host.submitted), len(host.waits)) == (1, 1, 3)
 
 
 def test_a_call_that_blocks_keeps_what_others_wait_for() -> None:
@@ -201,7 +231,7 @@ def test_a_sleep_goes_on_settling_answers() -> None:
     completions = Completions(host, lambda: None)
 
     async def main() -> bool:
-        call = asyncio.ensure_future(completions.answer(completions.submit("model.tokenize", '{"text":""}'), 0.0))
+        call = asyncio.ensure_future(completions.answer(completions.submit("model.tokenize", '{"text":""}')))
         await asyncio.sleep(0)
         completions.sleep(0.005)
         await asyncio.sleep(0)
