@@ -195,7 +195,7 @@ def test_private_and_unknown_operations_are_refused(gateway: Gateway, engine: Fa
         async def main():
             answers = []
             for op in ["session.open", "session.close", "cancel", "nonsense"]:
-                ok, answer = await RUNNER.completions.answer(RUNNER.completions.submit(op, "{}"), None)
+                ok, answer = await RUNNER.completions.answer(RUNNER.completions.submit(op, "{}", None))
                 answers.append([ok, answer["code"]])
             return answers
     """

@@ -115,7 +115,7 @@ class EngineLoop:
 
     def _receive(self, seconds: float) -> None:
         """Wait so long for something to arrive, and receive it. In a long pause, warm the grammar compilers up."""
-        if self._poller.poll(math.ceil(1000 * seconds)):
+        if not seconds or self._poller.poll(math.ceil(1000 * seconds)):
             receive(self._socket, self._mailbox, max(RECEIVE_SECONDS, RECEIVE_SHARE * self._last))
         elif seconds == IDLE_SECONDS:
             # At the start others need the processors.
