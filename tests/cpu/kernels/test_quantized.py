@@ -13,7 +13,8 @@ from quantized_cases import FORMS, Case, check_invariance, random, weight_in
 from inferd_runtime.kernels import quantized as reference
 from inferd_runtime.kernels.quantized import FP8, Grouped, QuantizedKernels, RowScaled, float8_rows, grouped
 from inferd_runtime.kernels.triton import quantized as kernel
-from inferd_runtime.kernels.triton.quantized import E4M3_TO_BF16, NIBBLES_TO_BF16, SERVED, grouped_blocks, scaled_blocks
+from inferd_runtime.kernels.triton.quantized import SERVED, grouped_blocks, scaled_blocks
+from inferd_runtime.kernels.triton.unpacking import E4M3_TO_BF16, NIBBLES_TO_BF16
 
 DTYPES = [torch.float32, torch.float16, torch.bfloat16]
 # With parts, the last of them short; a block that is not full, and outputs that are no multiple of a program's.

@@ -222,9 +222,12 @@ class Fetched:
         parts = sorted(tensors.items(), key=lambda part: -part[1].element_size())
         self._shapes = [(name, tensor.dtype, tensor.shape, tensor.nbytes) for name, tensor in parts]
         size = sum(tensor.nbytes for tensor in tensors.values())
+        if not size:
+            self._arrived = _no_bytes
+            return
         # As one: more of them would be waited for by turns.
-        joined = [torch.cat([part.reshape(-1).view(torch.uint8) for _, part in parts])] if size else []
-        self._arrived = accelerator.fetch(joined, size)
+        joined = torch.cat([part.reshape(-1).view(torch.uint8) for _, part in parts])
+        self._arrived = accelerator.fetch([joined], size)
 
     def wait(self) -> dict[str, npt.NDArray[Any]]:
         """Return what has arrived."""
@@ -233,6 +236,10 @@ class Fetched:
             found[name] = host[at : at + size].view(dtype).view(shape).numpy()
             at += size
         return found
+
+
+def _no_bytes() -> Tensor:
+    return torch.empty(0, dtype=torch.uint8)
 
 
 @dataclass(frozen=True, slots=True)

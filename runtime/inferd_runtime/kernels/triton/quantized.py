@@ -26,6 +26,7 @@ from inferd_runtime.kernels.quantized import FP8, LANES, UNIT, Grouped, Quantize
 from inferd_runtime.kernels.triton.cache import e4m3
 from inferd_runtime.kernels.triton.elementwise import rows_of
 from inferd_runtime.kernels.triton.interpreted import INTERPRETED, product
+from inferd_runtime.kernels.triton.unpacking import decoded, halves
 from inferd_runtime.kernels.triton.variant import Variant
 
 TILE_ROWS = 16
@@ -36,6 +37,8 @@ DEPTH = 64
 """Inputs of a slice, in 8 bits."""
 UNITS = 8
 """Units of 32 inputs that a block has, in 4 bits."""
+MOST_REGISTERS = 255
+"""Two programs fit on a multiprocessor by their shared memory. Not told, the assembler of 8.0 spills to make room for five."""
 MOST_PARTS = 16
 FEWEST_BLOCKS = 2
 WIDE, NARROW = 64, 32
@@ -45,69 +48,6 @@ STAGES = {8: {WIDE: 5, NARROW: 7}, 4: {WIDE: 6, NARROW: 8}}
 ADDED = 256
 QUANTIZED_COLUMNS = 1024
 UNPACKED_UNITS = 4
-
-E4M3_TO_BF16 = """
-{
-.reg .b32 a, b, s, m;
-prmt.b32 a, $2, 0, 0x1404;
-prmt.b32 b, $2, 0, 0x3424;
-and.b32 s, a, 0x80008000;
-and.b32 a, a, 0x7f007f00;
-shr.u32 a, a, 4;
-or.b32 a, a, s;
-and.b32 s, b, 0x80008000;
-and.b32 b, b, 0x7f007f00;
-shr.u32 b, b, 4;
-or.b32 b, b, s;
-mov.b32 s, 0x80008000;
-mov.b32 m, 0x7b807b80;
-fma.rn.bf16x2 $0, a, m, s;
-fma.rn.bf16x2 $1, b, m, s;
-}
-"""
-"""Four bytes to the upper halves of four words; 4 and 3 bits of exponent and mantissa move to where bfloat16's begin, which is
-2 ** -120 times the number (what is subnormal stays so); -0 is added so that zeros keep their sign."""
-NIBBLES_TO_BF16 = """
-{
-.reg .b32 n, a, b, one, off;
-%s
-and.b32 n, n, 0x0f0f0f0f;
-prmt.b32 a, n, 0x43434343, 0x4140;
-prmt.b32 b, n, 0x43434343, 0x4342;
-mov.b32 one, 0x3f803f80;
-mov.b32 off, 0xc308c308;
-fma.rn.bf16x2 $0, a, one, off;
-fma.rn.bf16x2 $1, b, one, off;
-}
-"""
-"""0x4300 is bfloat16's 128, whose last place is 1: with a number in it, it is 128 more. 136 of that are taken off."""
-LOW_TO_BF16 = tl.constexpr(NIBBLES_TO_BF16 % "mov.b32 n, $2;")
-HIGH_TO_BF16 = tl.constexpr(NIBBLES_TO_BF16 % "shr.u32 n, $2, 4;")
-BYTES_TO_BF16 = tl.constexpr(E4M3_TO_BF16)
-
-
-@triton.jit
-def _decoded(numbers: tl.tensor, dtype: tl.constexpr, fp8: tl.constexpr, packed: tl.constexpr):
-    """Return 8-bit numbers as floats; float8 comes as bytes. ``packed``: as bfloat16, by the instructions above."""
-    if not fp8:
-        return numbers.to(tl.float32).to(dtype)
-    if packed:
-        return tl.inline_asm_elementwise(BYTES_TO_BF16, "=r,=r,r", [numbers], dtype=tl.bfloat16, is_pure=True, pack=4)
-    wide = numbers.to(tl.uint32)
-    bits = ((wide & 0x80) << 24) | ((wide & 0x7F) << 20)
-    return (bits.to(tl.float32, bitcast=True) * 1.329227995784916e36).to(dtype)  # 2 ** 120
-
-
-@triton.jit
-def _halves(numbers: tl.tensor, dtype: tl.constexpr, packed: tl.constexpr):
-    """Return the numbers of 4 bits less 8, of the low halves of bytes and of the high ones."""
-    if packed:
-        low = tl.inline_asm_elementwise(LOW_TO_BF16, "=r,=r,r", [numbers], dtype=tl.bfloat16, is_pure=True, pack=4)
-        high = tl.inline_asm_elementwise(HIGH_TO_BF16, "=r,=r,r", [numbers], dtype=tl.bfloat16, is_pure=True, pack=4)
-    else:
-        low = ((numbers & 15).to(tl.float32) - 8.0).to(dtype)
-        high = ((numbers >> 4).to(tl.float32) - 8.0).to(dtype)
-    return low, high
 
 
 @triton.jit(do_not_specialize=["count"])
@@ -140,7 +80,7 @@ def _multiply_scaled(
         else:
             w = tl.load(numbers_at + (at + k), mask=at + k < size, other=0)
             x = tl.load(rows_at + (at + k), mask=used & (at + k < size), other=0.0)
-        total += product(x, tl.trans(_decoded(w, x.dtype, fp8, packed), 0, 2, 1), interpreted)
+        total += product(x, tl.trans(decoded(w, x.dtype, fp8, packed), 0, 2, 1), interpreted)
     result = tl.sum(total, 0)
     if parts > 1:
         tl.store(sums + (part * count + row)[:, None] * outs + target, result, mask=kept)
@@ -193,7 +133,7 @@ def _multiply_grouped(
             x = tl.load(rows_at + inside, mask=used & there, other=0.0)
             y = tl.load(rows_at + (inside + half), mask=used & there, other=0.0)
             scale = tl.load(scales + scaled, mask=(unit < units)[:, None], other=0.0)
-        low, high = _halves(w, x.dtype, packed)
+        low, high = halves(w, x.dtype, packed)
         found = product(x, tl.trans(low, 0, 2, 1), interpreted)
         found += product(y, tl.trans(high, 0, 2, 1), interpreted)
         if middles is not None:
@@ -381,7 +321,7 @@ def grouped_product(rows: Tensor, weight: Grouped, bias: Tensor | None, residual
             call.rows, weight.numbers, weight.scales, weight.middles, call.bias, residual, call.out, call.sums, len(rows),
             units, outs, call.rows.stride(0), call.out.stride(0),
             **_grouped_constants(blocks, units, units // groups, rows.dtype),
-            num_warps=SLICES, num_stages=STAGES[4][blocks.outputs],
+            num_warps=SLICES, num_stages=STAGES[4][blocks.outputs], maxnreg=MOST_REGISTERS,
         )  # fmt: skip
         call.finish(None)
     return call.out
@@ -485,7 +425,9 @@ def _grouped_variant(
     signature = there | {"numbers": "*u8", "scales": "*fp16", "units": "i32"}
     signature |= {"middles": "*fp16"} if middles else {}
     constants = absent | _grouped_constants(blocks, size // UNIT, ratio, dtype) | ({} if middles else {"middles": None})
-    return Variant(f"multiply {name}", _multiply_grouped, signature, constants, SLICES, STAGES[4][blocks.outputs])
+    return Variant(
+        f"multiply {name}", _multiply_grouped, signature, constants, SLICES, STAGES[4][blocks.outputs], MOST_REGISTERS
+    )
 
 
 def _add_variants(name: str, outs: int, size: int, pointer: str, added: str) -> Iterator[Variant]:

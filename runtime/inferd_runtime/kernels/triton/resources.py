@@ -62,6 +62,7 @@ def compiled(variant: Variant, arch: int) -> CompiledKernel:
         {(index,): [["tt.divisibility", 16]] for (index,) in aligned},
     )
     options = {"num_warps": variant.num_warps, "num_stages": variant.num_stages}
+    options |= {} if variant.most_registers is None else {"maxnreg": variant.most_registers}
     kernel: CompiledKernel = triton.compile(source, target=GPUTarget("cuda", arch, WARP), options=options)
     return kernel
 

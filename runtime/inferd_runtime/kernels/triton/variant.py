@@ -11,7 +11,8 @@ class Variant(NamedTuple):
 
     ``signature``: Triton's type per argument that is none of ``constants`` ("*bf16", "i32", "fp32"); a pointer is taken as
     aligned to 16 bytes, as torch's are, and ":16" behind a number says that it is a multiple of 16. ``constants``: the
-    compile-time arguments, and None for an optional pointer that is not given.
+    compile-time arguments, and None for an optional pointer that is not given. ``most_registers``: of a thread (None: as the
+    assembler chooses).
     """
 
     name: str
@@ -20,3 +21,4 @@ class Variant(NamedTuple):
     constants: Mapping[str, object]
     num_warps: int = 4
     num_stages: int = 3
+    most_registers: int | None = None
