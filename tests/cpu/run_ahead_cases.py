@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -12,10 +13,13 @@ from inferd.protocol import TokenLogprob
 from inferd_grammar import Compiled, GrammarCompiler, RegexGrammar, TokenTable
 from inferd_runtime.engine.engine import Engine, EngineOptions
 from inferd_runtime.engine.sampling.host_sampling import RowSampler
+from inferd_runtime.speculation.drafter import Drafter
 from inferd_runtime.testing.byte_tokenizer import END, ByteTokenizer
-from inferd_runtime.testing.speculation import Blind, GenerationUnderTest, Request
+from inferd_runtime.testing.speculation import Blind, GenerationUnderTest, Oracle, Request
 
 BYTES = 272
+KNOWN = (2, 3, 10)
+"""Streams whose answers are drafted where they are known: one with penalties, a greedy one, one with filters."""
 
 
 def compiled() -> Compiled:
@@ -24,8 +28,11 @@ def compiled() -> Compiled:
 
 
 def check_the_same(bench: CudaBench) -> None:
-    """Texts and log-probabilities, whose last bits depend on the company that their rows have."""
-    (ahead, begun), (plain, none) = (texts(bench, overlap=overlap) for overlap in (True, False))
+    """Texts and log-probabilities, whose last bits depend on the company that their rows have. Run ahead, some streams draft what
+    they wrote in the plain loop.
+    """
+    plain, none = texts(bench, overlap=False)
+    ahead, begun = texts(bench, overlap=True, answers=[tokens for tokens, _ in plain])
     assert [tokens for tokens, _ in ahead] == [tokens for tokens, _ in plain]
     assert begun > 10
     assert none == 0
@@ -36,7 +43,9 @@ def check_the_same(bench: CudaBench) -> None:
             assert [one.logprob, *one.top_logprobs] == pytest.approx([other.logprob, *other.top_logprobs], abs=1e-3)
 
 
-def texts(bench: CudaBench, *, overlap: bool) -> tuple[list[tuple[list[int], list[TokenLogprob]]], int]:
+def texts(
+    bench: CudaBench, *, overlap: bool, answers: Sequence[list[int]] = ()
+) -> tuple[list[tuple[list[int], list[TokenLogprob]]], int]:
     """The tokens of twelve streams that come one after the other, with the log-probabilities of some, and how many steps began
     without their masks.
     """
@@ -49,7 +58,9 @@ def texts(bench: CudaBench, *, overlap: bool) -> tuple[list[tuple[list[int], lis
         request = Request(prompt, sampler, 16, END, grammar=grammar if number % 4 == 1 else None)
         context = engine.create_context()
         context.append(prompt)
-        sources = [Blind(request, BYTES, 1)] if number == 7 else []
+        sources: list[Drafter] = [Blind(request, BYTES, 1)] if number == 7 else []
+        if answers and number in KNOWN:
+            sources = [Oracle(replace(request, tokens=tuple(answers[number][len(prompt) :])), BYTES)]
         logprobs = {5: 0, 7: 3, 8: 2}.get(number)
         running.append(GenerationUnderTest.submit(engine, context, request, sources, logprobs=logprobs, forced=False))
         engine.step()
@@ -59,6 +70,7 @@ def texts(bench: CudaBench, *, overlap: bool) -> tuple[list[tuple[list[int], lis
         for one in running:
             one.take()
     assert not any(one.generation.error for one in running)
+    assert not answers or min(running[number].accepted for number in KNOWN) > 2
     assert [len(one.scores) for one in running if one.scores] == [len(running[number].tokens) for number in (5, 7, 8)]
     found = [(list(one.generation.context.tokens), one.scores) for one in running]
     for one in running:
