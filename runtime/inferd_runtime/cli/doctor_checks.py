@@ -18,6 +18,7 @@ from inferd_runtime.cli.client import Server
 from inferd_runtime.draft_models.options import is_loopback
 from inferd_runtime.isolation.report import report
 from inferd_runtime.models.fitting.memory import available_host_bytes
+from inferd_runtime.models.names import EMBEDDED
 from inferd_runtime.models.store.store import ModelStore
 from inferd_runtime.sandbox.runner_build.component import runner_is_built
 from inferd_runtime.settings.settings import Settings
@@ -25,7 +26,6 @@ from inferd_runtime.settings.settings import Settings
 NEEDED = ("msgspec", "pyzmq", "starlette", "uvicorn", "wasmtime", "torch", "transformers", "tokenizers", "llguidance")
 OPTIONAL = ("triton", "outlines_core", "xgrammar", "opentelemetry-sdk")
 USEFUL_FEATURES = ("avx2", "avx512f", "avx512_bf16", "amx_tile", "asimd", "sve")
-EMBEDDED = ("tiny", "tiny-draft")
 LOW_MEMORY = 2 << 30
 LOW_DISK = 1 << 30
 OPEN_TO_OTHERS = stat.S_IRWXG | stat.S_IRWXO

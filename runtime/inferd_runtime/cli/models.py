@@ -9,13 +9,13 @@ from inferd.protocol import InvalidRequest
 from inferd_runtime.cli.client import Server
 from inferd_runtime.cli.output import print_json, print_table
 from inferd_runtime.cli.parsing import CLIENT_SETTINGS, Parser, add_json, add_settings, settings_of
+from inferd_runtime.models.names import EMBEDDED
 from inferd_runtime.models.options import ModelOptions
 from inferd_runtime.models.store.store import ModelStore, StoredModel
 
 if TYPE_CHECKING:
     from inferd_runtime.models.fitting.fit import Fit
 
-EMBEDDED = ("tiny", "tiny-draft")
 MODELS = """List the models on this machine: those that `inferd pull` brought, and the embedded ones.
 
     inferd models rm NAME       delete one

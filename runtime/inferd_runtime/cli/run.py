@@ -20,6 +20,7 @@ from inferd_runtime.cli.program_options import ProgramInterface
 from inferd_runtime.cli.progress import notice, prepare_runner
 from inferd_runtime.cli.run_screen import RunScreen
 from inferd_runtime.cli.warm import find_server, start_server
+from inferd_runtime.models.names import check_names
 from inferd_runtime.phases import Phases
 from inferd_runtime.server.packages.finder import package_finder, with_packages
 from inferd_runtime.server.programs.bundles import Program, make_program, read_sources, with_limits
@@ -42,6 +43,7 @@ def run(argv: list[str]) -> int:
     logging.basicConfig(level=level, format="inferd: %(message)s", stream=sys.stderr)
     server = find_server(command.settings)
     if server is None:
+        check_names(model.name for model in command.settings.engine.models)
         prepare_runner()
         if not command.settings.keep_warm:
             return run_async(_execute, command, program)

@@ -13,6 +13,7 @@ from inferd_runtime.cli.parsing import Parser, add_json, add_settings, settings_
 from inferd_runtime.cli.progress import prepare_runner
 from inferd_runtime.isolation.report import check_all, described, report
 from inferd_runtime.log_lines import configure_logging
+from inferd_runtime.models.names import check_names
 from inferd_runtime.server.gateway.app import Gateway, serve as serve_gateway
 from inferd_runtime.server.gateway.auth import token_path
 from inferd_runtime.settings.settings import FIELDS, Settings
@@ -35,6 +36,7 @@ def serve(argv: list[str]) -> int:
     parsed = parser.parse_args(argv)
     settings = settings_of(parsed)
     configure_logging(settings.log_format, settings.log_level)
+    check_names(model.name for model in settings.engine.models)
     prepare_runner()
     found = report()
     if settings.require_isolation:

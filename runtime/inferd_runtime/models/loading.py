@@ -10,26 +10,25 @@ from pathlib import Path
 
 import torch
 
-from inferd.protocol import InvalidRequest, NotFound
+from inferd.protocol import InvalidRequest
 from inferd_runtime.models.fitting.fit import ModelSize
 from inferd_runtime.models.loaded import LoadedModel
+from inferd_runtime.models.names import EMBEDDED, check_names
 from inferd_runtime.models.options import AUTO, ModelOptions
 from inferd_runtime.models.proved.decoder import ProvedDecoder, read_weights
 from inferd_runtime.models.proved.store import KeptProof, ProofStore
 from inferd_runtime.models.shape import Probed
-from inferd_runtime.models.store.catalog import KNOWN
 from inferd_runtime.models.store.pull import GGUF, Pull
 from inferd_runtime.models.store.store import ModelStore
 from inferd_runtime.models.tokenizer import HubTokenizer
 
-EMBEDDED = {"tiny": "tiny/target", "tiny-draft": "tiny/draft"}
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 
 
 def resolve(name: str, store: ModelStore | None = None) -> str:
     """Return the folder of an embedded or pulled model, or of a GGUF file; any other name (a folder, a hub id) as it is.
 
-    A GGUF file is converted the first time. Raises what that raises, NotFound for a known model that is not here.
+    A GGUF file is converted the first time. Raises what that raises, and NotFound as :func:`check_names` does.
     """
     if name in EMBEDDED:
         return str(Path(__file__).parent / EMBEDDED[name])
@@ -40,8 +39,7 @@ def resolve(name: str, store: ModelStore | None = None) -> str:
         return str(pulled.folder)
     if path.suffix == GGUF:
         return str(Pull(store, name).run().folder)
-    if name in KNOWN and not path.is_dir():
-        raise NotFound(f"model {name!r} is not here yet: `inferd pull {name}` brings it")
+    check_names([name], store)
     return str(path) if name.startswith("~") else name
 
 
