@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import threading
 from concurrent.futures import CancelledError, Future
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from functools import cached_property
 from typing import Protocol
 
@@ -239,6 +239,9 @@ class GrammarCompiler:
             compiled = Compiled(core, self.table, self._backend.name, validator, grown, known)
             if compiled.refusal is not None and compiled.shortest() is None:
                 return compiled.refusal
+            if known.parts is not None:
+                with suppress(GrammarFailure):  # whoever asks for the end gets it again
+                    compiled.planner()  # its search is not for the loop that asks for one
             return compiled
         except GrammarFailure as failure:
             return GrammarError(f"the grammar has no first token: {failure.reason}")

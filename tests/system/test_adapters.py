@@ -37,6 +37,36 @@ async def main(prompt: str) -> dict:
     return said
 """
 
+OWN = """
+from inferd import Adapter as Loaded
+from inferlet import Adapter, Context, Model, NotOffered, Sampler
+
+async def main(input: dict) -> list:
+    model = Model.load()
+    adapter = Adapter.open(model, "pies")
+    assert adapter is None
+    adapter = Adapter.create(model, "pies")
+    adapter.load("lora")
+    held = Adapter.open(model, "pies")
+    plain = await Context(model).user("Hi").generate(Sampler.argmax(), max_tokens=8).collect_tokens()
+    whole = await Context(model).user("Hi").generate(Sampler.argmax(), max_tokens=8, adapter=adapter).collect_tokens()
+    stepped = []
+    async for step in Context(model).user("Hi").generate(Sampler.argmax(), max_tokens=8).adapter(held):
+        stepped += (await step.execute()).tokens
+    tokens = Context(model).user("Hi").cue().buffer()
+    fwd = Context(model).forward().input(tokens).adapter(adapter)
+    drawn = fwd.sample([len(tokens) - 1], Sampler.argmax())
+    first = (await fwd.execute()).token(drawn)
+    refused = []
+    for call in (held.fork, held.save):
+        try:
+            call("x")
+        except NotOffered as error:
+            refused.append(str(error).split(" is ")[0])
+    await (await Loaded.load("lora", name="pies")).drop()
+    return [plain != whole, stepped == whole, first == whole[0], refused]
+"""
+
 
 def write_adapter(folder: Path, seed: int, **options: Any) -> Path:
     """A random adapter for the embedded model, on two modules of every layer."""
@@ -205,6 +235,16 @@ def test_a_program_chooses_an_adapter(url: str, home: Path, command: CommandLine
     assert "peft_type" in said.pop("error")
     assert said == anyio.run(script)
     assert said[""] != said["house"]
+
+
+def test_a_program_loads_an_adapter_of_its_own_folder_by_pies_names(url: str, home: Path) -> None:
+    folder = home / "own-adapter"
+    folder.mkdir()
+    (folder / "main.py").write_text(OWN)
+    write_adapter(folder / "lora", 5)
+    with inferd.SyncClient(url.replace("ws", "http", 1), ANN) as client:
+        found = client.launch(client.upload(folder), {}).result()
+    assert found == [True, True, True, ["inferlet: Adapter.fork", "inferlet: Adapter.save"]]
 
 
 def test_a_server_does_not_start_with_a_bad_adapter(home: Path, command: CommandLine) -> None:

@@ -119,6 +119,17 @@ def test_a_character_of_several_tokens_ends_no_text() -> None:
         calls_in(HERMES, text.decode(), required=False)
 
 
+def test_the_ends_of_calls_are_searched_where_they_are_compiled(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The first request with tools had the step loop search for them: 100 ms, once for each vocabulary."""
+    constraint = tool_constraint(HERMES, [*TOOLS, Tool("other")], ToolChoice("auto"))
+    assert constraint is not None
+    compiled = COMPILER.compile(to_grammar(constraint.constraint))
+    monkeypatch.setattr("inferd_grammar.completion.search.EndSearch.__init__", None)
+    planner = compiled.planner()
+    assert planner is not None
+    assert planner.needed == 0
+
+
 @pytest.mark.parametrize("mode", ["auto", "required"])
 @pytest.mark.parametrize("form", [QWEN3_CODER, SEED_OSS, GLM, HERMES, MISTRAL_ARGS, DEEPSEEK_V3, DEEPSEEK_V31, LLAMA3])
 def test_no_text_ends_in_the_middle_of_a_call(form: str, mode: str) -> None:

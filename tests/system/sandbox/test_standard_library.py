@@ -37,6 +37,7 @@ from .conftest import Gateway
             "from concurrent.futures import ProcessPoolExecutor\ndef main(): ProcessPoolExecutor()",
             "inferd.launch",
         ),
+        ("import zoneinfo\ndef main(): zoneinfo.ZoneInfo('Europe/Rome')", "tzdata"),
         ("import ssl\ndef main(): pass", "the sandbox has no threads"),
         ("import pydantic\ndef main(): pass", "pydantic<2"),
         ("import numpy\ndef main(): pass", "it is compiled"),

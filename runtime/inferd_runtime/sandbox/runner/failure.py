@@ -7,6 +7,7 @@ import sys
 import traceback
 from collections.abc import Callable, Container
 from typing import Any
+from zoneinfo import ZoneInfoNotFoundError
 
 from inferd.protocol import (
     ErrorInfo,
@@ -36,6 +37,9 @@ INSTEAD = {
     **dict.fromkeys(("numpy", "pandas", "scipy", "orjson", "msgspec", "pydantic_core"), COMPILED),
 }
 """What there is instead of a module that programs ask for."""
+NO_ZONES = (
+    'names of time zones come with the package "tzdata": name it among the dependencies (docs/guides/dependencies.md)'
+)
 NOT_IN_SANDBOX = "the sandbox has no threads, processes, sockets, devices or C libraries, which this module needs"
 MAX_TRACEBACK = 64 << 10
 OUT_OF_MEMORY_JSON = json.dumps(to_plain(OUT_OF_MEMORY.to_wire()))
@@ -79,6 +83,8 @@ def _known(error: BaseException, files: Container[str]) -> InferdError:
     text = str(error)
     if isinstance(error, ModuleNotFoundError):
         text = f"{text}; {_instead_of(error.name or '')}"
+    if isinstance(error, ZoneInfoNotFoundError):
+        text = f"{error.args[0]}; {NO_ZONES}"
     return ProgramError(f"{_type_name(error)}: {text}" if text else _type_name(error))
 
 
