@@ -182,7 +182,7 @@ class DraftWorth:
     def _pause(self) -> float:
         """Return the steps to the next trial: what the last one lost is BUDGET of their time, or less.
 
-        A gain that could be the machine's noise is looked at again soon, the first times.
+        What could be the machine's noise is looked at again soon, the first times: a gain, and a loss that may be none.
         """
         slower, faster = self._paces[not self.pays], self._paces[self.pays]
         lost = slower.loss(faster) if slower.known and faster.known else 0.0
@@ -190,10 +190,9 @@ class DraftWorth:
             lost = max(lost, self._lost)
         most = float(LONGEST_PAUSE * self._streams)
         pause = min(most, max(self._block, lost / BUDGET / faster.step_seconds))
-        if not self.pays:
-            return min(most, pause * float(2**self._same))
-        return pause if self._certain else min(pause, float(self._block * 2**self._same))
-
-    @property
-    def _certain(self) -> bool:
-        return self._gain > 2 * NOISE / math.sqrt(min(self._samples, 1 / SAMPLE_RATE))
+        soon = float(self._block * 2**self._same)
+        doubt = NOISE / math.sqrt(min(max(self._samples, 1), 1 / SAMPLE_RATE))
+        if self.pays:
+            return pause if self._gain > 2 * doubt else min(pause, soon)
+        is_known = self._samples == 0 or self._gain < -doubt
+        return min(most, pause * 2**self._same if is_known else max(pause, soon))

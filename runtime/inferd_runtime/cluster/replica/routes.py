@@ -120,20 +120,21 @@ class ReplicaApi:
                 return reply({"resumed": 0})
             with locked_folders(folder):
                 runs = await self._taken_from(folder)
-            await self.runtime.keeper.resume(runs, self.runtime.resume)
+                names = self.state.inherit(name)
+                # Runs go on once the folder is gone: if this replica ends meanwhile, its own heir finds each of them once.
+                await anyio.to_thread.run_sync(shutil.rmtree, folder)
+            try:
+                await self.runtime.keeper.resume(runs, self.runtime.resume)
+            finally:
+                self.state.heir_of += names  # not before: who asks for a run that goes on finds it
         return reply({"resumed": len(runs)})
 
     async def _taken_from(self, folder: Path) -> list[str]:
-        """Have all that is in a folder here, and remove it. Return the runs that are to go on.
-
-        They do once the folder is gone: if this replica ends meanwhile, its own heir finds each run once.
-        """
+        """Have all that is in a folder here. Return the runs that are to go on."""
         await self.runtime.files.take_over(folder)
         runs = await self.runtime.keeper.take_over(folder / RUNS_FILE)
         if (folder / RESPONSES_FILE).exists():
             await self.responses.take_over(folder / RESPONSES_FILE)
-        self.state.took_over(folder.name)
-        await anyio.to_thread.run_sync(shutil.rmtree, folder)
         return runs
 
     def _forget(self, order: FrontOrder) -> None:

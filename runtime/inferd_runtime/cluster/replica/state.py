@@ -29,10 +29,14 @@ class ReplicaState:
         changed, self._changed = self._changed, anyio.Event()
         changed.set()
 
-    def took_over(self, name: str) -> None:
-        """Note that this replica has what another left, and what that one had taken over before."""
-        self.heir_of += [name, *_read_names(self.folder.parent / name)]
-        (self.folder / HEIR_FILE).write_text("\n".join(self.heir_of), encoding="utf-8")
+    def inherit(self, name: str) -> list[str]:
+        """Note in a file that this replica has what another left. Return that one, and those that it had taken over before.
+
+        They are in ``heir_of`` from when the caller adds them: requests about their runs come here then.
+        """
+        names = [name, *_read_names(self.folder.parent / name)]
+        (self.folder / HEIR_FILE).write_text("\n".join([*self.heir_of, *names]), encoding="utf-8")
+        return names
 
     async def drained(self) -> None:
         """Wait until the front starts nothing more here."""
