@@ -10,7 +10,7 @@ from __future__ import annotations
 import hashlib
 import math
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
 import msgspec
 import numpy as np
@@ -19,11 +19,14 @@ import safetensors
 import safetensors.numpy
 
 from inferd.protocol import SnapshotDamaged, SnapshotForeign
+from inferd_runtime.json_cost import containers
 
 FORMAT = 1
 HEADER_LENGTH = 8
 MAX_NOISE = 1 << 64
 LARGEST = 1 << 31
+MAX_MARKS = 100_000
+"""Lists and objects in the header of bytes that anybody may have made."""
 Pages = npt.NDArray[np.uint8]
 
 
@@ -81,7 +84,7 @@ class Snapshot(msgspec.Struct, frozen=True):
 
 class _Entry(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     dtype: str
-    shape: list[int]
+    shape: Annotated[list[Annotated[int, msgspec.Meta(ge=0, lt=LARGEST)]], msgspec.Meta(max_length=2)]
     data_offsets: tuple[int, int]
 
 
@@ -131,6 +134,9 @@ def decode(data: bytes) -> Snapshot:
 
     Raises SnapshotDamaged for bytes that :func:`encode` did not make, SnapshotForeign for those of another format.
     """
+    header = data[HEADER_LENGTH : HEADER_LENGTH + int.from_bytes(data[:HEADER_LENGTH], "little")]
+    if containers(header) > MAX_MARKS:
+        raise SnapshotDamaged(f"the snapshot is damaged: its header has more than {MAX_MARKS} lists and objects")
     return _decode(np.frombuffer(data, np.uint8).copy())
 
 
@@ -186,7 +192,7 @@ def _read_header(layout: _Layout) -> _Header:
 def _read_tensor(body: Pages, first: int, entry: _Entry, kind: str, dtype: Any, rank: int) -> npt.NDArray[Any]:
     """Return the tensor at byte ``first`` as a view. Raises SnapshotDamaged if it is not there."""
     size = math.prod(entry.shape) * np.dtype(dtype).itemsize
-    fits = len(entry.shape) == rank and all(0 <= count < LARGEST for count in entry.shape) and first + size <= len(body)
+    fits = len(entry.shape) == rank and first + size <= len(body)
     if not fits or entry.dtype != kind or entry.data_offsets != (first, first + size):
         raise SnapshotDamaged(
             f"the snapshot is damaged: a tensor is {entry.dtype}{entry.shape} at {entry.data_offsets}"

@@ -194,9 +194,9 @@ def _check_ends(request: StartGenerate) -> None:
 
 def _check_reasoning(request: StartGenerate) -> None:
     """Raises InvalidRequest or LimitExceeded for reasoning and shown tokens that no text could have."""
-    if len(request.shown) > MAX_SHOWN_TOKENS:
+    if len(request.shown) > MAX_SHOWN_TOKENS or sum(map(len, request.shown)) > MAX_STOP_CHARACTERS:
         raise LimitExceeded(
-            f"shown: {len(request.shown)} of them; {MAX_SHOWN_TOKENS} are allowed",
+            f"shown: {len(request.shown)} of them; {MAX_SHOWN_TOKENS} of {MAX_STOP_CHARACTERS} characters in all are allowed",
             limit="shown_tokens", value=MAX_SHOWN_TOKENS, raise_with="fewer of them",
         )  # fmt: skip
     reasoning = request.reasoning

@@ -6,6 +6,7 @@ import json
 import os
 import sqlite3
 import threading
+import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -153,6 +154,24 @@ def with_pages(**fields: Any) -> bytes:
 def test_shapes_that_no_array_has_are_refused(shape: list[int]) -> None:
     with pytest.raises(SnapshotDamaged):
         decode(with_pages(shape=shape))
+
+
+@pytest.mark.parametrize("shape", [[1 << 30] * 60_000, [1 << 62] * 60_000])
+def test_a_shape_of_many_numbers_is_not_multiplied_out(shape: list[int]) -> None:
+    """The product of all that 8 MB hold took minutes, and nobody else had a turn meanwhile."""
+    began = time.process_time()
+    with pytest.raises(SnapshotDamaged):
+        decode(with_pages(shape=shape))
+    assert time.process_time() - began < 0.5
+
+
+def test_a_header_of_many_marks_is_not_read() -> None:
+    good = encode(make())
+    length = int.from_bytes(good[:8], "little")
+    header = good[8 : 8 + length].replace(b'turns\\":[', b'turns\\":[' + b"{}," * 200_000)
+    assert len(header) > length
+    with pytest.raises(SnapshotDamaged, match="lists and objects"):
+        decode(len(header).to_bytes(8, "little") + header + good[8 + length :])
 
 
 @pytest.mark.parametrize("fields", [{"data_offsets": [0, 48]}, {"data_offsets": [36, 85]}, {"dtype": "I8"}])

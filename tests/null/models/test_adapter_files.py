@@ -111,3 +111,12 @@ def test_options_of_the_command_line() -> None:
 def test_options_that_are_none(value: Any) -> None:
     with pytest.raises(InvalidRequest, match=r"adapter|NAME=FOLDER"):
         read_adapters(value)
+
+
+@pytest.mark.parametrize("value", ["[" + "1e308," * 500_000 + "1]", "[" + "[]," * 500_000 + "1]"])
+def test_a_configuration_that_takes_long_to_read_is_refused(value: str) -> None:
+    """It is read in the engine's step loop: eight megabytes of the first took 20 s."""
+    began = time.process_time()
+    with pytest.raises(InvalidRequest, match=r"adapter_config\.json"):
+        LoraConfig.parse(AdapterFiles(b'{"peft_type":"LORA","loftq_config":' + value.encode() + b"}", b""))
+    assert time.process_time() - began < 0.5

@@ -17,10 +17,13 @@ from typing import Annotated, Any, Generic, TypeVar
 import msgspec
 
 from inferd.protocol import InvalidRequest, NotFound
+from inferd_runtime.json_cost import containers, refuse_slow_numbers
 
 CONFIG = "adapter_config.json"
 WEIGHTS = "adapter_model.safetensors"
 ALL_LINEAR = "all-linear"
+MAX_CONTAINERS = 1000
+"""Lists and objects in a configuration, which is read in the step loop: a dozen is usual."""
 PLAIN_NAME = re.compile(r"[\w.-]+")
 LAYER = re.compile(r".*?\.[^.]*\.(\d+)\.")
 PLAIN_STARTS = frozenset((True, False, None, "gaussian", "eva", "orthogonal"))
@@ -134,6 +137,9 @@ class LoraConfig:
     @classmethod
     def parse(cls, files: AdapterFiles) -> LoraConfig:
         """Read the configuration. Raises InvalidRequest that names the option that is wrong or not supported."""
+        refuse_slow_numbers(files.config, CONFIG)
+        if containers(files.config) > MAX_CONTAINERS:
+            raise InvalidRequest(f"{CONFIG}: more than {MAX_CONTAINERS} lists and objects")
         try:
             raw = msgspec.json.decode(files.config, type=dict[str, Any])
             fields = msgspec.convert(raw, _Fields)
