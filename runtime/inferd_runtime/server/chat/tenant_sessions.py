@@ -72,5 +72,6 @@ class TenantSessions:
         name = LABEL + secrets.token_hex(8)
         supervisor, engine = self._runtime.engine, self._runtime.engine.current
         grant = supervisor.grants.issue(name, tenant)
-        async with opening_channel(self._runtime.context, supervisor.endpoint, grant, name, engine.lost) as channel:
+        opening = opening_channel(self._runtime.context, supervisor.endpoint, grant, name, engine.lost, engine.idle)
+        async with opening as channel:
             yield TenantChannel(engine, channel)

@@ -28,6 +28,10 @@ from inferd_runtime.session.wire import (
 T = TypeVar("T")
 OWN_TICKET = 0
 """Of the replies to a session's opening and its close."""
+MOST_IDLE = 64
+"""Channels without a session that are kept."""
+MOST_SESSIONS = 10_000
+"""Of one channel, whose tickets have 32 bits."""
 CLOSE_SECONDS = 2.0
 RETRY_SECONDS = 1.0
 
@@ -46,6 +50,9 @@ class EngineChannel:
         socket.connect(endpoint)
         self._socket = LoopSocket(socket)
         self._unanswered = 0
+        self.sessions = 0
+        self.tickets = itertools.count(OWN_TICKET + 1)
+        """Of requests, for all sessions one after the other: what comes late for one is not taken for an answer in the next."""
 
     @property
     def unanswered(self) -> int:
@@ -56,6 +63,7 @@ class EngineChannel:
         """Ask for the session to be opened; the reply carries ticket 0. What is sent next is handled behind it."""
         await self._socket.send(open_frames(grant, label))
         self._unanswered += 1
+        self.sessions += 1
 
     async def send(self, ticket: int, op: str, payload: bytes | memoryview) -> None:
         """Send one request with a msgpack payload."""
@@ -98,17 +106,16 @@ class EngineSession:
 
     def __init__(self, channel: EngineChannel) -> None:
         self._channel = channel
-        self._tickets = itertools.count(1)
         self._waiting: dict[int, asyncio.Future[LinkReply]] = {}
         self._lost: InferdError | None = None
 
     async def post(self, request: Any) -> None:
         """Send a request whose reply nobody waits for. Raises Unavailable if the engine is lost."""
-        await self._send(next(self._tickets), request)
+        await self._send(next(self._channel.tickets), request)
 
     async def call(self, request: Any, reply_type: type[T]) -> T:
         """Send a request dataclass and decode its reply. Raises what the engine answers, and Unavailable if it is lost."""
-        ticket = next(self._tickets)
+        ticket = next(self._channel.tickets)
         future: asyncio.Future[LinkReply] = asyncio.get_running_loop().create_future()
         self._waiting[ticket] = future
         try:
@@ -175,10 +182,19 @@ async def engine_channel(
 
 @asynccontextmanager
 async def opening_channel(
-    context: zmq.Context[Any], endpoint: str, grant: bytes, label: str, lost: anyio.Event
+    context: zmq.Context[Any],
+    endpoint: str,
+    grant: bytes,
+    label: str,
+    lost: anyio.Event,
+    idle: list[EngineChannel] | None = None,
 ) -> AsyncIterator[EngineChannel]:
-    """As :func:`engine_channel`, without waiting for the opening: requests may be sent behind it at once."""
-    channel = EngineChannel(context, endpoint)
+    """As :func:`engine_channel`, without waiting for the opening: requests may be sent behind it at once.
+
+    ``idle``: channels to the same process that hold no session now, of which it takes one, and puts it back: to make a new one
+    takes longer than to open a session.
+    """
+    channel = idle.pop() if idle else EngineChannel(context, endpoint)
     try:
         await channel.open(grant, label)
         yield channel
@@ -188,7 +204,15 @@ async def opening_channel(
             if not lost.is_set():
                 await _close(channel)
         finally:
-            channel.close()
+            _put_back(channel, None if lost.is_set() else idle)
+
+
+def _put_back(channel: EngineChannel, idle: list[EngineChannel] | None) -> None:
+    """Keep a channel whose session is closed, if there is room for it; else close it."""
+    if idle is not None and not channel.unanswered and channel.sessions < MOST_SESSIONS and len(idle) < MOST_IDLE:
+        idle.append(channel)
+    else:
+        channel.close()
 
 
 async def _first_reply(channel: EngineChannel, lost: anyio.Event) -> LinkReply:

@@ -20,7 +20,7 @@ from inferd_runtime.server.processes.backoff import Backoff
 from inferd_runtime.server.processes.child_process import ChildProcess
 from inferd_runtime.server.processes.child_protocol import printed_error
 from inferd_runtime.server.processes.rundir import let_children_connect
-from inferd_runtime.server.supervisor.engine_session import EngineSession, engine_channel
+from inferd_runtime.server.supervisor.engine_session import EngineChannel, EngineSession, engine_channel
 from inferd_runtime.session.grants import SessionGrants, new_key
 from inferd_runtime.session.wire import CloseNamedSessions
 
@@ -34,18 +34,24 @@ log = logging.getLogger("inferd.runtime")
 @dataclass(frozen=True)
 class StartedEngine:
     """One engine process that answers; ``models`` are what it serves, ``session`` is the gateway's own. ``others``: sessions that
-    it opens for requests, which are lost with it.
+    it opens for requests, which are lost with it; ``idle``: channels for the next of them.
     """
 
     child: ChildProcess
     session: EngineSession
     models: Models
     others: set[EngineSession] = field(default_factory=set)
+    idle: list[EngineChannel] = field(default_factory=list)
 
     @property
     def lost(self) -> anyio.Event:
         """Set when the process has ended."""
         return self.child.exited
+
+    def close_idle(self) -> None:
+        """Close the channels that nobody uses."""
+        while self.idle:
+            self.idle.pop().close()
 
 
 class EngineSupervisor:
@@ -155,8 +161,12 @@ class EngineSupervisor:
                     with session.listening():
                         models = await session.call(ListModels(), Models)
                         starting.deadline = math.inf
-                        self._announce(StartedEngine(child, session, models))
-                        await anyio.sleep_forever()
+                        up = StartedEngine(child, session, models)
+                        self._announce(up)
+                        try:
+                            await anyio.sleep_forever()
+                        finally:
+                            up.close_idle()
         except TimeoutError:
             log.error("the engine did not answer within %g s", self._start_seconds)
             child.kill()
