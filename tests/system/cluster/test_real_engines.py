@@ -9,16 +9,19 @@ from pathlib import Path
 from typing import Any
 
 import anyio
+import httpx
 import lying_tool_server
 import pytest
 from web_servers import Connection, WebServer, web_server
 
 from inferd import Client
+from inferd_runtime.cluster.hop import hop_authorization
 from inferd_runtime.cluster.messages import RUN_ID
 from inferd_runtime.sandbox.runner_build.component import ensure_runner
+from inferd_runtime.server.tenancy.tokens import TokenRights
 from inferd_runtime.settings.settings import EngineSettings
 
-from .conftest import ANN, BOB, ROOT, Cluster, open_cluster, until
+from .conftest import ANN, BOB, KEY, ROOT, Cluster, open_cluster, until
 
 pytestmark = pytest.mark.anyio
 SAVES = """
@@ -198,3 +201,28 @@ async def test_tenants_get_the_clusters_time_by_weight_wherever_they_work(real: 
     assert ann + bob > 0.5 * 2 * MEASURED_SECONDS, "both engines were at work"
     print(f"ann {ann:.2f} s, bob {bob:.2f} s, ratio {ann / bob:.3f}")
     assert ann / bob == pytest.approx(2, rel=0.1)
+
+
+async def test_a_stored_response_is_there_though_its_replica_has_just_been_killed(real: Cluster) -> None:
+    """The last test of these: one replica is left. What is asked for meanwhile waits for the heir."""
+    (model,) = (await real.client.get("/v1/models")).json()["data"]
+    asked = {"model": model["id"], "input": "Say something.", "max_output_tokens": 16}
+    answer = await real.client.post("/v1/responses", json=asked, headers={"x-session-id": "stored"})
+    assert answer.status_code == 200, answer.text
+    said = answer.json()
+    path = f"/v1/responses/{said['id']}"
+    holders = [one for one in real.replicas.values() if await _holds(one.url, path)]
+    (holder,) = holders
+    await real.kill(holder)
+    found = await real.client.get(path)
+    assert (found.status_code, found.json()["output"]) == (200, said["output"])
+    assert (await real.client.get("/v1/responses/resp_none")).status_code == 404
+    follows = {**asked, "previous_response_id": said["id"]}
+    assert (await real.client.post("/v1/responses", json=follows)).status_code == 200
+
+
+async def _holds(url: str, path: str) -> bool:
+    """Whether a replica itself has a response."""
+    headers = {"Authorization": hop_authorization(KEY, TokenRights("ann"))}
+    async with httpx.AsyncClient() as client:
+        return (await client.get(url + path, headers=headers)).status_code == 200
