@@ -195,8 +195,16 @@ def first_end(matcher: GuardedMatcher, splitter: Splitter, outline: Outline, loo
 def opened_ends(matcher: GuardedMatcher, splitter: Splitter, outline: Outline, looks: int = FIRST_LOOKS) -> list[bytes]:
     """Return the shortest text, of the first few ways, through each thing that a text of parts may open: a call's tag, above all.
 
-    Returns nothing for other texts, and where one of them has none that is found.
+    Returns nothing for other texts, where one of them has none that is found, and where parts repeat each other so often that
+    their ways are nested too deeply to be looked at.
     """
+    try:
+        return _opened_ends(matcher, splitter, outline, looks)
+    except RecursionError:
+        return []
+
+
+def _opened_ends(matcher: GuardedMatcher, splitter: Splitter, outline: Outline, looks: int) -> list[bytes]:
     shortest: list[bytes] = []
     for ways in () if outline.parts is None else opening_ways(outline.parts, outline.spell):
         searches = (EndSearch(matcher, splitter, outline, looks, detours=1).follow([way]) for way in islice(ways, WAYS))

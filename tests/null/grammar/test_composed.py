@@ -25,8 +25,10 @@ from inferd_grammar import (
     LarkGrammar,
     PrefixedGrammar,
     RegexGrammar,
+    RepeatedGrammar,
     TaggedGrammar,
     TagGrammar,
+    TextGrammar,
     TokenTable,
 )
 from inferd_grammar.conformance.matcher_checks import (
@@ -195,6 +197,18 @@ def test_constraints_nest_only_so_deep(compiler: GrammarCompiler) -> None:
         constraint = ExactGrammar(constraint)
     with pytest.raises(GrammarError, match="nest deeper than 16"):
         compiler.compile(constraint)
+
+
+def test_parts_that_repeat_each_other_a_million_times_have_no_known_end_and_raise_nothing(
+    compiler: GrammarCompiler,
+) -> None:
+    """The search for their ends ended in a RecursionError, which was told as a bug."""
+    inner: Constraint = TextGrammar("ab")
+    compiled = compiler.compile(RepeatedGrammar(RepeatedGrammar(inner, 1000, 1000), 1000, 1000))
+    assert compiled.shortest() is None
+    assert compiled.planner() is None
+    few = compiler.compile(RepeatedGrammar(inner, 3, 3))
+    assert few.shortest() == b"ababab"
 
 
 def test_keys_tell_constraints_apart(compiler: GrammarCompiler) -> None:
