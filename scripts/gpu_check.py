@@ -64,9 +64,10 @@ def checks(output: Path) -> list[Check]:
         Check("smoke", (sys.executable, str(ROOT / "scripts" / "gpu_smoke.py")), 120, needed=True),
         Check("sampling, cache, elementwise", _tests("sampling", "cache", "elementwise"), 360, needed=True),
         Check("attention, products", _tests("attention", "product", "quantized"), 540, needed=True),
-        Check("fusion, early launches, streams", _tests("fusion"), 210, needed=True),
+        Check("fusion, early launches, streams", _tests("fusion"), 180, needed=True),
         Check("driver: tokens and logits", _tests("cuda_driver", "served", "run_ahead"), 510, needed=True),
         Check("memory of steps", (*PYTEST, "tests/gpu/test_served.py", "-k", "memory"), 60),
+        Check("a device that is lost", (*PYTEST, "tests/gpu/test_launch_marks.py"), 30),
         Check("benchmark", (sys.executable, "benchmarks/gpu.py", "--output", str(output)), 600),
     ]
     sanitizer = shutil.which("compute-sanitizer")
