@@ -12,7 +12,6 @@ import pytest
 
 from inferd_runtime.engine.driver import DeviceLost
 from inferd_runtime.engine.drivers.build import DriverOptions, fast_driver, proven_driver, trial_batch
-from inferd_runtime.engine.drivers.cuda_driver import CudaDriver
 from inferd_runtime.engine.drivers.watched_kernels import RECORDING, watched
 from inferd_runtime.kernels.suite import KernelSuite, reference_kernels
 from inferd_runtime.launch_marks import LaunchMarks, forget_marks
@@ -120,12 +119,11 @@ def test_kernels_that_ended_a_process_are_replaced_by_name(
 ) -> None:
     """The model is served all the same, and steps are not recorded where that was it."""
     for name in ("sample", "paged_attention", "unpacked", RECORDING):
-        died(tmp_path, name)
+        (tmp_path / f"device-{name}").write_text(name)
     marks, host = marks_in(tmp_path), CountingHost()
-    loaded = load("tiny")
     with marks.writing():
-        driver = proven_driver(loaded, None, OPTIONS, all_refused, host, marks)
-    assert isinstance(driver, CudaDriver)
+        driver = fast_driver(load("tiny"), None, OPTIONS, all_refused, host, marks)
+        driver.forward(trial_batch(np.zeros(3, np.int64), 0, OPTIONS.page_size))
     assert host.recordings == 0
     for name in ("sample", "paged_attention", "unpacked", RECORDING):
         assert f"{name} is not used: a process ended in it" in caplog.text
