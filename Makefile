@@ -40,7 +40,8 @@ runner: $(STAMP)
 	$(BIN)/inferd build-runner
 
 quick: $(STAMP)
-	INFERD_TESTS=quick $(PYTEST) -m 'not long and not system and not interpreter and not families and not statistics and not real'
+	INFERD_TESTS=quick $(PYTEST) -m 'not long and not system and not interpreter and not families and not statistics and not real' \
+	  --ignore tests/system --ignore tests/packaging --ignore tests/real
 
 # Do the tests bite? docs/mutants.md. make mutants ROOMS=kv SAMPLE=0 runs all of one room.
 ROOMS ?= kv sampling engine grammar limits
