@@ -9,7 +9,7 @@ import torch
 from families import make
 
 from inferd_runtime.kernels.native import blocks, compiler
-from inferd_runtime.kernels.native.blocks import block_kernels, pack4, pack8, unpack
+from inferd_runtime.kernels.native.blocks import block_kernels, pack4, pack8, pack16, unpack
 from inferd_runtime.kernels.native.compiler import compiled
 from inferd_runtime.models.checks.probe import attach
 from inferd_runtime.models.passes.fused import FusedPass, fuse
@@ -65,6 +65,13 @@ def test_blocks_of_a_gguf_file_are_held_to_the_bit(made: object, size: int) -> N
     assert torch.equal(unpack(packed), weight)
 
 
+@pytest.mark.parametrize("smallest", [2.0**-24, 3 * 2.0**-24, 2.0**-14])
+def test_sixteen_bits_hold_every_number_that_float16_holds(smallest: float) -> None:
+    weight = torch.randn(OUTPUTS, INPUTS).half().float()
+    weight[3, 5], weight[7, 90] = smallest, -65504.0
+    assert torch.equal(unpack(pack16(weight)), weight)
+
+
 def test_groups_of_one_number_and_of_zeros_are_held() -> None:
     weight = q4_1()
     weight[3, :32], weight[4] = 0.5, 0.0
@@ -101,12 +108,18 @@ def test_rounding_to_eight_bits_is_to_the_nearest_step() -> None:
 # -- What they are multiplied to --------------------------------------------------------------------------------------
 
 
+def packed_in(bits: int, outputs: int) -> torch.Tensor:
+    numbers, each = drawn(outputs, INPUTS), scales(outputs)
+    if bits == 16:
+        return pack16(torch.randn(outputs, INPUTS, generator=torch.Generator().manual_seed(2)))
+    return pack4(numbers, each, -each) if bits == 4 else pack8(numbers - 8, each)
+
+
 @needs_kernels
-@pytest.mark.parametrize("bits", [4, 8])
+@pytest.mark.parametrize("bits", [4, 8, 16])
 @pytest.mark.parametrize("outputs", [16, 64, 80, 176])
 def test_products_are_those_of_the_unpacked_weight(bits: int, outputs: int) -> None:
-    numbers, each = drawn(outputs, INPUTS), scales(outputs)
-    packed = pack4(numbers, each, -each) if bits == 4 else pack8(numbers - 8, each)
+    packed = packed_in(bits, outputs)
     product, dense = BlockProduct(packed), unpack(packed)
     for count in (*range(1, 10), 21, 25, 32, 67):
         rows = torch.randn(count, INPUTS)
@@ -117,10 +130,9 @@ def test_products_are_those_of_the_unpacked_weight(bits: int, outputs: int) -> N
 
 
 @needs_kernels
-@pytest.mark.parametrize("bits", [4, 8])
+@pytest.mark.parametrize("bits", [4, 8, 16])
 def test_no_bit_of_a_row_depends_on_the_rows_beside_it(bits: int) -> None:
-    numbers, each = drawn(176, INPUTS), scales(176)
-    product = BlockProduct(pack4(numbers, each, -each) if bits == 4 else pack8(numbers - 8, each))
+    product = BlockProduct(packed_in(bits, 176))
     rows = torch.randn(75, INPUTS)
     alone = torch.cat([product(row[None]) for row in rows])
     for count in range(1, 76):

@@ -36,11 +36,15 @@ def models(argv: list[str]) -> int:
     parser = Parser("models", MODELS)
     add_json(parser, "print {models: [{name, source, license, folder, bytes}]}")
     parsed = parser.parse_args(argv)
-    here = ModelStore().models()
+    store = ModelStore()
+    here = store.models()
     if parsed.as_json:
         print_json({"models": [as_json(model) for model in here]})
         return 0
     rows = [(m.note.name, f"{m.size / 1e6:.0f} MB", m.note.license or "-", m.note.source) for m in here]
+    rows += [
+        (name, f"{size / 1e6:.0f} MB", "-", "a pull that has not ended") for name, size in store.unfinished().items()
+    ]
     rows += [(name, "-", "Apache-2.0", "embedded") for name in EMBEDDED]
     print_table(("MODEL", "SIZE", "LICENCE", "SOURCE"), rows)
     return 0
@@ -57,10 +61,13 @@ def as_json(model: StoredModel) -> dict[str, Any]:
 
 def remove(argv: list[str]) -> int:
     """Delete a pulled model."""
-    parser = Parser("models rm", "Delete a pulled model; of a folder of your own only its name here.")
+    parser = Parser(
+        "models rm",
+        "Delete a pulled model, or what an interrupted pull has left; of a folder of your own only its name here.",
+    )
     parser.add_argument("name", metavar="NAME")
-    model = ModelStore().remove(parser.parse_args(argv).name)
-    print(f"{model.note.name} is removed ({model.size / 1e6:.0f} MB)")
+    name = parser.parse_args(argv).name
+    print(f"{name} is removed ({ModelStore().remove(name) / 1e6:.0f} MB)")
     return 0
 
 

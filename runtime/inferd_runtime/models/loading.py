@@ -5,6 +5,7 @@ transformers takes seconds to import and its modules gigabytes to build; a start
 
 from __future__ import annotations
 
+import os
 from dataclasses import replace
 from pathlib import Path
 
@@ -13,12 +14,12 @@ import torch
 from inferd.protocol import InvalidRequest
 from inferd_runtime.models.fitting.fit import ModelSize
 from inferd_runtime.models.loaded import LoadedModel
-from inferd_runtime.models.names import EMBEDDED, check_names
+from inferd_runtime.models.names import EMBEDDED, check_names, is_gguf, path_of
 from inferd_runtime.models.options import AUTO, ModelOptions
 from inferd_runtime.models.proved.decoder import ProvedDecoder, read_weights
 from inferd_runtime.models.proved.store import KeptProof, ProofStore
 from inferd_runtime.models.shape import Probed
-from inferd_runtime.models.store.pull import GGUF, Pull
+from inferd_runtime.models.store.pull import Pull
 from inferd_runtime.models.store.store import ModelStore
 from inferd_runtime.models.tokenizer import HubTokenizer
 
@@ -33,11 +34,11 @@ def resolve(name: str, store: ModelStore | None = None) -> str:
     if name in EMBEDDED:
         return str(Path(__file__).parent / EMBEDDED[name])
     store = store or ModelStore()
-    path = Path(name).expanduser()
+    path = path_of(name)
     pulled = store.find(name)
-    if pulled is not None and not path.is_dir():
+    if pulled is not None and not os.path.isdir(path):
         return str(pulled.folder)
-    if path.suffix == GGUF:
+    if is_gguf(path):
         return str(Pull(store, name).run().folder)
     check_names([name], store)
     return str(path) if name.startswith("~") else name

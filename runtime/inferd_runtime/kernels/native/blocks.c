@@ -1,10 +1,11 @@
-// Products of rows in float32 with weights in blocks of 4 or 8 bits, which are unpacked in registers and multiplied as float32.
+// Products of rows in float32 with weights in blocks of 4, 8 or 16 bits, which are unpacked in registers and multiplied as float32.
 //
 // The 16 outputs of a tile stand side by side. A tile is a list of blocks, one for each GROUP inputs:
 //   4 bits: scale float16[16], offset float16[16], then 32-bit words [GROUP / 8][16]: input 8 g + s is in bits 4 s of word g;
 //           a weight is scale * number + offset
 //   8 bits: scale float16[16], then int8[GROUP][16]; a weight is scale * number
-// Both are exact in float32 where the blocks were made from such numbers. A row's sums are added up in the order of the inputs whatever
+//   16 bits: float16[GROUP][16]
+// All are exact in float32 where the blocks were made from such numbers. A row's sums are added up in the order of the inputs whatever
 // the number of rows and threads. So no bit of them depends on what else is multiplied.
 
 #include <immintrin.h>
@@ -14,7 +15,7 @@
 #define LANES 16
 #define GROUP 32
 #define SCALES (LANES * 2)
-#define BLOCK(bits) ((bits) == 4 ? 2 * SCALES + GROUP * LANES / 2 : SCALES + GROUP * LANES)
+#define BLOCK(bits) ((2 - (bits) / 8) * SCALES + GROUP * LANES * (bits) / 8)
 #define MOST_ROWS 24
 #define MOST_SUMS 24  // registers, beside those that unpacking takes
 #define PANEL_ROWS 8
@@ -27,15 +28,21 @@
 
 INLINE __m512 halves(const uint8_t *at) { return _mm512_cvtph_ps(_mm256_loadu_si256((const __m256i *)at)); }
 
-INLINE __m512 weight4(const uint8_t *block, int input, __m512 scale, __m512 offset) {
+// Returns the weights of input 8 eight + s.
+INLINE __m512 weight4(const uint8_t *block, int eight, const int s, __m512 scale, __m512 offset) {
   const __m512 numbers = _mm512_set_ps(15, 14, 13, 12, 11, 10, 9, 8, 7, 6, 5, 4, 3, 2, 1, 0);
-  __m512i word = _mm512_loadu_si512(block + 2 * SCALES + input / 8 * LANES * 4);
-  return _mm512_fmadd_ps(_mm512_permutexvar_ps(_mm512_srli_epi32(word, input % 8 * 4), numbers), scale, offset);
+  __m512i word = _mm512_loadu_si512(block + 2 * SCALES + eight * LANES * 4);
+  return _mm512_fmadd_ps(_mm512_permutexvar_ps(_mm512_srli_epi32(word, 4 * s), numbers), scale, offset);
 }
 
-INLINE __m512 weight8(const uint8_t *block, int input, __m512 scale) {
-  __m128i numbers = _mm_loadu_si128((const __m128i *)(block + SCALES + input * LANES));
+INLINE __m512 weight8(const uint8_t *block, int eight, const int s, __m512 scale) {
+  __m128i numbers = _mm_loadu_si128((const __m128i *)(block + SCALES + (8 * eight + s) * LANES));
   return _mm512_mul_ps(_mm512_cvtepi32_ps(_mm512_cvtepi8_epi32(numbers)), scale);
+}
+
+INLINE __m512 weight_of(const int bits, const uint8_t *block, int eight, const int s, __m512 scale, __m512 offset) {
+  if (bits == 16) return halves(block + (8 * eight + s) * LANES * 2);
+  return bits == 4 ? weight4(block, eight, s, scale, offset) : weight8(block, eight, s, scale);
 }
 
 // Adds up `rows` rows times `tiles` tiles, which are constants where this is called, so that all sums stay in registers.
@@ -46,16 +53,16 @@ INLINE void multiply_tiles(const int bits, const int rows, const int tiles, cons
   UNROLL for (int each = 0; each < rows * tiles; each++) sums[each] = _mm512_setzero_ps();
   for (long first = 0; first < inputs; first += GROUP, weight += BLOCK(bits)) {
     UNROLL for (int t = 0; t < tiles; t++) {
-      scale[t] = halves(weight + t * tile);
+      scale[t] = bits < 16 ? halves(weight + t * tile) : _mm512_setzero_ps();
       offset[t] = bits == 4 ? halves(weight + t * tile + SCALES) : scale[t];
     }
-    for (int eight = 0; eight < GROUP; eight += 8) {
+    for (int eight = 0; eight < GROUP / 8; eight++) {
+      const float *at = in + first + 8 * eight;
       UNROLL for (int s = 0; s < 8; s++) {
         UNROLL for (int t = 0; t < tiles; t++) {
-          const uint8_t *block = weight + t * tile;
-          __m512 value = bits == 4 ? weight4(block, eight + s, scale[t], offset[t]) : weight8(block, eight + s, scale[t]);
+          __m512 value = weight_of(bits, weight + t * tile, eight, s, scale[t], offset[t]);
           UNROLL for (int r = 0; r < rows; r++)
-            sums[r * tiles + t] = _mm512_fmadd_ps(value, _mm512_set1_ps(in[r * inputs + first + eight + s]), sums[r * tiles + t]);
+            sums[r * tiles + t] = _mm512_fmadd_ps(value, _mm512_set1_ps(at[r * inputs + s]), sums[r * tiles + t]);
         }
       }
     }
@@ -101,9 +108,10 @@ INLINE void unpack(const int bits, const int tiles, const uint8_t *weight, float
     const uint8_t *block = weight + t * tile;
     float *to = out + t * LANES;
     for (long first = 0; first < inputs; first += GROUP, block += BLOCK(bits)) {
-      __m512 scale = halves(block), offset = bits == 4 ? halves(block + SCALES) : scale;
-      UNROLL for (int s = 0; s < GROUP; s++, to += tiles * LANES)
-        _mm512_store_ps(to, bits == 4 ? weight4(block, s, scale, offset) : weight8(block, s, scale));
+      __m512 scale = bits < 16 ? halves(block) : _mm512_setzero_ps(), offset = bits == 4 ? halves(block + SCALES) : scale;
+      for (int eight = 0; eight < GROUP / 8; eight++)
+        UNROLL for (int s = 0; s < 8; s++, to += tiles * LANES)
+          _mm512_store_ps(to, weight_of(bits, block, eight, s, scale, offset));
     }
   }
 }
@@ -142,23 +150,24 @@ INLINE void multiply_many(const int bits, int all, const uint8_t *weight, const 
   free(panel);
 }
 
-INLINE void multiply(const int bits, const uint8_t *weight, const float *in, float *out, long count, long inputs, long outputs,
-                     int add) {
-  const long tile = inputs / GROUP * BLOCK(bits), tiles = outputs / LANES;
-#pragma omp parallel for schedule(static) if (inputs * outputs >= SMALL)
-  for (long first = 0; first < tiles; first += TILES) {
-    const long all = tiles - first < TILES ? tiles - first : TILES, many = count < MANY ? 0 : count / PANEL_ROWS * PANEL_ROWS;
-    const uint8_t *part = weight + first * tile;
-    if (many) multiply_many(bits, all, part, in, out + first * LANES, many, inputs, outputs, add);
-    multiply_part(bits, all, part, in + many * inputs, out + many * outputs + first * LANES, count - many, inputs, outputs, add);
-  }
+// Multiplies all rows with TILES tiles from `first` on.
+INLINE void multiply_span(const int bits, long first, const uint8_t *weight, const float *in, float *out, long count, long inputs,
+                          long outputs, int add) {
+  const long left = outputs / LANES - first, all = left < TILES ? left : TILES, many = count < MANY ? 0 : count / PANEL_ROWS * PANEL_ROWS;
+  const uint8_t *part = weight + first * (inputs / GROUP * BLOCK(bits));
+  float *to = out + first * LANES;
+  if (many) multiply_many(bits, all, part, in, to, many, inputs, outputs, add);
+  multiply_part(bits, all, part, in + many * inputs, to + many * outputs, count - many, inputs, outputs, add);
 }
 
 // in [count, inputs], out [count, outputs]; inputs a multiple of GROUP, outputs of LANES. `add`: on to what is in `out`.
-void product4(const uint8_t *weight, const float *in, float *out, long count, long inputs, long outputs, int add) {
-  multiply(4, weight, in, out, count, inputs, outputs, add);
-}
-
-void product8(const uint8_t *weight, const float *in, float *out, long count, long inputs, long outputs, int add) {
-  multiply(8, weight, in, out, count, inputs, outputs, add);
-}
+// The loop stands in each function because the compiler makes a function of it, to which a number of bits is no constant.
+#define PRODUCT(name, bits)                                                                                       \
+  void name(const uint8_t *weight, const float *in, float *out, long count, long inputs, long outputs, int add) { \
+    _Pragma("omp parallel for schedule(static) if (inputs * outputs >= SMALL)")                                   \
+    for (long first = 0; first < outputs / LANES; first += TILES)                                                 \
+      multiply_span(bits, first, weight, in, out, count, inputs, outputs, add);                                   \
+  }
+PRODUCT(product4, 4)
+PRODUCT(product8, 8)
+PRODUCT(product16, 16)

@@ -1,4 +1,4 @@
-"""Weights in blocks of 4 or 8 bits for `blocks.c`: how they are laid out, and their products with rows in float32."""
+"""Weights in blocks of 4, 8 or 16 bits for `blocks.c`: how they are laid out, and their products with rows in float32."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ NIBBLES = 8
 """Numbers of 4 bits in a word."""
 SCALES = 2 * LANES
 """Bytes of a block's scales, and as many of its offsets."""
-BLOCK_BYTES = {4: 2 * SCALES + GROUP * LANES // 2, 8: SCALES + GROUP * LANES}
+BLOCK_BYTES = {4: 2 * SCALES + GROUP * LANES // 2, 8: SCALES + GROUP * LANES, 16: 2 * GROUP * LANES}
 """By the bits of a number."""
 
 
@@ -25,13 +25,13 @@ class BlockKernels:
     """The functions of the library."""
 
     def __init__(self, library: ctypes.CDLL) -> None:
-        self._products = {4: library.product4, 8: library.product8}
+        self._products = {4: library.product4, 8: library.product8, 16: library.product16}
         for function in self._products.values():
             function.argtypes = [ctypes.c_void_p] * 3 + [ctypes.c_long] * 3 + [ctypes.c_int]
             function.restype = None
 
     def multiply(self, bits: int, weight: Tensor, rows: Tensor, onto: Tensor, *, add: bool = False) -> None:
-        """Write the products of rows float32[T, in] with ``weight`` (see :func:`pack4`, :func:`pack8`) to ``onto`` [T, out].
+        """Write the products of rows float32[T, in] with ``weight`` (see :func:`pack4` and those behind it) to ``onto`` [T, out].
 
         ``add``: on to what is there. Both are contiguous.
         """
@@ -73,9 +73,18 @@ def pack8(numbers: Tensor, scales: Tensor) -> Tensor:
     return torch.cat([_scales(scales), groups.reshape(*tiles, -1).view(torch.uint8)], -1).contiguous()
 
 
+def pack16(weight: Tensor) -> Tensor:
+    """Return weights [out, in], rounded to float16, in tiles: uint8[out / 16, in / 32, 1024]."""
+    tiles, groups = _tiled(weight.half())
+    return groups.reshape(*tiles, -1).view(torch.uint8)
+
+
 def unpack(packed: Tensor) -> Tensor:
     """Return the weight float32[out, in] of tiles: what the kernels multiply with, number by number."""
     tiles, groups, size = packed.shape
+    if size == BLOCK_BYTES[16]:
+        dense = packed.view(torch.float16).view(tiles, groups, GROUP, LANES).float()
+        return dense.permute(0, 3, 1, 2).reshape(tiles * LANES, groups * GROUP)
     halves, rest = packed[..., :SCALES], packed[..., SCALES:]
     scales = _wide(halves)
     if size == BLOCK_BYTES[8]:

@@ -7,25 +7,41 @@ exactly: mapped into memory when they are loaded, and never read block by block 
 from __future__ import annotations
 
 import contextlib
+import errno
 import io
+import re
 from collections.abc import Iterator
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
 
 import torch
 from gguf import GGUFReader
+from safetensors import SafetensorError
 from torch import nn
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from inferd.protocol import InvalidRequest
 
 LICENSE_KEY = "general.license"
+ALONE = "model.gguf"
+SYSTEM_ERROR = re.compile(r"os error (\d+)")
 
 
 def convert(file: Path, folder: Path) -> None:
-    """Write the model of a GGUF file into a folder. Raises InvalidRequest that says why it cannot be read."""
-    with _readable(file), contextlib.redirect_stderr(io.StringIO()):  # the reader's own bars
-        _convert(file, folder)
+    """Write the model of a GGUF file into a folder. Raises InvalidRequest that says why it cannot be read, OSError where the
+    folder cannot be written to.
+    """
+    # In a folder of its own, because transformers would read what else lies beside the file: another model's tokenizer.
+    with (
+        TemporaryDirectory(prefix="inferd-gguf-") as alone,
+        contextlib.redirect_stderr(io.StringIO()),
+    ):  # the readers' bars
+        link = Path(alone) / ALONE
+        link.symlink_to(file.resolve())
+        with _readable(file):
+            module, tokenizer = _read(link)
+        _write(module, tokenizer, folder)
 
 
 @contextlib.contextmanager
@@ -37,7 +53,8 @@ def _readable(file: Path) -> Iterator[None]:
         raise InvalidRequest(f"{file.name} cannot be read as a GGUF file that transformers knows: {error}") from error
 
 
-def _convert(file: Path, folder: Path) -> None:
+def _read(file: Path) -> tuple[Any, Any]:
+    """Return model and tokenizer of a GGUF file, the model in the smallest dtype that loses nothing."""
     where: dict[str, Any] = {"pretrained_model_name_or_path": str(file.parent), "gguf_file": file.name}
     tokenizer = AutoTokenizer.from_pretrained(**where)
     loader: Any = AutoModelForCausalLM
@@ -46,9 +63,16 @@ def _convert(file: Path, folder: Path) -> None:
         raise ValueError(f"it lacks {len(info['missing_keys'])} weights, {sorted(info['missing_keys'])[0]} among them")
     del module.config.quantization_config  # the blocks are gone: what is left are plain numbers
     module.hf_quantizer, module.is_quantized = None, False
-    dtype = smallest_dtype(module)
-    module.to(dtype).save_pretrained(folder)
-    tokenizer.save_pretrained(folder)
+    return module.to(smallest_dtype(module)), tokenizer
+
+
+def _write(module: Any, tokenizer: Any, folder: Path) -> None:
+    try:
+        module.save_pretrained(folder)
+        tokenizer.save_pretrained(folder)
+    except SafetensorError as error:  # which says what the system said in words
+        found = SYSTEM_ERROR.search(str(error))
+        raise OSError(int(found[1]) if found else errno.EIO, str(error)) from error
 
 
 def smallest_dtype(module: nn.Module) -> torch.dtype:

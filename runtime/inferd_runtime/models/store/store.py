@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import hashlib
+import os
 import re
 import shutil
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -16,7 +18,9 @@ from inferd_runtime.file_cache import cache_folder, locked, private_folder
 
 NOTE = "inferd-model.json"
 PARTIAL = ".partial-"
-NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*(/[A-Za-z0-9][A-Za-z0-9._-]*)?")
+SLASH = "--"
+"""Stands for "/" in a folder's name, and therefore in no model's."""
+NAME = re.compile(r"(?!.*--)[A-Za-z0-9][A-Za-z0-9._-]*(/[A-Za-z0-9][A-Za-z0-9._-]*)?")
 MAX_NAME = 128
 
 
@@ -59,39 +63,62 @@ class ModelStore:
         """Return the model of this name, if it is here."""
         return _read(self._place(name)) if is_name(name) else None
 
-    def remove(self, name: str) -> StoredModel:
-        """Delete a model; of a user's own folder only the note. Raises NotFound."""
-        found = self.find(name)
-        if found is None:
+    def unfinished(self) -> dict[str, int]:
+        """Return what interrupted pulls have left, in bytes, by the models' names."""
+        left: dict[str, int] = {}
+        for path in self._folder.glob(f"{PARTIAL}*@*"):
+            name = path.name.removeprefix(PARTIAL).rpartition("@")[0].replace(SLASH, "/")
+            left[name] = left.get(name, 0) + _size(path)
+        return left
+
+    def remove(self, name: str) -> int:
+        """Delete a model, of a user's own folder only the note, and what interrupted pulls of it have left.
+
+        Returns the bytes that this gave back. Raises NotFound.
+        """
+        found, left = self.find(name), self.unfinished().get(name)
+        if found is None and left is None:
             raise NotFound(f"no model {name!r} has been pulled; `inferd models` lists what is here")
-        shutil.rmtree(self._place(name))
-        return found
+        for path in (self._place(name), *self._partials(name)):
+            shutil.rmtree(path, ignore_errors=True)
+        return (0 if found is None else found.size) + (left or 0)
 
     @contextmanager
-    def adding(self, name: str, *, waiting: str = "waiting for another pull of this model") -> Iterator[Path]:
+    def adding(self, name: str, resumes: str = "") -> Iterator[Path]:
         """Yield the folder to fill; when the body ends well, it takes the place of what had this name.
 
-        What a failed body leaves there is found again by the next one, so that a download can be resumed. One process at a
-        time adds a name. Raises InvalidRequest for a name that no model can have.
+        ``resumes``: what exactly is brought. What a failed body leaves is found again by one that brings the same, so that a
+        download can be resumed; "" keeps nothing of a failed body. One process at a time adds a name. Raises InvalidRequest
+        for a name that no model can have.
         """
         if not is_name(name):
-            raise InvalidRequest(f"a model's name has letters, digits, '.', '_', '-' and at most one '/', not {name!r}")
+            raise InvalidRequest(
+                f"a model's name has letters, digits, '.', '_', single '-' and at most one '/', not {name!r}; --name gives one"
+            )
         private_folder(self._folder)
         place = self._place(name)
-        partial = place.with_name(PARTIAL + place.name)
-        with locked(partial.with_suffix(".lock"), lambda: None):
+        partial = place.with_name(f"{PARTIAL}{place.name}@{hashlib.sha256(resumes.encode()).hexdigest()[:12]}")
+        with locked(place.with_name(f"{PARTIAL}{place.name}.lock"), lambda: None):
+            for other in self._partials(name):
+                if other != partial or not resumes:
+                    shutil.rmtree(other)
             partial.mkdir(exist_ok=True)
-            yield partial
+            with _kept_if(bool(resumes), partial):
+                yield partial
             if not (partial / NOTE).is_file():
                 raise AssertionError(f"{partial} has no note")
             if place.exists():
                 shutil.rmtree(place)
             partial.replace(place)
 
-    def check_room(self, size: int, budget: int) -> None:
-        """Raise LimitExceeded if ``size`` more bytes do not fit on the disk, or into ``budget`` bytes (0: no limit)."""
+    def check_room(self, size: int, budget: int, name: str = "") -> None:
+        """Raise LimitExceeded if ``size`` more bytes do not fit on the disk, or into ``budget`` bytes (0: no limit).
+
+        What interrupted pulls have left counts, but for those of ``name``, which go on or are deleted.
+        """
         private_folder(self._folder)
-        free, kept = shutil.disk_usage(self._folder).free, sum(model.size for model in self.models())
+        left = sum(size for other, size in self.unfinished().items() if other != name)
+        free, kept = shutil.disk_usage(self._folder).free, left + sum(model.size for model in self.models())
         if size > free:
             raise LimitExceeded(
                 f"the model takes {size} bytes, and {free} are free in {self._folder}",
@@ -104,7 +131,21 @@ class ModelStore:
             )  # fmt: skip
 
     def _place(self, name: str) -> Path:
-        return self._folder / name.replace("/", "--")
+        return self._folder / name.replace("/", SLASH)
+
+    def _partials(self, name: str) -> list[Path]:
+        return list(self._folder.glob(f"{PARTIAL}{self._place(name).name}@*"))
+
+
+@contextmanager
+def _kept_if(kept: bool, folder: Path) -> Iterator[None]:
+    """Delete a folder where the body fails, unless it is ``kept``."""
+    try:
+        yield
+    except BaseException:
+        if not kept:
+            shutil.rmtree(folder, ignore_errors=True)
+        raise
 
 
 def is_name(name: str) -> bool:
@@ -124,4 +165,14 @@ def _read(folder: Path) -> StoredModel | None:
         return None
     if note.folder:
         return StoredModel(note, Path(note.folder), 0)
-    return StoredModel(note, folder, sum(path.stat().st_size for path in folder.rglob("*") if path.is_file()))
+    return StoredModel(note, folder, _size(folder))
+
+
+def _size(folder: Path) -> int:
+    """Return the bytes of a folder's files, which another process may be writing or deleting."""
+    total = 0
+    for at, _, names in os.walk(folder):
+        for name in names:
+            with suppress(FileNotFoundError):
+                total += Path(at, name).stat().st_size
+    return total

@@ -1,4 +1,4 @@
-"""Products of weights in blocks of 4 or 8 bits by code of our own: rows, unpacked weights and sums are float32.
+"""Products of weights in blocks of 4, 8 or 16 bits by code of our own: rows, unpacked weights and sums are float32.
 
 So weights that came in such blocks are multiplied as exactly as in float32, at a fifth of the bytes.
 """
@@ -8,12 +8,12 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from inferd_runtime.kernels.native.blocks import BLOCK_BYTES, LANES, block_kernels, pack4, unpack
+from inferd_runtime.kernels.native.blocks import BLOCK_BYTES, LANES, block_kernels, pack4, pack16, unpack
 from inferd_runtime.models.weights.exact_blocks import Packed, packed8, packed_exactly
 from inferd_runtime.models.weights.held_product import HeldProduct, filled, finished
 from inferd_runtime.models.weights.quantize import MIDDLE, Blocks
 
-BLOCK_BITS = {"blocks4": 4, "blocks8": 8}
+BLOCK_BITS = {"blocks4": 4, "blocks8": 8, "blocks16": 16}
 """Of each way the bits of a weight, beside its block's scales."""
 
 
@@ -52,6 +52,8 @@ def bits_of(packed: Packed) -> int:
 def rounded(name: str, weight: Tensor) -> Packed:
     """Return a weight in tiles: as it is where blocks hold it exactly, else rounded."""
     weight = filled(weight).float()
+    if name == "blocks16":
+        return pack16(weight)
     if name == "blocks8":
         return packed8(weight)
     exact = packed_exactly("blocks4", weight)

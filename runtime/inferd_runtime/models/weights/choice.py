@@ -12,6 +12,8 @@ from inferd_runtime.models.weights.timing import ROW_COUNTS, TimesWanted, WayTim
 
 Shape = tuple[int, int]
 PLAIN_WAYS = ("dense", "packed")
+HALF_WAYS = ("half", "blocks16")
+"""Those that hold every number that float16 holds."""
 UNSTEADY_GAIN = 2.0
 """A product whose last bits depend on the number of rows has to be so many times faster than one whose do not."""
 NARROW_GAIN = 1.15
@@ -55,7 +57,7 @@ def choose_dtype(shapes: Sequence[Sequence[int]], stored: torch.dtype) -> torch.
     counts: dict[Shape, int] = defaultdict(int)
     for shape in shapes:
         counts[shape[0], shape[1]] += 1
-    wide = times_of(TimesWanted.of(shapes, torch.float32, (*PLAIN_WAYS, "half")))
+    wide = times_of(TimesWanted.of(shapes, torch.float32, (*PLAIN_WAYS, *HALF_WAYS)))
     narrow = times_of(TimesWanted.of(shapes, torch.bfloat16, PLAIN_WAYS))
     gain = sum(one / other for one, other in zip(_totals(wide, counts), _totals(narrow, counts), strict=True))
     return torch.bfloat16 if gain > NARROW_GAIN * len(ROW_COUNTS) else torch.float32

@@ -18,7 +18,7 @@ from inferd_runtime.models.passes.device import dense_products
 from inferd_runtime.models.passes.fused import PRODUCTS, FusedLayer, FusedPass
 from inferd_runtime.models.passes.products import DenseProduct, Product
 from inferd_runtime.models.weights.block_products import BLOCK_BITS, BlockProduct, bits_of
-from inferd_runtime.models.weights.choice import PLAIN_WAYS, Shape, ways_of
+from inferd_runtime.models.weights.choice import HALF_WAYS, PLAIN_WAYS, Shape, ways_of
 from inferd_runtime.models.weights.exact_blocks import Packed, exact_blocks
 from inferd_runtime.models.weights.held_product import HeldProduct
 from inferd_runtime.models.weights.host_products import DENSE, Way, can_hold, held
@@ -28,7 +28,7 @@ from inferd_runtime.models.weights.stored import HEAD
 logger = logging.getLogger(__name__)
 SMALLEST = 2.0**-25
 """Half of the step between float16's smallest numbers: what an exact weight may be off by there, far below its row's sums."""
-FORMS = {"half": ("half",), "int8": ("int8", "blocks8"), "int4": ("int4", "blocks4")}
+FORMS = {"half": HALF_WAYS, "int8": ("int8", "blocks8"), "int4": ("int4", "blocks4")}
 """By the name of a setting the ways to hold weights so, of which the fastest is taken."""
 HEAD_FORMS = {"half": "half", "int8": "int8", "int4": "int8"}
 """The head in 4 bits would cost more text than it saves time: the quantized models that people use keep it in more."""
@@ -74,7 +74,7 @@ def plan_holding(fused: FusedPass, weights: str = "", kept: Mapping[str, Packed]
         return HoldingPlan(ways | _fastest(open_, found), packed, narrow=True)
     if kept is None:
         packed = _exact(open_)
-    plain = PLAIN_WAYS + (("half",) if _all_half([each for name, each in open_.items() if name not in packed]) else ())
+    plain = PLAIN_WAYS + (HALF_WAYS if _all_half([each for name, each in open_.items() if name not in packed]) else ())
     found = {name: (*PLAIN_WAYS, f"blocks{bits_of(packed[name])}") if name in packed else plain for name in open_}
     return HoldingPlan(ways | _fastest(open_, found), packed)
 

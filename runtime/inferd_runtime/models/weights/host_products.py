@@ -10,6 +10,7 @@ from __future__ import annotations
 import warnings
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 
 import torch
 from torch import Tensor
@@ -29,7 +30,15 @@ MOST_TRIED = 100
 MOST_PARTS = 10
 MOST_OUTPUTS = 4096
 COMPARED_OUTPUTS = 256
-TOLERANCES = {"packed": 1e-4, "half": 2e-3, "int8": 2e-2, "int4": 2e-2, "blocks8": 1e-4, "blocks4": 1e-4}
+TOLERANCES = {
+    "packed": 1e-4,
+    "half": 2e-3,
+    "int8": 2e-2,
+    "int4": 2e-2,
+    "blocks16": 1e-4,
+    "blocks8": 1e-4,
+    "blocks4": 1e-4,
+}
 """How far a product may be from the dense one of the same weight (of what is left of it), as a share of the largest output."""
 ROUNDED = 2e-2
 """The same for weights and rows in 16 bits."""
@@ -105,6 +114,10 @@ class Int4Product(HeldProduct):
         return finished(out[:, : self._outputs], rows, self._bias)
 
 
+def _in_blocks(name: str, weight: Tensor, bias: Tensor | None, least: int) -> HeldProduct:
+    return block_product(name, weight, bias)
+
+
 @dataclass(frozen=True)
 class Way:
     """How weights of one shape are held: a name of :data:`MAKERS`, and how many rows its product computes at least."""
@@ -121,9 +134,7 @@ DENSE = Way("dense")
 """The weight as the module holds it."""
 MAKERS: dict[str, Callable[[Tensor, Tensor | None, int], HeldProduct]] = {
     "packed": PackedProduct, "half": HalfProduct, "int8": Int8Product, "int4": Int4Product,
-    "blocks8": lambda weight, bias, least: block_product("blocks8", weight, bias),
-    "blocks4": lambda weight, bias, least: block_product("blocks4", weight, bias),
-}  # fmt: skip
+} | {name: partial(_in_blocks, name) for name in BLOCK_BITS}  # fmt: skip
 
 
 def can_hold(name: str, shape: tuple[int, int], dtype: torch.dtype) -> bool:
@@ -134,7 +145,7 @@ def can_hold(name: str, shape: tuple[int, int], dtype: torch.dtype) -> bool:
         return known and hasattr(torch.ops.mkldnn, "_linear_pointwise")
     if name == "half":
         return dtype == torch.float32 and "fbgemm" in torch.backends.quantized.supported_engines
-    if name in BLOCK_BITS and block_kernels() is None:
+    if name in BLOCK_BITS and (block_kernels() is None or (name == "blocks16" and dtype != torch.float32)):
         return False
     return name == "dense" or inputs % Blocks.LEAST_GROUP == 0
 

@@ -29,16 +29,58 @@ def test_a_model_is_found_by_its_name_and_listed_with_its_size(tmp_path: Path) -
     assert (found.folder / "weights").is_file()
 
 
-def test_a_pull_that_failed_leaves_no_model_and_is_resumed(tmp_path: Path) -> None:
-    store = ModelStore(tmp_path)
-    with pytest.raises(ZeroDivisionError), store.adding("a") as folder:
+def fail_to_add(store: ModelStore, name: str, resumes: str = "") -> None:
+    with pytest.raises(ZeroDivisionError), store.adding(name, resumes) as folder:
         assert (folder / "part").write_text("first half") // 0
+
+
+def test_a_download_that_failed_leaves_no_model_and_is_resumed(tmp_path: Path) -> None:
+    store = ModelStore(tmp_path)
+    fail_to_add(store, "a", "a@1")
     assert store.find("a") is None
     assert store.models() == []
-    with store.adding("a") as folder:
+    with store.adding("a", "a@1") as folder:
         assert (folder / "part").read_text() == "first half"
         write_note(folder, ModelNote("a", "x"))
     assert store.find("a") is not None
+    assert store.unfinished() == {}
+
+
+@pytest.mark.parametrize("then", ["a@2", ""])
+def test_files_of_one_pull_never_come_into_another_ones_model(tmp_path: Path, then: str) -> None:
+    store = ModelStore(tmp_path)
+    fail_to_add(store, "a", "a@1")
+    with store.adding("a", then) as folder:
+        assert list(folder.iterdir()) == []
+        write_note(folder, ModelNote("a", "x"))
+    assert store.unfinished() == {}
+
+
+def test_what_cannot_be_resumed_leaves_nothing(tmp_path: Path) -> None:
+    """A full disk would stay full."""
+    store = ModelStore(tmp_path)
+    fail_to_add(store, "a")
+    assert store.unfinished() == {}
+
+
+def test_what_interrupted_pulls_left_counts_and_can_be_removed(tmp_path: Path) -> None:
+    store = ModelStore(tmp_path)
+    fail_to_add(store, "org/a", "a@1")
+    assert store.unfinished() == {"org/a": 10}
+    store.check_room(95, 100, "org/a")
+    with pytest.raises(LimitExceeded):
+        store.check_room(95, 100, "b")
+    assert store.remove("org/a") == 10
+    assert store.unfinished() == {}
+    with pytest.raises(NotFound, match="'org/a'"):
+        store.remove("org/a")
+
+
+def test_a_pull_that_was_killed_is_cleared_by_the_next_one(tmp_path: Path) -> None:
+    store = ModelStore(tmp_path)
+    fail_to_add(store, "a", "a@1")
+    add(store, "a")
+    assert store.unfinished() == {}
 
 
 def test_a_new_pull_takes_the_place_of_the_old_one(tmp_path: Path) -> None:
@@ -67,7 +109,9 @@ def test_a_folder_of_the_user_is_never_deleted(tmp_path: Path) -> None:
         store.remove("mine")
 
 
-@pytest.mark.parametrize("name", ["", "..", "../a", "a/b/c", "/a", "a/", ".hidden", "a b", "a\n", "x" * 129])
+@pytest.mark.parametrize(
+    "name", ["", "..", "../a", "a/b/c", "/a", "a/", ".hidden", "a b", "a\n", "x" * 129, "a--b", "a/b--c"]
+)
 def test_a_name_cannot_lead_out_of_the_store(tmp_path: Path, name: str) -> None:
     store = ModelStore(tmp_path / "models")
     assert not is_name(name)
