@@ -8,6 +8,7 @@ matched in linear time: Python's own can backtrack for ever.
 from __future__ import annotations
 
 import json
+import math
 import threading
 from collections.abc import Callable, Iterator
 from functools import lru_cache
@@ -83,7 +84,9 @@ class SchemaValidator:
     def problem(self, text: str, looks: int = _MAX_LOOKS) -> Problem | None:
         """Return the first error in a finished text, or None if it is valid. `looks` is how much work that may take."""
         try:
-            value = json.loads(text, object_pairs_hook=unique_keys)
+            value = json.loads(
+                text, object_pairs_hook=unique_keys, parse_float=_finite, parse_int=_within, parse_constant=_finite
+            )
         except (ValueError, RecursionError) as error:
             return Problem(f"not JSON: {error}")
         if _deeper(value, _MAX_DEPTH):
@@ -113,6 +116,19 @@ class SchemaValidator:
             return False
         finally:
             self.spent += looks - self._budget.left
+
+
+def _finite(text: str) -> float:
+    """Return a number. Raises ValueError for one that no 64-bit float holds, with which keywords cannot reckon, and for NaN."""
+    number = float(text)
+    if not math.isfinite(number):
+        raise ValueError(f"{text[:20]} is beyond what 64-bit floats hold")
+    return number
+
+
+def _within(text: str) -> int:
+    _finite(text)
+    return int(text)
 
 
 def _require_guarded(root: Any) -> None:

@@ -139,3 +139,11 @@ def test_checking_a_text_has_a_budget() -> None:
 def test_unique_items_are_compared_as_json_values(text: str, unique: bool) -> None:
     assert (SchemaValidator({"uniqueItems": True}).problem(text) is None) == unique
     assert SchemaValidator({"uniqueItems": False}).problem(text) is None
+
+
+@pytest.mark.parametrize("number", ["1e999", "-1e999", "1" + "0" * 400, "NaN", "-Infinity"])
+@pytest.mark.parametrize("schema", [{"multipleOf": 0.5}, {"multipleOf": 2}, {"items": {"multipleOf": 3}}])
+def test_a_number_beyond_floats_is_a_problem_and_no_error(number: str, schema: dict[str, object]) -> None:
+    """It came to a mask of a schema that is held at the end of its text, and ended the step with an OverflowError."""
+    for text in (number, f"[{number}]"):
+        assert SchemaValidator(schema).problem(text) is not None
