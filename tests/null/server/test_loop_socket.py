@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import itertools
 import threading
-from collections.abc import Iterator
+from collections.abc import Awaitable, Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -105,14 +105,27 @@ async def test_a_full_socket_is_waited_for_or_told_at_once(context: zmq.Context[
     there.close()
 
 
-async def test_closing_cancels_who_waits_and_ends_further_use(context: zmq.Context[Any], tmp_path: Path) -> None:
-    here, there = pair(context, tmp_path)
-    waiting = asyncio.ensure_future(here.receive())
-    await anyio.lowlevel.checkpoint()
-    here.close()
-    here.close()
-    with pytest.raises(asyncio.CancelledError):
-        await waiting
+async def test_closing_ends_who_waits_with_an_error_and_cancels_no_group_of_tasks(
+    context: zmq.Context[Any], tmp_path: Path
+) -> None:
+    here, there = pair(context, tmp_path, 1)
+    until_full(here)
+    ended: list[str] = []
+
+    async def wait(use: Callable[[], Awaitable[Any]]) -> None:
+        try:
+            await use()
+        except zmq.ZMQError:
+            ended.append("error")
+
+    async with anyio.create_task_group() as tasks:
+        tasks.start_soon(wait, here.receive)
+        tasks.start_soon(wait, lambda: here.send([b"x"]))
+        await anyio.lowlevel.checkpoint()
+        here.close()
+        here.close()
+    assert ended == ["error", "error"]
+    assert not tasks.cancel_scope.cancel_called
     assert here.closed
     with pytest.raises(zmq.ZMQError):
         await here.send([b"x"])

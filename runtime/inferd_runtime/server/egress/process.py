@@ -109,14 +109,15 @@ class EgressProcess:
 
     async def _answer(self, life: _Life, op: str, request: Any) -> EgressAnswer:
         number = next(self._numbers)
-        future: asyncio.Future[EgressAnswer] = asyncio.get_running_loop().create_future()
-        life.waiting[number] = future
         call = EgressCall(number, op, msgspec.Raw(msgspec.msgpack.encode(request)))
         try:
             await life.socket.send([msgspec.msgpack.encode(call)])
-            return await future
         except zmq.ZMQError:
             raise self._why(life) from None
+        future: asyncio.Future[EgressAnswer] = asyncio.get_running_loop().create_future()
+        life.waiting[number] = future  # answers are read by another task, so none has been yet
+        try:
+            return await future
         except asyncio.CancelledError:
             if life.ended is None and not life.socket.closed:
                 with contextlib.suppress(zmq.Again):

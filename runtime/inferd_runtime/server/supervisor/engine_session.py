@@ -28,7 +28,7 @@ from inferd_runtime.session.wire import (
 T = TypeVar("T")
 OWN_TICKET = 0
 """Of the replies to a session's opening and its close."""
-MOST_IDLE = 64
+MOST_IDLE = 16
 """Channels without a session that are kept."""
 MOST_SESSIONS = 10_000
 """Of one channel, whose tickets have 32 bits."""
@@ -123,6 +123,8 @@ class EngineSession:
             reply = await future
         finally:
             self._waiting.pop(ticket, None)
+            if future.done() and not future.cancelled():
+                future.exception()  # of an engine that ended while the request was sent: it is raised by that, too
         if not reply.ok:
             raise error_of(reply)
         try:

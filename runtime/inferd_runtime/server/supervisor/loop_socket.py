@@ -73,12 +73,15 @@ class LoopSocket:
             self._look()
 
     def close(self) -> None:
-        """Close the socket. Who waits for it is cancelled."""
+        """Close the socket. Whoever waits for it gets the ZMQError: a task that nobody cancelled must not end as cancelled, which
+        would end all others of its group.
+        """
         if not self._socket.closed:
             self._loop.remove_reader(self._descriptor)
             self._socket.close()
         for future in self._waiting:
-            future.cancel()
+            if not future.done():
+                future.set_result(None)
 
     async def _until(self, event: int) -> None:
         future = self._loop.create_future()
