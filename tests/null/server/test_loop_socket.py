@@ -109,8 +109,11 @@ async def test_closing_ends_who_waits_with_an_error_and_cancels_no_group_of_task
     context: zmq.Context[Any], tmp_path: Path
 ) -> None:
     here, there = pair(context, tmp_path, 1)
-    until_full(here)
     ended: list[str] = []
+
+    async def fill() -> None:
+        while True:
+            await here.send([b"x"])
 
     async def wait(use: Callable[[], Awaitable[Any]]) -> None:
         try:
@@ -120,12 +123,13 @@ async def test_closing_ends_who_waits_with_an_error_and_cancels_no_group_of_task
 
     async with anyio.create_task_group() as tasks:
         tasks.start_soon(wait, here.receive)
-        tasks.start_soon(wait, lambda: here.send([b"x"]))
+        tasks.start_soon(wait, fill)
         await anyio.lowlevel.checkpoint()
         here.close()
         here.close()
     assert ended == ["error", "error"]
     assert not tasks.cancel_scope.cancel_called
+    there.close()
     assert here.closed
     with pytest.raises(zmq.ZMQError):
         await here.send([b"x"])
