@@ -6,6 +6,7 @@ import gc
 import json
 import time
 from collections.abc import Iterator
+from pathlib import Path
 
 import anyio
 import anyio.lowlevel
@@ -320,10 +321,11 @@ async def test_a_huge_result_does_not_hold_the_gateways_loop(serve: Serve) -> No
         assert size > 60_000_000
 
 
-async def test_tokens_are_charged_while_a_run_goes_on(serve: Serve) -> None:
+async def test_tokens_are_charged_while_a_run_goes_on(serve: Serve, tmp_path: Path) -> None:
     limits = {"quota": ("user,tokens_per_minute=600",)}
-    async with serve(fake_commands(engine=["--produces", "900"]), **limits) as served:
+    async with serve(fake_commands(engine=["--produces", str(tmp_path / "go")]), **limits) as served:
         run = await served.launch(SLEEP)
+        (tmp_path / "go").touch()
 
         async def refused() -> bool:
             answer = await served.client.post("/v1/runs", json={"program": "p"})
