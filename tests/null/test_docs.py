@@ -11,12 +11,15 @@ from itertools import pairwise
 from pathlib import Path
 
 import pytest
+from mutants import EXPLAINED, ROOMS, mutants
+
+from inferd_runtime.settings.settings import FIELDS
 
 ROOT = Path(__file__).resolve().parents[2]
 PACKAGES = tuple(
     ROOT / path for path in ("sdk/inferd", "sdk/inferlet", "runtime/inferd_runtime", "grammar/inferd_grammar")
 )
-SOURCES = (*PACKAGES, ROOT / "tests", ROOT / "benchmarks", ROOT / "inferlets")
+SOURCES = (*PACKAGES, *(ROOT / name for name in ("tests", "benchmarks", "inferlets", "examples", "scripts")))
 STRICT = [ROOT / "docs" / "architecture.md", *sorted(ROOT.glob("docs/extending/*.md"), key=str)]
 STRICT += sorted(ROOT.glob("docs/decisions/*.md"))
 PAGES = [*sorted(ROOT.glob("*.md")), *sorted(ROOT.glob("docs/**/*.md"))]
@@ -30,6 +33,8 @@ SYMBOL = re.compile(r"@?([A-Za-z_]\w*(?:\.[A-Za-z_]\w*)*)(?:\(.*\))?")
 WORD = re.compile(r"[A-Za-z_]\w*")
 LIBRARIES = frozenset({"AttentionInterface"})
 """Names of transformers."""
+OPTIONS = {"fail-with-body", "model_args", "tasks", "build-arg", "from-file", "home-dir", "offline", "system", "dist"}
+"""Of other programs that the pages call."""
 
 
 def relative(path: Path) -> str:
@@ -49,10 +54,30 @@ def exists(path: str) -> bool:
 
 
 @cache
+def texts() -> tuple[str, ...]:
+    """What stands in every source but this one."""
+    files = (path for base in SOURCES for path in base.rglob("*.py") if path != Path(__file__).resolve())
+    return tuple(path.read_text() for path in files)
+
+
+@cache
 def names() -> frozenset[str]:
     """Every word of the sources that could be an identifier."""
-    files = (path for base in SOURCES for path in base.rglob("*.py") if path != Path(__file__).resolve())
-    return frozenset(word for path in files for word in WORD.findall(path.read_text()))
+    return frozenset(word for text in texts() for word in WORD.findall(text))
+
+
+@cache
+def options() -> set[str]:
+    """Every option of the command line, of the scripts and of the programs, without its dashes."""
+    written = {name for text in texts() for name in re.findall(r'"--([a-z][\w-]*)', text)}
+    return {field.flag.removeprefix("--") for field in FIELDS.values()} | written | OPTIONS
+
+
+@cache
+def variables() -> set[str]:
+    """Every environment variable of ours."""
+    written = {name for text in texts() for name in re.findall(r"INFERD_[A-Z_]+", text)}
+    return {field.variable for field in FIELDS.values()} | written
 
 
 @cache
@@ -131,6 +156,23 @@ def test_every_target_of_make_is_there(page: Path) -> None:
     named = re.findall(r"(?:`|^ {4})make ([a-z-]+)", page.read_text(), re.MULTILINE)
     targets = re.findall(r"^([a-z-]+):", (ROOT / "Makefile").read_text(), re.MULTILINE)
     assert set(named) <= set(targets)
+
+
+@pytest.mark.parametrize("page", PAGES, ids=relative)
+def test_every_option_and_variable_is_there(page: Path) -> None:
+    """The changes tell of what was there once."""
+    if page.name != "CHANGELOG.md":
+        text = page.read_text()
+        assert set(re.findall(r"(?<![\w-])--([a-z][\w-]*)", text)) - options() == set()
+        assert set(re.findall(r"\bINFERD_[A-Z_]+\b", text)) - variables() == set()
+
+
+def test_every_mutant_that_is_explained_can_still_be_made() -> None:
+    files = [path for patterns, _ in ROOMS.values() for pattern in patterns for path in ROOT.glob(pattern)]
+    made = {mutant.key for path in files for mutant in mutants(path)}
+    explained = re.findall(r"^\| `(.+)` \|", EXPLAINED.read_text(), re.MULTILINE)
+    assert explained
+    assert [key for key in explained if key not in made] == []
 
 
 def test_the_tour_fits() -> None:
