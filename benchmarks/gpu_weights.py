@@ -16,7 +16,7 @@ from inferd_runtime.models.checks.probe import attach
 from inferd_runtime.models.loaded import LoadedModel
 from inferd_runtime.models.passes.fused import FusedPass
 from inferd_runtime.models.passes.quantized_product import QuantizedProduct
-from inferd_runtime.models.weights.on_device import capability, hold_fused
+from inferd_runtime.models.weights.on_device import DeviceHolding, capability
 
 FORMS = ("fp8", "int4")
 BATCHES = (1, 32)
@@ -61,7 +61,8 @@ def held_driver(bench: Bench, form: str) -> tuple[CudaDriver, FusedPass, float]:
     model = random_llama(sizes.model, bench.device, sizes.dtype)
     probed = attach(model, "random")
     able = capability(bench.device) if bench.on_device else STAND_IN
-    held = hold_fused("random", fused_unchecked(model, probed), model, probed, form, {}, bench.device, able)
+    holding = DeviceHolding("random", form, bench.device, able)
+    held = holding.hold_fused(fused_unchecked(model, probed), model, probed, {})
     assert held is not None
     loaded = LoadedModel("random", model, None, probed, sizes.model.vocab, probed.context, "", held=held)  # type: ignore[arg-type]
     options = DriverOptions(min(PAGES, sizes.pages), PAGE_SIZE, min(1024, sizes.most_rows), weights=form)

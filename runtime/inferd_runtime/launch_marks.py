@@ -52,12 +52,14 @@ class LaunchMarks:
     def writing(self) -> Iterator[None]:
         """Write names until the end of the context; the file goes with it unless something lasting happened."""
         # Of a name that no other has: in a container the next process may well have the same number.
-        self._path = self._folder / f"{self._key}-{os.getpid()}-{time.time_ns()}"
+        self._path = self._folder / f"{self._key}-{os.getpgrp()}-{os.getpid()}-{time.time_ns()}"
         try:
             private_folder(self._folder)
             self._file = os.open(self._path, os.O_RDWR | os.O_CREAT | os.O_EXCL, 0o600)
             fcntl.flock(self._file, fcntl.LOCK_EX)
+            self._write("")  # takes the room of all names: where a disk is full, it is noticed here
         except (OSError, Unavailable):
+            self._close()
             log.warning("%s cannot be written to: a kernel that ends the process is met again", self._folder)
         try:
             yield
@@ -97,7 +99,7 @@ class LaunchMarks:
 
 
 def forget_marks(pid: int) -> None:
-    """Delete what a process left that was ended on purpose, whatever it was doing."""
+    """Delete what a process that was ended on purpose left, and what the others of its group did, whatever they were doing."""
     for path in (cache_folder() / FOLDER).glob(f"*-{pid}-*"):
         path.unlink(missing_ok=True)
 

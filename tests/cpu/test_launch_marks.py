@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import errno
+import os
 import signal
 import subprocess
 import sys
@@ -73,17 +75,37 @@ def test_errors_leave_nothing_and_a_lost_device_does(tmp_path: Path) -> None:
 
 
 def test_a_process_that_was_ended_on_purpose_leaves_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nor do those that it started: a draft model's process is ended with the engine's, and loads at the same time."""
     monkeypatch.setenv("INFERD_CACHE_DIR", str(tmp_path))
-    for pid in (71, 171):
-        (tmp_path / "launches").mkdir(exist_ok=True)
-        (tmp_path / "launches" / f"device-{pid}-1").write_text("sample")
-    forget_marks(71)
-    assert [path.name for path in (tmp_path / "launches").iterdir()] == ["device-171-1"]
+    folder = tmp_path / "launches"
+    folder.mkdir()
+    marking = [
+        subprocess.Popen([sys.executable, "-c", DIES, folder, "sample"], process_group=group) for group in (0, None)
+    ]
+    for process in marking:
+        assert process.wait(60) == -signal.SIGKILL
+    forget_marks(marking[0].pid)
+    assert list(marks_in(folder).left()) == ["sample"]
+    forget_marks(os.getpgrp())
+    assert list(folder.iterdir()) == []
 
 
 def test_a_folder_that_cannot_be_written_to_costs_a_warning(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     (tmp_path / "file").touch()
     marks = marks_in(tmp_path / "file" / "folder")
+    with marks.writing(), marks.during("sample"):
+        assert not marks.open
+    assert "cannot be written to" in caplog.text
+
+
+def test_a_full_disk_costs_a_warning_and_no_load(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    def full(*_: object) -> int:
+        raise OSError(errno.ENOSPC, "no space left on device")
+
+    monkeypatch.setattr(os, "pwrite", full)
+    marks = marks_in(tmp_path)
     with marks.writing(), marks.during("sample"):
         assert not marks.open
     assert "cannot be written to" in caplog.text

@@ -24,7 +24,7 @@ from inferd_runtime.models.quantized.layout import stored_layout
 from inferd_runtime.models.store.pull import Pull
 from inferd_runtime.models.store.store import ModelStore
 from inferd_runtime.models.weights.block_products import BlockProduct
-from inferd_runtime.models.weights.on_device import hold_on_device
+from inferd_runtime.models.weights.on_device import DeviceHolding
 
 OPTIONS = DriverOptions(pages=32, page_size=16, most_rows=64)
 
@@ -66,7 +66,8 @@ def test_a_device_holds_it_as_it_was_stored(name: str, tmp_path: Path) -> None:
     probed = attach(dense, "dense")
     whole = fuse(dense, probed.kv, probed.rules)
     assert whole is not None
-    run = hold_on_device(name, loaded.module, loaded.probe, "", loaded.stored or {}, torch.device("cpu"), able=(9, 0))
+    holding = DeviceHolding(name, "", torch.device("cpu"), able=(9, 0))
+    run = holding.hold(loaded.module, loaded.probe, loaded.stored or {})
     assert (run is not None) == bool(LAYOUTS[name].held)
     if run is None:
         return
@@ -106,7 +107,8 @@ def test_a_devices_memory_is_what_was_estimated(name: str, tmp_path: Path) -> No
     loaded = load(str(tmp_path), dtype="bfloat16")
     sizes = matrix_sizes(loaded.module)
     assert sizes is not None
-    run = hold_on_device(name, loaded.module, loaded.probe, "", loaded.stored or {}, torch.device("cpu"), (9, 0))
+    holding = DeviceHolding(name, "", torch.device("cpu"), able=(9, 0))
+    run = holding.hold(loaded.module, loaded.probe, loaded.stored or {})
     assert run is not None
     taken = sum(product.bytes for layer in run.layers for product in layer.products().values())  # type: ignore[attr-defined]
     config = json.loads((tmp_path / "config.json").read_text())

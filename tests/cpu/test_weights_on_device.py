@@ -28,7 +28,7 @@ from inferd_runtime.models.loaded import LoadedModel
 from inferd_runtime.models.passes.fused import FusedPass, fuse
 from inferd_runtime.models.passes.quantized_product import QuantizedProduct
 from inferd_runtime.models.weights.device_forms import in_float8, in_int4, in_int8
-from inferd_runtime.models.weights.on_device import hold_on_device
+from inferd_runtime.models.weights.on_device import DeviceHolding
 from inferd_runtime.testing.recorded_host import RecordedHost
 
 FORMS = ("fp8", "int8", "int4")
@@ -44,7 +44,7 @@ def small(family: str = "llama", **changes: int | bool) -> nn.Module:
 def loaded_with(weights: str, module: nn.Module) -> LoadedModel:
     """A model as it is loaded for a device."""
     probed = attach(module, "small")
-    held = hold_on_device("small", module, probed, weights, {}, HERE, able=(9, 0))
+    held = DeviceHolding("small", weights, HERE, able=(9, 0)).hold(module, probed, {})
     vocabulary = module.get_input_embeddings().weight.shape[0]  # type: ignore[operator, union-attr]
     return LoadedModel("small", module, None, probed, vocabulary, probed.context, "", held=held)  # type: ignore[arg-type]
 
@@ -95,7 +95,7 @@ def test_what_a_device_cannot_do_is_refused_with_what_to_do() -> None:
     probed = attach(module, "small")
 
     def attempt(weights: str, module: nn.Module = module, able: tuple[int, int] = (9, 0)) -> None:
-        hold_on_device("small", module, probed, weights, {}, HERE, able)
+        DeviceHolding("small", weights, HERE, able).hold(module, probed, {})
 
     with pytest.raises(
         InvalidRequest, match=r"capability 8\.9, this device has 8\.0: --weights int8 or --weights int4"
@@ -108,13 +108,13 @@ def test_what_a_device_cannot_do_is_refused_with_what_to_do() -> None:
         attempt("int4", odd)
     other = make("gpt2").bfloat16()
     with pytest.raises(InvalidRequest, match="only by the fused pass"):
-        hold_on_device("other", other, attach(other, "other"), "int8", {}, HERE, (9, 0))
+        DeviceHolding("other", "int8", HERE, (9, 0)).hold(other, attach(other, "other"), {})
 
 
 def test_without_weights_nothing_is_held_otherwise() -> None:
     module = small()
     probed = attach(module, "small")
-    assert hold_on_device("small", module, probed, "", {}, HERE, (9, 0)) is None
+    assert DeviceHolding("small", "", HERE, (9, 0)).hold(module, probed, {}) is None
     assert isinstance(fuse(module, probed.kv, probed.rules), FusedPass)
 
 

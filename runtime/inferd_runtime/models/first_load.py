@@ -24,7 +24,7 @@ from inferd_runtime.models.proved.decoder import ProvedDecoder, RotaryEmbedding,
 from inferd_runtime.models.proved.store import KeptDecoder, KeptProof, KeptRule, KeptTokenizer
 from inferd_runtime.models.tokenizer import HubTokenizer
 from inferd_runtime.models.weights.auto_dtype import cpu_dtype
-from inferd_runtime.models.weights.on_device import capability, hold_on_device
+from inferd_runtime.models.weights.on_device import DeviceHolding, capability
 
 TRIED_POSITIONS = 4096
 
@@ -65,9 +65,8 @@ def load_first(
 
 def _held_on(loaded: LoadedModel, device: torch.device, weights: str) -> LoadedModel:
     """Return a model that the host has loaded, on its device, with weights as they are held there."""
-    held = hold_on_device(
-        loaded.name, loaded.module, loaded.probe, weights, loaded.stored or {}, device, capability(device)
-    )
+    holding = DeviceHolding(loaded.name, weights, device, capability(device))
+    held = holding.hold(loaded.module, loaded.probe, loaded.stored or {})
     if held is None:
         loaded.module.to(device)
     return replace(loaded, held=held, stored=None if loaded.stored is None else {})

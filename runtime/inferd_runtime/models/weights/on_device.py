@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Mapping
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -39,103 +40,100 @@ def capability(device: torch.device) -> Capability:
     return torch.cuda.get_device_capability(device)
 
 
-def hold_on_device(
-    name: str,
-    module: nn.Module,
-    probe: Probed,
-    weights: str,
-    stored: Mapping[str, StoredWeight],
-    device: torch.device,
-    able: Capability,
-) -> FusedPass | None:
-    """Move a model to a device and return its fused pass; ``module`` lets go of its large weights.
-
-    Those in ``stored`` are held as they are, the others as ``weights`` ("" for dense). None, and nothing moved, where nothing
-    is held otherwise. Raises InvalidRequest, which says what to do, for what the model or the device cannot do.
+@dataclass(frozen=True)
+class DeviceHolding:
+    """How a model's large weights are to be held on a device. ``name``: the model's, for errors. ``weights``: the form, "" for
+    dense. ``able``: the device's compute capability.
     """
-    dtype = next(module.parameters()).dtype
-    _check(name, weights, dtype, able)
-    if dtype not in DTYPES:
-        return None
-    fused = fuse(module, probe.kv, probe.rules)
-    if fused is None and weights:
-        raise InvalidRequest(
-            f"model {name!r}: weights can be held as {weights} only by the fused pass, which it has not"
-        )
-    return None if fused is None else hold_fused(name, fused, module, probe, weights, stored, device, able)
 
+    name: str
+    weights: str
+    device: torch.device
+    able: Capability
 
-def hold_fused(
-    name: str,
-    fused: FusedPass,
-    module: nn.Module,
-    probe: Probed,
-    weights: str,
-    stored: Mapping[str, StoredWeight],
-    device: torch.device,
-    able: Capability,
-) -> FusedPass | None:
-    """As :func:`hold_on_device`, of a model whose fused pass is known to give its logits."""
-    before = probe_logits(fused, probe.kv, fused.embedding).cpu()
-    usable = {key: one for key, one in stored_products(len(fused.layers), stored).items() if _usable(one, able)}
-    made = _made(name, fused, module, weights, usable, device)
-    if not made:
-        return None
-    module.to(device)
-    held = _with_products(assembled(module, probe.rules), made)
-    _report(name, weights, before, probe_logits(held, probe.kv, held.embedding).cpu())
-    return held
+    def hold(self, module: nn.Module, probe: Probed, stored: Mapping[str, StoredWeight]) -> FusedPass | None:
+        """Move a model to the device and return its fused pass; ``module`` lets go of its large weights.
 
+        Those in ``stored`` are held as they are. None, and nothing moved, where nothing is held otherwise. Raises
+        InvalidRequest, which says what to do, for what the model or the device cannot do.
+        """
+        dtype = next(module.parameters()).dtype
+        self._check(dtype)
+        if dtype not in DTYPES:
+            return None
+        fused = fuse(module, probe.kv, probe.rules)
+        if fused is None:
+            if self.weights:
+                only = "by the fused pass, which it has not"
+                raise InvalidRequest(f"model {self.name!r}: weights can be held as {self.weights} only {only}")
+            return None
+        return self.hold_fused(fused, module, probe, stored)
 
-def _check(name: str, weights: str, dtype: torch.dtype, able: Capability) -> None:
-    if weights and dtype not in DTYPES:
-        kind = str(dtype).removeprefix("torch.")
-        raise InvalidRequest(
-            f"model {name!r}: on a GPU weights are held as {weights} only beside bfloat16 or float16, not {kind}: "
-            "--dtype bfloat16"
-        )
-    if weights == "fp8" and able < FIRST_FP8:
-        raise InvalidRequest(
-            f"model {name!r}: weights in fp8 need compute capability 8.9, this device has {able[0]}.{able[1]}: "
-            "--weights int8 or --weights int4"
-        )
+    def hold_fused(
+        self, fused: FusedPass, module: nn.Module, probe: Probed, stored: Mapping[str, StoredWeight]
+    ) -> FusedPass | None:
+        """As :meth:`hold`, of a model whose fused pass is known to give its logits."""
+        before = probe_logits(fused, probe.kv, fused.embedding).cpu()
+        usable = {key: one for key, one in stored_products(len(fused.layers), stored).items() if _usable(one, self.able)}
+        made = self._made(fused, module, usable)
+        if not made:
+            return None
+        module.to(self.device)
+        held = _with_products(assembled(module, probe.rules), made)
+        self._report(before, probe_logits(held, probe.kv, held.embedding).cpu())
+        return held
+
+    def _check(self, dtype: torch.dtype) -> None:
+        if self.weights and dtype not in DTYPES:
+            kind = str(dtype).removeprefix("torch.")
+            raise InvalidRequest(
+                f"model {self.name!r}: on a GPU weights are held as {self.weights} only beside bfloat16 or float16, "
+                f"not {kind}: --dtype bfloat16"
+            )
+        if self.weights == "fp8" and self.able < FIRST_FP8:
+            raise InvalidRequest(
+                f"model {self.name!r}: weights in fp8 need compute capability 8.9, this device has "
+                f"{self.able[0]}.{self.able[1]}: --weights int8 or --weights int4"
+            )
+
+    def _made(
+        self, fused: FusedPass, module: nn.Module, stored: Mapping[str, StoredWeight]
+    ) -> dict[str, QuantizedProduct]:
+        """Return the products that are held otherwise, on the device. Those who owned the weights let go of them."""
+        made = {}
+        for key, product in named_products(fused).items():
+            form = HEAD_FORMS[self.weights] if self.weights and key == HEAD else self.weights
+            if key in stored:
+                weight = _moved(stored[key], self.device)
+            elif form:
+                weight = self._rounded(product, form)
+            else:
+                continue
+            bias = None if product.bias is None else product.bias.to(self.device)
+            made[key] = QuantizedProduct(weight, product.shape[0], bias)
+            _let_go(module, key)
+        return made
+
+    def _rounded(self, product: DenseProduct, form: str) -> StoredWeight:
+        if product.shape[1] % MULTIPLES[form]:
+            raise InvalidRequest(
+                f"model {self.name!r}: weights of {list(product.shape)} cannot be held as {form} on a GPU: "
+                f"their inputs are no multiple of {MULTIPLES[form]}"
+            )
+        return FORMS[form](product.weight.detach().to(self.device))
+
+    def _report(self, before: Tensor, after: Tensor) -> None:
+        """Say how far the logits of random tokens moved. Raises InvalidRequest where they are no numbers any more."""
+        form = self.weights or "stored"
+        if not bool(after.isfinite().all()):
+            raise InvalidRequest(f"model {self.name!r}: with weights held as {form} its logits are no numbers")
+        spread = (before - before.mean(dim=1, keepdim=True)).abs().amax(dim=1).clamp_min(1e-6)
+        moved = float(((after - before).abs().amax(dim=1) / spread).median())
+        logger.info("model %s: weights held as %s move logits by %.3f of their spread", self.name, form, moved)
 
 
 def _usable(weight: StoredWeight, able: Capability) -> bool:
     return isinstance(weight, Grouped) or weight.numbers.dtype != FP8 or able >= FIRST_FP8
-
-
-def _made(
-    name: str,
-    fused: FusedPass,
-    module: nn.Module,
-    weights: str,
-    stored: Mapping[str, StoredWeight],
-    device: torch.device,
-) -> dict[str, QuantizedProduct]:
-    """Return the products that are held otherwise, on the device. Those who owned the weights let go of them."""
-    made = {}
-    for key, product in named_products(fused).items():
-        form = HEAD_FORMS[weights] if weights and key == HEAD else weights
-        if key in stored:
-            weight = _moved(stored[key], device)
-        elif form:
-            weight = _rounded(name, product, form, device)
-        else:
-            continue
-        bias = None if product.bias is None else product.bias.to(device)
-        made[key] = QuantizedProduct(weight, product.shape[0], bias)
-        _let_go(module, key)
-    return made
-
-
-def _rounded(name: str, product: DenseProduct, form: str, device: torch.device) -> StoredWeight:
-    if product.shape[1] % MULTIPLES[form]:
-        raise InvalidRequest(
-            f"model {name!r}: weights of {list(product.shape)} cannot be held as {form} on a GPU: "
-            f"their inputs are no multiple of {MULTIPLES[form]}"
-        )
-    return FORMS[form](product.weight.detach().to(device))
 
 
 def _moved(weight: StoredWeight, device: torch.device) -> StoredWeight:
@@ -165,12 +163,3 @@ def _with_products(fused: FusedPass, made: Mapping[str, QuantizedProduct]) -> Fu
         for index, layer in enumerate(fused.layers)
     ]
     return fused.with_layers(layers, made.get(HEAD, fused.head))
-
-
-def _report(name: str, weights: str, before: Tensor, after: Tensor) -> None:
-    """Say how far the logits of random tokens moved. Raises InvalidRequest where they are no numbers any more."""
-    if not bool(after.isfinite().all()):
-        raise InvalidRequest(f"model {name!r}: with weights held as {weights or 'stored'} its logits are no numbers")
-    spread = (before - before.mean(dim=1, keepdim=True)).abs().amax(dim=1).clamp_min(1e-6)
-    moved = float(((after - before).abs().amax(dim=1) / spread).median())
-    logger.info("model %s: weights held as %s move logits by %.3f of their spread", name, weights or "stored", moved)

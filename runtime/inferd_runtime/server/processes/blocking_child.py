@@ -11,6 +11,7 @@ from tempfile import TemporaryFile
 from inferd.protocol import InferdError, Unavailable
 from inferd_runtime.isolation.order import Launch
 from inferd_runtime.isolation.start import close_input, give_order
+from inferd_runtime.launch_marks import forget_marks
 from inferd_runtime.server.processes.child_protocol import printed_error
 
 STOP_SECONDS = 5.0
@@ -64,6 +65,7 @@ class BlockingChild:
         if not self.wait(STOP_SECONDS):
             self._process.kill()
             self._process.wait()
+            forget_marks(self.pid)
 
     def stop(self) -> None:
         """Ask the child to end, wait, and forget what it printed."""
