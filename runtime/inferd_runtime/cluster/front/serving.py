@@ -24,19 +24,10 @@ from inferd_runtime.cluster.hop import HopTokens
 from inferd_runtime.cluster.messages import JoinCluster
 from inferd_runtime.server.connections.acceptor import Listener
 from inferd_runtime.server.connections.connection_table import ConnectionTable
-from inferd_runtime.server.gateway.app import (
-    REGISTRY_FILE,
-    Entrance,
-    Front,
-    announced,
-    make_app,
-    open_entrance,
-    serve_app,
-)
+from inferd_runtime.server.gateway.app import Entrance, Front, announced, make_app, open_entrance, serve_app
+from inferd_runtime.server.gateway.gateway_role import open_own_library
 from inferd_runtime.server.gateway.listening import listen, url_of
-from inferd_runtime.server.packages.finder import package_finder
 from inferd_runtime.server.processes.background import background_tasks
-from inferd_runtime.server.programs.library import open_library
 from inferd_runtime.server.services.topics.kept_values import QUEUES_FILE, open_kept_values
 from inferd_runtime.server.tenancy.quotas import Quotas, same_for_all
 from inferd_runtime.server.tenancy.tenant_use import TenantUse
@@ -100,8 +91,7 @@ async def open_front(order: FrontStart) -> AsyncIterator[ClusterFront]:
         exchange = TenantExchange(use, settings.tenant_pages or 0)
         members = Members(exchange.leave)
         stack.push_async_callback(hop.close)
-        library = open_library(settings.data_dir / REGISTRY_FILE, use.quotas, packages=package_finder(settings))
-        programs = await stack.enter_async_context(library)
+        programs = await stack.enter_async_context(open_own_library(settings, use.quotas))
         watcher = Watcher(hop, members, order.key, settings.data_dir, private.url, exchange)
         watcher.look()
         members.missing |= members.without_heir

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import secrets
 from collections.abc import AsyncIterator, Callable
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, nullcontext
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -21,7 +21,7 @@ from inferd_runtime.cluster.replica.remote_programs import RemotePrograms, open_
 from inferd_runtime.cluster.replica.routes import ReplicaApi
 from inferd_runtime.cluster.replica.state import ReplicaState
 from inferd_runtime.server.gateway.app import Gateway, open_gateway
-from inferd_runtime.server.gateway.replica_role import ReplicaRole
+from inferd_runtime.server.gateway.gateway_role import GatewayRole
 from inferd_runtime.server.run_store.records import new_run_id
 from inferd_runtime.server.supervisor.commands import SNAPSHOT_FOLDER, Commands
 from inferd_runtime.settings.settings import Settings
@@ -83,13 +83,14 @@ async def open_replica(order: ReplicaOrder, commands: Commands | None = None) ->
     state = ReplicaState(order.name, settings.data_dir)
     quotas = ReplicaQuotas(pages=settings.tenant_pages or 0)
     programs, messages = RemotePrograms(order.key, lambda: state.front), RelayedMessages()
-    role = ReplicaRole(
+    role = GatewayRole(
+        programs=lambda of: open_remote_library(of, programs),
+        messages=lambda of: nullcontext(lambda table: table.join(messages)),
         tokens=HopTokens(order.key),
         quotas=quotas.over,
-        programs=lambda of: open_remote_library(of, programs),
-        run_id=partial(new_run_id, order.name),
-        messages=lambda table: table.join(messages),
         offers=RelayedOffers(messages),
+        run_id=partial(new_run_id, order.name),
+        settles_all=True,
         admit_child=messages.admit_launch,
         routes=lambda runtime, responses: ReplicaApi(
             runtime, responses, state, quotas, EngineExchange(runtime.engine, quotas), messages

@@ -74,7 +74,9 @@ class DeviceHolding:
     ) -> FusedPass | None:
         """As :meth:`hold`, of a model whose fused pass is known to give its logits."""
         before = probe_logits(fused, probe.kv, fused.embedding).cpu()
-        usable = {key: one for key, one in stored_products(len(fused.layers), stored).items() if _usable(one, self.able)}
+        usable = {
+            key: one for key, one in stored_products(len(fused.layers), stored).items() if _usable(one, self.able)
+        }
         made = self._made(fused, module, usable)
         if not made:
             return None

@@ -12,7 +12,6 @@ import socket
 from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 from contextlib import AsyncExitStack, ExitStack, asynccontextmanager, contextmanager
 from dataclasses import dataclass, field
-from functools import partial
 from pathlib import Path
 
 import anyio
@@ -39,40 +38,35 @@ from inferd_runtime.server.gateway.audit import Audited, AuditLog
 from inferd_runtime.server.gateway.auth import AccessTokens, BearerAuth, TenantQuotas, load_quotas, load_tokens
 from inferd_runtime.server.gateway.chat_routes import ChatApi
 from inferd_runtime.server.gateway.file_routes import FileApi
+from inferd_runtime.server.gateway.gateway_role import GatewayRole, alone, as_settings_say
 from inferd_runtime.server.gateway.http_protocol import MAX_HEAD_BYTES, TypedHttp
 from inferd_runtime.server.gateway.listening import check_exposure, listen, tls_context, url_of
 from inferd_runtime.server.gateway.model_routes import ModelApi
 from inferd_runtime.server.gateway.openapi_route import document_route
-from inferd_runtime.server.gateway.replica_role import ReplicaRole
 from inferd_runtime.server.gateway.replies import error_reply
 from inferd_runtime.server.gateway.request_watch import RequestWatch
 from inferd_runtime.server.gateway.responses_routes import ResponsesApi
 from inferd_runtime.server.gateway.room import shared_sizes, table_limits
 from inferd_runtime.server.gateway.routes import Api
-from inferd_runtime.server.packages.finder import package_finder
 from inferd_runtime.server.processes.background import background_tasks
 from inferd_runtime.server.processes.file_limit import raise_file_limit
 from inferd_runtime.server.processes.folder_lock import locked_folders
-from inferd_runtime.server.programs.library import open_library
 from inferd_runtime.server.response_store.response_store import (
     RESPONSES_FILE,
     ResponseStore,
     open_response_store,
 )
 from inferd_runtime.server.run_store.archive import open_archive
-from inferd_runtime.server.services.launches.launches import Launches, admitted
-from inferd_runtime.server.services.table import ServiceTable
-from inferd_runtime.server.services.topics.families import join_messages
-from inferd_runtime.server.services.topics.kept_values import QUEUES_FILE, open_kept_values
+from inferd_runtime.server.services.launches.launches import Launches
 from inferd_runtime.server.supervisor.commands import Commands
 from inferd_runtime.server.supervisor.runtime import Runtime, open_runtime
 from inferd_runtime.server.telemetry.request_ids import RequestIds
 from inferd_runtime.server.telemetry.traces import otlp_provider, traced
+from inferd_runtime.server.tenancy.quotas import QuotasOf
 from inferd_runtime.server.tenancy.tenant_use import TenantUse
 from inferd_runtime.server.tenancy.token_store import TOKENS_FILE, TokenStore
 from inferd_runtime.settings.settings import Settings
 
-REGISTRY_FILE = "programs.sqlite3"
 RUNS_FILE = "runs.sqlite3"
 SERVER_FILE = "server.json"
 CLOSE_SECONDS = 5
@@ -222,20 +216,22 @@ async def _bug(request: Request, error: Exception) -> Response:
 
 
 @contextmanager
-def open_entrance(settings: Settings, role: ReplicaRole | None = None) -> Iterator[Entrance]:
-    """Lock the folders, load tokens and quotas, and listen. Nothing is accepted before :func:`serve_app`."""
+def open_entrance(
+    settings: Settings, tokens: AccessTokens | None = None, quotas: Callable[[QuotasOf], QuotasOf] = as_settings_say
+) -> Iterator[Entrance]:
+    """Lock the folders, load tokens and quotas, and listen. Nothing is accepted before :func:`serve_app`.
+
+    ``tokens``, ``quotas``: see :class:`GatewayRole`.
+    """
     check_exposure(settings)
     tls = tls_context(settings)
     files = raise_file_limit()
     with ExitStack() as stack:
         stack.enter_context(locked_folders(settings.state_dir, settings.data_dir))
-        if role is None:
+        if tokens is None:
             store = stack.enter_context(contextlib.closing(TokenStore(settings.data_dir / TOKENS_FILE)))
-            tokens, quotas = load_tokens(settings, store), None
-        else:
-            tokens, quotas = role.tokens, role.quotas
-        whole = TenantQuotas(tokens, load_quotas(settings))
-        use = TenantUse(whole if quotas is None else quotas(whole), shared_sizes(settings, files))
+            tokens = load_tokens(settings, store)
+        use = TenantUse(quotas(TenantQuotas(tokens, load_quotas(settings))), shared_sizes(settings, files))
         audit = stack.enter_context(_audit_log(settings))
         front = Front(ConnectionTable(use, table_limits(settings, files)), audit, settings.cors_origin)
         socket_ = stack.enter_context(contextlib.closing(listen(settings.host, settings.port)))
@@ -253,38 +249,30 @@ async def serve_app(app: ASGIApp, settings: Settings, entrance: Entrance) -> Asy
 
 @asynccontextmanager
 async def open_gateway(
-    settings: Settings, commands: Commands | None = None, role: ReplicaRole | None = None
+    settings: Settings, commands: Commands | None = None, role: GatewayRole | None = None
 ) -> AsyncIterator[Gateway]:
-    """Listen at once, start the runtime, and stop everything in order at the end. ``role``: it is one of a cluster's replicas.
+    """Listen at once, start the runtime, and stop everything in order at the end. ``role``: None: it serves alone.
 
     Until engine and worker are up, ``/readyz`` and launches answer 503; wait for it with ``runtime.wait_ready()``. Raises
     Unavailable when the address is in use or another server has the folders, InvalidRequest for bad tokens, certificates
     and quotas, and for an address that others reach without TLS.
     """
+    role = role or alone(settings)
     async with AsyncExitStack() as stack:
-        entrance = stack.enter_context(open_entrance(settings, role))
+        entrance = stack.enter_context(open_entrance(settings, role.tokens, role.quotas))
         tokens, use = entrance.tokens, entrance.use
-        library = (
-            open_library(settings.data_dir / REGISTRY_FILE, use.quotas, packages=package_finder(settings))
-            if role is None
-            else role.programs(use.quotas)
-        )
-        programs = await stack.enter_async_context(library)
+        programs = await stack.enter_async_context(role.programs(use.quotas))
         archive = await stack.enter_async_context(open_archive(settings.data_dir / RUNS_FILE))
-        if role is None:
-            queues = await stack.enter_async_context(open_kept_values(settings.data_dir / QUEUES_FILE, use.quotas))
-            messages: Callable[[ServiceTable], None] = partial(join_messages, kept=queues)
-            offers = None
-        else:
-            messages, offers = role.messages, role.offers
-        runtime = await stack.enter_async_context(
-            open_runtime(settings, commands, wait=False, use=use, archive=archive, messages=messages, offers=offers)
+        messages = await stack.enter_async_context(role.messages(use.quotas))
+        opening = open_runtime(
+            settings, commands, wait=False, use=use, archive=archive, messages=messages, offers=role.offers
         )
+        runtime = await stack.enter_async_context(opening)
+        runtime.new_run_id, runtime.keeper.settles_all = role.run_id, role.settles_all
         runtime.desks.role_of = tokens.role_of
         if entrance.front.audit is not None:
             runtime.call_log.audit = entrance.front.audit.write
-        admit = admitted if role is None else role.admit_child
-        runtime.services.join(Launches(runtime, programs.find, runtime.call_log.audit, admit))
+        runtime.services.join(Launches(runtime, programs.find, runtime.call_log.audit, role.admit_child))
         provider = None if settings.otel_endpoint is None else otlp_provider(settings.otel_endpoint)
         await stack.enter_async_context(traced(runtime, provider))
         kept = open_response_store(settings.data_dir / RESPONSES_FILE, use.quotas, settings.max_body_bytes)
@@ -292,10 +280,7 @@ async def open_gateway(
         sessions, warm = TenantSessions(runtime), await stack.enter_async_context(warm_sessions())
         serving = ChatServing(runtime, programs, sessions, DirectChat(runtime, sessions, builtin_main(), warm))
         own, chat = Api(runtime, programs, tokens), ChatApi(runtime, serving)
-        routes = all_routes(own, ModelApi(chat, sessions), chat, responses)
-        if role is not None:
-            runtime.new_run_id, runtime.keeper.settles_all = role.run_id, True
-            routes = [*role.routes(runtime, responses), *routes]
+        routes = [*role.routes(runtime, responses), *all_routes(own, ModelApi(chat, sessions), chat, responses)]
         async with serve_app(make_app(routes, tokens, entrance.front), settings, entrance):
             try:
                 yield Gateway(entrance.url, runtime, tokens, entrance.front.connections)
