@@ -1,4 +1,4 @@
-"""The house's layout as a test: imports point one way, heavy libraries stay in their rooms, the public names exist."""
+"""The rooms and their layers: imports point one way, heavy libraries stay in their rooms, the public names exist."""
 
 from __future__ import annotations
 
