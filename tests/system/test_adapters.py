@@ -12,6 +12,7 @@ import httpx
 import numpy as np
 import pytest
 from command_line import CommandLine, own_home
+from guide_pages import indented, run_block
 from safetensors.numpy import save_file
 
 import inferd
@@ -154,6 +155,22 @@ def test_a_script_generates_with_and_without(url: str, home: Path) -> None:
 
     for part in (as_ann, as_bob, as_ann_again):
         anyio.run(part)
+
+
+def test_what_the_guide_shows_runs(url: str, home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(home)
+    Path("out").mkdir()
+    write_adapter(Path("out/my-adapter"), 4)
+    names: dict[str, Any] = {}
+    (block,) = indented("adapters.md")
+
+    async def script() -> None:
+        async with inferd.connect(url, BOB):
+            await run_block("adapters.md", block, names)
+            assert [each.name for each in await Adapter.list()] == ["house"]
+
+    anyio.run(script)
+    assert (names["adapter"].name, type(names["text"])) == ("my-adapter", str)
 
 
 def test_an_adapter_is_a_model_of_http_clients(url: str, home: Path) -> None:

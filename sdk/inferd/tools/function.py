@@ -129,6 +129,8 @@ def tool(
     if not callable(function):
         raise InvalidRequest(f"a tool must be a function, not {type(function).__name__}")
     label = _checked_name(name if name is not None else getattr(function, "__name__", type(function).__name__))
+    if inspect.isgeneratorfunction(function) or inspect.isasyncgenfunction(function):
+        raise InvalidRequest(f"the tool {label} yields: return what the model is to get, such as a list")
     summary, told = described(function)
     types = _types(function, label) if parameters is None else None
     schema = _schema(function, label, types, told) if types is not None else _given(parameters or {}, label)

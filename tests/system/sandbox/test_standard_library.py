@@ -6,6 +6,8 @@ import json
 
 import pytest
 
+from inferd_runtime.sandbox.messages import Sent
+
 from .conftest import Gateway
 
 
@@ -90,12 +92,46 @@ def test_functions_for_threads_run_at_once(gateway: Gateway) -> None:
     assert gateway.value(program) == [[1, 2, 4], "invalid literal"]
 
 
+def test_a_parser_of_arguments_is_named_after_the_program(gateway: Gateway) -> None:
+    program = """
+        import argparse, sys
+        def main():
+            parser = argparse.ArgumentParser()
+            parser.add_argument("--n", type=int, default=5)
+            return [sys.argv, parser.prog, parser.parse_args().n, parser.parse_args(["--n", "3"]).n]
+    """
+    assert gateway.value(program) == [["main.py"], "main.py", 5, 3]
+
+
 def test_input_takes_the_launchers_messages(gateway: Gateway) -> None:
     run = gateway.launch("def main():\n    return [input('Name? '), input()]")
     gateway.wait_text(run, "Name? ")
     gateway.deliver(run, "Ann")
     gateway.deliver(run, {"age": 3})
     assert json.loads(gateway.wait(run).result or "") == ["Ann", '{"age": 3}']
+
+
+@pytest.mark.parametrize("end", ["return 1", "raise ValueError", "import sys; sys.exit(0)"])
+def test_handlers_of_atexit_run_last_first_however_main_ends(gateway: Gateway, end: str) -> None:
+    program = f"""
+        import asyncio, atexit, logging.handlers, weakref
+        from inferlet import session
+        def main():
+            print("main")
+            memory = logging.handlers.MemoryHandler(9, target=logging.StreamHandler())
+            logging.getLogger().addHandler(memory)
+            logging.warning("was kept back")
+            atexit.register(print, "first")
+            atexit.register(int, "no number")
+            atexit.register(lambda: session.send(asyncio.run(asyncio.sleep(0, "sent"))))
+            {end}
+    """
+    run = gateway.launch(program)
+    gateway.wait(run)
+    assert gateway.text(run) == "main\nfirst\n"
+    assert "invalid literal for int() with base 10: 'no number'" in gateway.text(run, "stderr")
+    assert gateway.text(run, "stderr").endswith("was kept back\n")
+    assert json.loads(gateway.wait_for(run, Sent).json) == "sent"
 
 
 def test_the_standard_library_is_there(gateway: Gateway) -> None:

@@ -6,6 +6,9 @@ Random numbers are not: componentize-py seeds them anew in each instance.
 
 from __future__ import annotations
 
+import atexit
+import sys
+
 import wit_world  # type: ignore[import-not-found]  # made by componentize-py from world.wit
 from componentize_py_types import Err  # type: ignore[import-not-found]
 
@@ -20,12 +23,19 @@ blocking.install(_sleep)  # before anything is imported that takes the names tha
 
 from inferd_runtime.sandbox.runner import absent, entry, preload, rehearsal  # noqa: E402
 from inferd_runtime.sandbox.runner.own_files import OwnFiles  # noqa: E402
+from inferd_runtime.sandbox.runner.program import LoadedProgram  # noqa: E402
 from inferd_runtime.sandbox.runner.transport import GuestTransport  # noqa: E402
 
 ABSENT_IN_GUEST = frozenset({"_ssl", "anyio", "httpx", "msgpack", "websockets"})
 """What the SDK's client needs and the sandbox does not have."""
 
-RUNNER = entry.Runner(wit_world, lambda program: OwnFiles(program).install())
+
+def _prepare(program: LoadedProgram) -> None:
+    sys.argv = [program.entry]  # argparse and others take the first for granted
+    OwnFiles(program).install()
+
+
+RUNNER = entry.Runner(wit_world, _prepare, atexit._run_exitfuncs)
 entry.use_everywhere(RUNNER)
 preload.standard_library()
 preload.package("inferd", ABSENT_IN_GUEST)

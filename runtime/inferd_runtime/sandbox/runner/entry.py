@@ -20,7 +20,7 @@ from inferd_runtime.sandbox.runner.completions import Completions, Host
 from inferd_runtime.sandbox.runner.eventloop import GuestEventLoop, run_to_end
 from inferd_runtime.sandbox.runner.program import LoadedProgram, let_go, load
 from inferd_runtime.sandbox.runner.stdio import Streams
-from inferd_runtime.sandbox.runner.transport import GuestTransport
+from inferd_runtime.sandbox.runner.transport import GuestTransport, checked_text
 
 RESERVE_BYTES = 256 << 10
 """Given back when a program has failed, perhaps because it filled the memory: saying so takes some."""
@@ -35,10 +35,16 @@ class RunOutcome:
 
 
 class Runner:
-    """Runs one program on a host. ``prepare`` is called with it before its own code is."""
+    """Runs one program on a host. ``prepare`` is called with it before its own code is, ``leave`` behind its end."""
 
-    def __init__(self, host: Host, prepare: Callable[[LoadedProgram], None] = lambda program: None) -> None:
+    def __init__(
+        self,
+        host: Host,
+        prepare: Callable[[LoadedProgram], None] = lambda program: None,
+        leave: Callable[[], None] = lambda: None,
+    ) -> None:
         self._prepare = prepare
+        self._leave = leave
         self._reserve = bytes(RESERVE_BYTES)
         self.streams = Streams(host)
         self.completions = Completions(host, self.streams.flush)
@@ -74,6 +80,7 @@ class Runner:
                 value = current_port().shared.get(RETURNED)
             return _encode(to_result(value))
         finally:
+            self._leave()
             restore_transport(before)
 
     def _call(self, main: Callable[..., Any], arguments: dict[str, Any]) -> Any:
@@ -107,7 +114,7 @@ def _decode(arguments: str) -> dict[str, Any]:
 
 def _encode(value: Any) -> str:
     try:
-        return json.dumps(value, allow_nan=False, separators=(",", ":"))
+        return checked_text(json.dumps(value, allow_nan=False, separators=(",", ":")))
     except (TypeError, ValueError) as error:
         raise ProgramError(f"main returned something that JSON cannot hold: {error}") from None
 

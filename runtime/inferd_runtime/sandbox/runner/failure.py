@@ -37,11 +37,14 @@ INSTEAD = {
     **dict.fromkeys(("numpy", "pandas", "scipy", "orjson", "msgspec", "pydantic_core"), COMPILED),
 }
 """What there is instead of a module that programs ask for."""
+PIE = "inferlet has the names of Pie 0.4, and none of earlier and later versions (docs/guides/pie.md)"
 NO_ZONES = (
     'names of time zones come with the package "tzdata": name it among the dependencies (docs/guides/dependencies.md)'
 )
 NOT_IN_SANDBOX = "the sandbox has no threads, processes, sockets, devices or C libraries, which this module needs"
 MAX_TRACEBACK = 64 << 10
+MOST_NAMED = 3
+"""So many of the exceptions of a group are in its message."""
 OUT_OF_MEMORY_JSON = json.dumps(to_plain(OUT_OF_MEMORY.to_wire()))
 
 
@@ -81,16 +84,23 @@ def _known(error: BaseException, files: Container[str]) -> InferdError:
     if isinstance(error, SystemExit):
         return ProgramError(f"the program exited with {error.code!r}")
     text = str(error)
-    if isinstance(error, ModuleNotFoundError):
-        text = f"{text}; {_instead_of(error.name or '')}"
+    if isinstance(error, ImportError):
+        text = "; ".join(filter(None, (text, _instead_of(error))))
     if isinstance(error, ZoneInfoNotFoundError):
         text = f"{error.args[0]}; {NO_ZONES}"
+    if isinstance(error, BaseExceptionGroup):
+        causes = map(_only_cause, error.exceptions[:MOST_NAMED])
+        text = f"{text}: {'; '.join(f'{_type_name(cause)}: {cause}' for cause in causes)}"
     return ProgramError(f"{_type_name(error)}: {text}" if text else _type_name(error))
 
 
-def _instead_of(module: str) -> str:
-    """Return what to do without a module."""
-    top = module.partition(".")[0]
+def _instead_of(error: ImportError) -> str:
+    """Return what to do without a module, or without a name of Pie's; "" for other modules' names."""
+    top = (error.name or "").partition(".")[0]
+    if top == "inferlet":
+        return PIE
+    if not isinstance(error, ModuleNotFoundError):
+        return ""
     general = NOT_IN_SANDBOX if top in sys.stdlib_module_names else NO_MODULE
     return f"{INSTEAD[top]}; {general}" if top in INSTEAD else general
 

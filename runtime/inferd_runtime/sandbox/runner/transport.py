@@ -6,6 +6,7 @@ import base64
 import dataclasses
 import json
 import random
+import re
 from typing import Any
 
 from inferd.protocol import ErrorInfo, InvalidRequest, reply_from_plain
@@ -13,6 +14,8 @@ from inferd_runtime.sandbox.runner.completions import Answer, Completions
 from inferd_runtime.sandbox.runner.eventloop import running_loop
 
 SEED_BITS = 63
+HALF_PAIR = re.compile(r"(?<!\\)(?:\\\\)*(?:\\ud[89ab]..(?!\\ud[c-f])|(?<!\\ud[89ab]..)\\ud[c-f])")
+"""Half a surrogate pair among the escapes of a JSON text."""
 
 
 class GuestTransport:
@@ -63,8 +66,15 @@ def _plain(value: object) -> Any:
 _ENCODE = json.JSONEncoder(allow_nan=False, separators=(",", ":"), default=_plain).encode
 
 
+def checked_text(text: str) -> str:
+    """Return a JSON text in ASCII. Raises ValueError for one that no other process can read: half a surrogate pair is in it."""
+    if "\\ud" in text and HALF_PAIR.search(text):
+        raise ValueError("a text has half a surrogate pair in it, which is no Unicode")
+    return text
+
+
 def _encode(request: Any) -> str:
     try:
-        return _ENCODE(request)
+        return checked_text(_ENCODE(request))
     except (TypeError, ValueError) as error:
         raise InvalidRequest(f"{type(request).op}: {error}") from None

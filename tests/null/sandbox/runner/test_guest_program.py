@@ -153,7 +153,10 @@ def test_a_long_traceback_is_cut_in_the_middle(run: Run) -> None:
         ("sys.exit('bye')", "the program exited with 'bye'"),
         ("raise KeyboardInterrupt", "KeyboardInterrupt"),
         ("raise asyncio.CancelledError", "asyncio.exceptions.CancelledError"),
-        ("raise ExceptionGroup('two', [ValueError(1), KeyError(2)])", "ExceptionGroup: two (2 sub-exceptions)"),
+        (
+            "raise ExceptionGroup('two', [ValueError(1), KeyError(2)])",
+            "ExceptionGroup: two (2 sub-exceptions): ValueError: 1; KeyError: 2",
+        ),
         ("raise ExceptionGroup('one', [ExceptionGroup('x', [ValueError(1)])])", "ValueError: 1"),
     ],
 )
@@ -164,6 +167,30 @@ def test_other_ways_out(run: Run, kind: str, leave: str, outcome: Any) -> None:
         assert ended == outcome
     else:
         assert (ended["code"], ended["message"]) == ("program", outcome)
+
+
+@pytest.mark.parametrize(
+    ("text", "half"),
+    [
+        ("a\\ud800b", True), ("\\udc00", True), ("\\udc00\\ud800", True), ("\\\\\\ud83d", True), ("\U0001f600\\ud83d", True),
+        ("\U0001f600", False), ("\\\\ud800", False), ("\U0001f600\U0001f600", False), ("ü \ud7ff \ue000", False),
+    ],
+)  # fmt: skip
+@pytest.mark.parametrize(
+    "end", ["return {'a': [TEXT]}", "await session.send({TEXT: 1})", "await Context().user(TEXT).flush()"]
+)
+def test_half_a_surrogate_pair_is_named_before_a_message_with_it_is_sent(
+    run: Run, end: str, text: str, half: bool
+) -> None:
+    ended = run(f"from inferd import Context, session\nTEXT = '{text}'\nasync def main(): {end}")
+    assert ("half a surrogate pair" in ended.get("message", "")) == half, ended
+
+
+@pytest.mark.parametrize(
+    "line", ["from inferlet.eta import Channel", "from inferlet import Event", "import inferlet.mask"]
+)
+def test_names_of_other_versions_of_pie_are_told_to_be_of_others(run: Run, line: str) -> None:
+    assert "has the names of Pie 0.4" in run(f"{line}\nasync def main(): pass")["message"]
 
 
 def test_tasks_that_are_left_are_cancelled_and_may_clean_up(run: Run) -> None:

@@ -8,7 +8,7 @@ import functools
 import json
 import re
 import threading
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from decimal import Decimal
 from enum import Enum
@@ -168,6 +168,14 @@ def unknown(x: Missing) -> None:  # type: ignore[name-defined]  # noqa: F821
     pass
 
 
+def yielding(n: int) -> Iterator[int]:
+    yield n
+
+
+async def yielding_later(n: int) -> AsyncIterator[int]:
+    yield n
+
+
 def not_a_text_key(x: dict[int, str]) -> None:
     pass
 
@@ -183,6 +191,8 @@ def not_a_text_key(x: dict[int, str]) -> None:
         (a_set, r"tool a_set, parameter values: set\[int\] is not supported: use list\[T\]"),
         (unknown, "tool unknown, parameter x: its annotation cannot be read: .*Missing.* or pass parameters="),
         (not_a_text_key, "JSON keys are strings"),
+        (yielding, "tool yielding yields: return what the model is to get"),
+        (yielding_later, "tool yielding_later yields"),
         (lambda: None, "cannot be called '<lambda>'"),
         (3, "a tool must be a function"),
     ],
