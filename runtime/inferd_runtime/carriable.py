@@ -62,18 +62,24 @@ def check_carriable(value: Any, what: str) -> None:
         raise InvalidRequest(f"{what}: {cut(str(error), MAX_REASON)}") from None
 
 
-def read_json(data: bytes | str, what: str, kind: Any = Any, most: int = MAX_CONTAINERS) -> Any:
+def read_json(
+    data: bytes | str,
+    what: str,
+    kind: Any = Any,
+    most: int = MAX_CONTAINERS,
+    carried: Callable[[Any], Any] | None = None,
+) -> Any:
     """Return the value that a stranger's JSON holds, as ``kind``. Raises InvalidRequest that begins with ``what``.
 
     A text with more than ``most`` lists and objects, or that would take long to read for another reason, is refused before it
-    is read.
+    is read. ``carried`` returns what goes on of a value which cannot be carried whole.
     """
     text = data.encode("utf-8", "surrogatepass") if isinstance(data, str) else data
     refuse_many_strings(text, what)
     if containers(text) > most and containers(without_strings(text)) > most:
         raise too_many_containers(what, most)
     refuse_slow_numbers(text, what)
-    return _read(msgspec.json.decode, data, what, kind)
+    return _read(msgspec.json.decode, data, what, kind, carried)
 
 
 def read_msgpack(data: bytes, what: str, kind: Any = Any) -> Any:
@@ -115,14 +121,19 @@ def too_many_containers(what: str, most: int = MAX_CONTAINERS) -> InvalidRequest
     return InvalidRequest(f"{what}: more than {most} lists and objects, or bytes that could begin one, at a time")
 
 
-def _read(decode: Any, data: bytes | str, what: str, kind: Any) -> Any:
+def _read(decode: Any, data: bytes | str, what: str, kind: Any, carried: Callable[[Any], Any] | None = None) -> Any:
     try:
         value = decode(data, type=kind)
     except RecursionError:
         raise InvalidRequest(f"{what}: nested too deeply") from None
     except ValueError as error:  # msgspec's errors are, and those about UTF-8
         raise InvalidRequest(f"{what}: {cut(str(error), MAX_REASON)}") from None
-    check_carriable(value, what)
+    try:
+        check_carriable(value, what)
+    except InvalidRequest:
+        if carried is None:
+            raise
+        check_carriable(carried(value), what)
     return value
 
 

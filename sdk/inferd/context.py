@@ -393,6 +393,7 @@ class Context:
         shown: Sequence[str] = (),
         include_stop: bool = False,
         probes: Sequence[RowProbe] = (),
+        logprob_tokens: Sequence[int] = (),
     ) -> Generator[T]:
         """Generate after the context's last token; what is delivered becomes part of the context.
 
@@ -427,7 +428,8 @@ class Context:
         ``mode="best_effort"`` nor a constraint of your own.
 
         ``logprobs``: each step's ``logprobs`` hold one :class:`~inferd.TokenLogprob` per token, with so many (0 to 20) of the
-        most likely tokens at its place. They are the model's own, before penalties, bias, constraint and temperature.
+        most likely tokens at its place, or with ``logprob_tokens`` (at most 64). They are the model's own, before penalties,
+        bias, constraint and temperature.
 
         ``probes``, as in :meth:`forward`: each step's ``probes`` hold one list of results per token, of the row that it was drawn
         from, behind penalties, bias and constraint, and before the temperature. Drafts change none of them.
@@ -467,6 +469,7 @@ class Context:
             reasoning=checked_reasoning(reasoning),
             shown=checked_stop(shown),
             include_stop=checked_flag("include_stop", include_stop),
+            logprob_tokens=tuple(checked_tokens("logprob_tokens", logprob_tokens)),
         )
         check_start_generate(arguments.request(0))
         return Generator(self._handle, arguments)

@@ -42,6 +42,7 @@ class GenerateArguments:
     include_stop: bool = False
     chooser: CustomSampler | None = None
     probes: tuple[Probe, ...] = ()
+    logprob_tokens: tuple[int, ...] = ()
 
     @property
     def constraint(self) -> OutputConstraint | None:
@@ -92,4 +93,5 @@ class GenerateArguments:
             include_stop=self.include_stop,
             candidates=None if self.chooser is None else self.chooser.k,
             probes=list(self.probes),
+            logprob_tokens=list(self.logprob_tokens),
         )

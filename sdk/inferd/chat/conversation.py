@@ -76,6 +76,7 @@ class Conversation:
             reasoning=self._reasoning,
             shown=["*"] if request.special_text else self.shape.shown,
             include_stop=request.include_stop,
+            logprob_tokens=request.logprob_tokens,
         )
 
     @property

@@ -36,7 +36,7 @@ from inferd.chat.reasoning_count import ReasoningCount
 from inferd.chat.request import ChatRequest
 from inferd.chat.token_scores import TokenScores
 from inferd.generation import Generator
-from inferd.protocol import GetUsage, InvalidRequest, SendMessage, TokenLogprob, Usage
+from inferd.protocol import GetUsage, InvalidRequest, SendMessage, Step, TokenLogprob, Usage
 from inferd.transport import current_transport
 
 MESSAGE_KEY = "chat"
@@ -123,7 +123,7 @@ class Reply:
         events: list[ChatEvent] = []
         async for step in generator:
             pieces.append(step.text)
-            scores = await self._scores.of(step.logprobs) if self._request.logprobs is not None else []
+            scores = await self._step_scores(step)
             events += answer.events(step.text, step.tokens if self._request.return_tokens else [], scores)
             answer.count_thought(step.tokens)
             if not generator.ready or answer.over:  # steps that have come together are sent together
@@ -201,6 +201,11 @@ class Reply:
             raise InvalidRequest(
                 f"there is no answer {choice} that is not finished; the request wants {self._request.n}"
             )
+
+    async def _step_scores(self, step: Step) -> list[TokenScore]:
+        if self._request.logprobs is None:
+            return []
+        return await self._scores.of(step.logprobs, ranked=not self._request.logprob_tokens)
 
     def _count(self, generator: Generator[Any]) -> None:
         predicted = generator.speculation.by_source.get("predicted")

@@ -123,7 +123,8 @@ class ChatRequest:
 
     ``model``: a model of the runtime ("" is the default), ``adapter``: a LoRA adapter of it ("" is none). ``max_tokens`` None: to
     the end of the context. ``stop_token_ids``, ``ignore_eos`` and ``min_tokens`` are those of ``generate``.
-    ``logprobs``: how many of the most likely tokens are told for each place; None: nothing.
+    ``logprobs``: how many of the most likely tokens are told for each place; None: nothing. ``logprob_tokens``: which tokens are
+    told there, in their place.
     ``prediction``: what the answer will probably be. ``speculation``: whether the runtime drafts. ``continue_final``: the last
     message is an assistant's, and is to be gone on with. ``template_arguments`` go to the model's chat template. ``session``
     names a conversation, ``cache_salt`` keeps its computed prefix from being found without it. ``echo``: begin with the prompt.
@@ -167,6 +168,7 @@ class ChatRequest:
     bare_prompt: bool = False
     prompt_logprobs: int | None = None
     special_text: bool = False
+    logprob_tokens: list[int] = field(default_factory=list)
 
     @property
     def most_tokens(self) -> int:

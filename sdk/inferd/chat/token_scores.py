@@ -18,10 +18,10 @@ class TokenScores:
         self._model = model
         self._bytes: dict[int, bytes] = {}
 
-    async def of(self, entries: Sequence[TokenLogprob]) -> list[TokenScore]:
-        """Return a score for each entry, with its alternatives."""
+    async def of(self, entries: Sequence[TokenLogprob], *, ranked: bool = True) -> list[TokenScore]:
+        """Return a score for each entry, with its alternatives. ``ranked``: they are the most likely ones, in order."""
         await self._learn({token for entry in entries for token in (entry.token, *entry.top_tokens)})
-        return [self._score(entry) for entry in entries]
+        return [self._score(entry, ranked) for entry in entries]
 
     async def _learn(self, tokens: set[int]) -> None:
         unknown = sorted(tokens - self._bytes.keys())
@@ -29,9 +29,9 @@ class TokenScores:
             reply: TokenPieces = await current_transport().call(TokenBytes(unknown, self._model))
             self._bytes |= {token: base64.b64decode(piece) for token, piece in zip(unknown, reply.pieces, strict=True)}
 
-    def _score(self, entry: TokenLogprob) -> TokenScore:
-        likely = zip(entry.top_tokens, entry.top_logprobs, strict=True)
-        top = [self._one(*pair, [], rank) for rank, pair in enumerate(likely, 1)]
+    def _score(self, entry: TokenLogprob, ranked: bool) -> TokenScore:
+        told = zip(entry.top_tokens, entry.top_logprobs, strict=True)
+        top = [self._one(*pair, [], rank if ranked else 0) for rank, pair in enumerate(told, 1)]
         return self._one(entry.token, entry.logprob, top, entry.rank)
 
     def _one(self, token: int, logprob: float | None, top: list[TokenScore], rank: int) -> TokenScore:

@@ -141,6 +141,7 @@ from inferd.protocol.operations import (
     operation as operation,
 )
 from inferd.protocol.passes import (
+    MAX_LOGPROB_TOKENS as MAX_LOGPROB_TOKENS,
     MAX_LOGPROBS as MAX_LOGPROBS,
     Embed as Embed,
     Embeddings as Embeddings,

@@ -9,7 +9,7 @@ from inferd.protocol.contexts import ContextState
 from inferd.protocol.errors import ConstraintError, InvalidRequest, LimitExceeded
 from inferd.protocol.grammar import CheckedKeyword, ConstraintSpec, check_constraint
 from inferd.protocol.operations import operation
-from inferd.protocol.passes import MAX_LOGPROBS, Probe, TokenLogprob, TokenProbes, check_probes
+from inferd.protocol.passes import MAX_LOGPROB_TOKENS, MAX_LOGPROBS, Probe, TokenLogprob, TokenProbes, check_probes
 from inferd.protocol.ranges import check_whole
 from inferd.protocol.sampling import Sampling
 from inferd.protocol.session import Usage
@@ -100,7 +100,8 @@ class StartGenerate:
     -3 to 3: each step up doubles its share of what the tenant gets. ``speculation``: how to draft, with
     ``system_speculation``. ``predicted`` or ``predicted_text``: what the output will probably be, used as a draft. ``heal``:
     cut the context back where it ends inside a token, and write its end again; the steps' text begins behind it.
-    ``logprobs``: tell each token's log-probability, and so many (at most MAX_LOGPROBS) of the most likely at its place.
+    ``logprobs``: tell each token's log-probability, and so many (at most MAX_LOGPROBS) of the most likely at its place;
+    ``logprob_tokens``: of these tokens instead (at most MAX_LOGPROB_TOKENS).
     ``on_length``: "cut" ends the text wherever its tokens are used up; "complete" keeps tokens back for the nearest end that the
     constraint allows, and refuses a constraint for which no end is found; "try_complete" cuts that one's text;
     "complete_or_cut" cuts it, too, and any text whose shortest end needs more tokens than there are.
@@ -137,6 +138,7 @@ class StartGenerate:
     include_stop: bool = False
     candidates: int | None = None
     probes: list[Probe] = field(default_factory=list)
+    logprob_tokens: list[int] = field(default_factory=list)
 
 
 def check_start_generate(request: StartGenerate) -> None:
@@ -155,8 +157,7 @@ def check_start_generate(request: StartGenerate) -> None:
     _check_ends(request)
     _check_reasoning(request)
     check_whole("priority", request.priority, -MAX_PRIORITY, MAX_PRIORITY)
-    if request.logprobs is not None:
-        check_whole("logprobs", request.logprobs, 0, MAX_LOGPROBS)
+    _check_logprobs(request)
     check_probes("generate", request.probes)
     if request.candidates is not None:
         check_candidates(request.candidates, request.sampling)
@@ -174,6 +175,16 @@ def check_start_generate(request: StartGenerate) -> None:
     if request.speculation is not None:
         check_settings(request.speculation)
         _check_needs(request, request.speculation)
+
+
+def _check_logprobs(request: StartGenerate) -> None:
+    if request.logprobs is not None:
+        check_whole("logprobs", request.logprobs, 0, MAX_LOGPROBS)
+    elif request.logprob_tokens:
+        raise InvalidRequest("logprob_tokens: they need logprobs")
+    if len(request.logprob_tokens) > MAX_LOGPROB_TOKENS:
+        raise InvalidRequest(f"logprob_tokens: {len(request.logprob_tokens)}; {MAX_LOGPROB_TOKENS} are allowed")
+    check_ids("logprob_tokens", request.logprob_tokens)
 
 
 def _check_ends(request: StartGenerate) -> None:

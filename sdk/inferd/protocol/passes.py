@@ -15,6 +15,7 @@ from inferd.protocol.sampling import Sampling, check_draws_of_all
 from inferd.protocol.tokens import check_ids
 
 MAX_LOGPROBS = 20
+MAX_LOGPROB_TOKENS = 64
 """Most likely tokens that a generation tells with each of its own."""
 MAX_PROBES = 32
 MAX_INPUTS = 1024
@@ -96,8 +97,8 @@ class TokenLogprob:
     """A token of a prompt or of the output: its log-probability given all before it, and its ``rank`` (1 is the most likely).
 
     Of the output, too, these are the model's own, before penalties, bias, constraint and temperature.
-    ``top_tokens`` are the most likely ones at its place, with their log-probabilities. The first token of a context has
-    nothing before it: ``logprob`` is None and ``rank`` 0.
+    ``top_tokens`` are the most likely ones at its place, or those that were asked for, with their log-probabilities. The first
+    token of a context has nothing before it: ``logprob`` is None and ``rank`` 0.
     """
 
     token: int

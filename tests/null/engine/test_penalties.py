@@ -214,12 +214,15 @@ def test_rejection_judges_each_token_by_its_own_row() -> None:
 # -- In the engine ----------------------------------------------------------------------------------------------------
 
 
-def generate(request: Request, drafters: Sequence[Drafter], driver: NullDriver, top: int) -> Generation:
+def generate(
+    request: Request, drafters: Sequence[Drafter], driver: NullDriver, top: int, named: tuple[int, ...] = ()
+) -> Generation:
     engine = Engine(driver, EngineOptions(token_budget=32, times=StepTimes.linear(1.0, 0.0)))
     context = engine.create_context()
     context.append(request.prompt)
     sources = engine.draft_budget.sources(drafters) if drafters else None
-    spec = GenerationSpec(request.sampler, request.max_tokens, frozenset([request.eos]), None, sources, logprobs=top)
+    ends = frozenset([request.eos])
+    spec = GenerationSpec(request.sampler, request.max_tokens, ends, None, sources, logprobs=top, logprob_tokens=named)
     generation = Generation(context, spec, TextAssembler(ByteTokenizer().stream(), ()))
     engine.submit(generation)
     while not generation.finished():
@@ -232,12 +235,12 @@ def generate(request: Request, drafters: Sequence[Drafter], driver: NullDriver, 
 def test_every_token_tells_its_own_raw_log_probability(guesser: type[Guesser] | None) -> None:
     """Straight from the model's logits behind all that stands before it, whichever row of a draft it was drawn from."""
     accepted = ended = 0
-    for seed, top in itertools.product(range(4), (0, 3)):
+    for seed, (top, named) in itertools.product(range(4), ((0, ()), (3, ()), (3, (7, 1, 0, 5)))):
         model, driver = (NullDriver(vocab_size=9, scale=1.5, seed=seed, order=5) for _ in range(2))
         sampling = Sampling(1.0, 5, 1.0, 0.0, None, 1.4, 0.5, 0.5, (3,), (2.0,))
         sampler = RowSampler.resolve(sampling, seed=seed, lineage=0)
         request = Request((1, 2, 3), sampler, 14, eos=8).answered(model)
-        generation = generate(request, [guesser(request, 9, seed)] if guesser else [], driver, top)
+        generation = generate(request, [guesser(request, 9, seed)] if guesser else [], driver, top, named)
         steps = generation.take()
         told = [score for step in steps for score in step.logprobs]
         assert all(len(step.logprobs) == len(step.tokens) for step in steps)
@@ -247,8 +250,9 @@ def test_every_token_tells_its_own_raw_log_probability(guesser: type[Guesser] | 
             best = np.argsort(-expected)
             assert score.logprob == pytest.approx(expected[score.token], abs=1e-5)
             assert score.rank == 1 + best.tolist().index(score.token)
-            assert score.top_tokens == best[:top].tolist()
-            assert score.top_logprobs == pytest.approx(expected[best[:top]].tolist(), abs=1e-5)
+            others = list(named) or best[:top].tolist()
+            assert score.top_tokens == others
+            assert score.top_logprobs == pytest.approx(expected[others].tolist(), abs=1e-5)
         accepted += generation.counters.accepted
         ended += request.finish == "stop"
     assert accepted >= {None: 0, Oracle: 30, OracleTree: 30}.get(guesser, 1)

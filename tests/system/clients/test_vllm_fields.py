@@ -112,6 +112,29 @@ def test_tokens_are_named_by_their_ids(http: httpx.Client) -> None:
     assert text["logprobs"]["text_offset"] == plain["logprobs"]["text_offset"]
 
 
+def test_tokens_that_are_named_are_told_of_at_each_place(http: httpx.Client) -> None:
+    asked = {"logprob_token_ids": [9, 5, 11], "return_tokens_as_token_ids": True}
+    chat = post(http, "/v1/chat/completions", **CHAT, **asked, logprobs=True, top_logprobs=1)["choices"][0]
+    told = [[each["token"] for each in one["top_logprobs"]] for one in chat["logprobs"]["content"]]
+    assert told == [["token_id:9", "token_id:5", "token_id:11"]] * len(told) != []
+    text = post(http, "/v1/completions", **TEXT, **asked, logprobs=0)["choices"][0]["logprobs"]
+    likely = post(http, "/v1/completions", **TEXT, return_tokens_as_token_ids=True, logprobs=20)["choices"][0][
+        "logprobs"
+    ]
+    assert text["tokens"] == likely["tokens"]
+    for named, best in zip(text["top_logprobs"], likely["top_logprobs"], strict=True):
+        assert {"token_id:9", "token_id:5", "token_id:11"} <= named.keys()
+        assert {key: named[key] for key in named.keys() & best.keys()} == pytest.approx(
+            {key: best[key] for key in named.keys() & best.keys()}, abs=1e-4
+        )
+    for path, fields in (
+        ("/v1/chat/completions", {**CHAT, "logprobs": True}),
+        ("/v1/completions", {**TEXT, "logprobs": 0}),
+    ):
+        assert refused(http, path, **fields, logprob_token_ids=[10**8]) == "logprob_token_ids"
+    assert refused(http, "/v1/completions", **{**TEXT, "max_tokens": 0}, echo=True, logprobs=1, logprob_token_ids=[9])
+
+
 @pytest.mark.parametrize(("path", "asked"), [("/v1/chat/completions", CHAT), ("/v1/completions", TEXT)])
 def test_bad_words_are_no_part_of_the_answer(http: httpx.Client, path: str, asked: dict[str, Any]) -> None:
     (text,) = answers(post(http, path, **asked))

@@ -38,9 +38,9 @@ class GenerationSpec:
 
     ``paced``: every step waits for :meth:`Generation.allow`. ``priority`` (-3 to 3): each step up doubles its share among the
     tenant's own work. ``logprobs``: every token comes with its log-probability by the model's own logits, before penalties,
-    bias, mask and temperature, and with so many of the most likely tokens at its place; None: without. ``stop_tokens`` end
-    the text as ``eos_tokens`` do; with ``ignore_eos`` only they do. ``choice``: the program chooses each token.
-    ``probes`` read the row of each token.
+    bias, mask and temperature, and with so many of the most likely tokens at its place, or with ``logprob_tokens``; None:
+    without. ``stop_tokens`` end the text as ``eos_tokens`` do; with ``ignore_eos`` only they do. ``choice``: the program
+    chooses each token. ``probes`` read the row of each token.
     """
 
     sampler: RowSampler
@@ -55,11 +55,12 @@ class GenerationSpec:
     ignore_eos: bool = False
     choice: ProgramChoice | None = None
     probes: StepProbes | None = None
+    logprob_tokens: tuple[int, ...] = ()
 
     @property
     def scored(self) -> bool:
         """True if rows are read on the host, and not only drawn from. A driver that samples brings log-probabilities, too."""
-        return self.choice is not None or self.probes is not None
+        return self.choice is not None or self.probes is not None or bool(self.logprob_tokens)
 
     @property
     def on_host(self) -> bool:
@@ -387,8 +388,10 @@ class Generation:
             return list(done.logprobs[:count])
         assert done.logits is not None
         rows = [0, *(node + 1 for node in done.path)]
+        named = self.spec.logprob_tokens
         return [
-            token_logprob(done.logits[row], token, top) for row, token in zip(rows[:count], done.tokens, strict=False)
+            token_logprob(done.logits[row], token, top, named)
+            for row, token in zip(rows[:count], done.tokens, strict=False)
         ]
 
     def _cut(self, tokens: Sequence[int]) -> tuple[int, str]:

@@ -17,6 +17,8 @@ from inferd_runtime.models.batch import Seen
 
 MAX_NUMBERS = 1 << 20
 """Numbers in one reply: 4 MiB as float32."""
+LOWEST_LOGIT = -1e9
+"""What stands for -inf, which JSON has no number for."""
 
 
 class RowEdit:
@@ -184,8 +186,9 @@ def entropy(logprobs: npt.NDArray[np.float64]) -> float:
     return 0.0 - float(np.dot(probabilities, np.where(probabilities > 0, logprobs, 0.0)))
 
 
-def token_logprob(logits: LogitRows, token: int, top: int) -> TokenLogprob:
-    """Return the log-probability and rank of ``token`` by one row of logits, float32[V], and the ``top`` likeliest tokens.
+def token_logprob(logits: LogitRows, token: int, top: int, named: Sequence[int] = ()) -> TokenLogprob:
+    """Return the log-probability and rank of ``token`` by one row of logits, float32[V], and the ``top`` likeliest tokens, or
+    those that are ``named``.
 
     Equal logits share the best of their ranks.
     """
@@ -193,7 +196,10 @@ def token_logprob(logits: LogitRows, token: int, top: int) -> TokenLogprob:
     best = logits.max()
     total = float(best) + math.log(np.exp(logits - best).sum(dtype=np.float64))
     rank = 1 + int(np.count_nonzero(logits > logits[token]))
-    tokens, scores = top_logprobs(logits, top)
+    if named:
+        tokens, scores = list(named), np.maximum(logits[list(named)], LOWEST_LOGIT).tolist()
+    else:
+        tokens, scores = top_logprobs(logits, top)
     return TokenLogprob(token, float(logits[token]) - total, rank, tokens, [score - total for score in scores])
 
 

@@ -36,6 +36,8 @@ SCHEMA_FIELDS = frozenset(
     }
 )
 """Fields of all dialects that hold schemas."""
+CONVERSATION = frozenset({"messages", "input"})
+"""Fields of all dialects of which only texts go on: integers of any length may be in them, such as the arguments of a call."""
 MAX_WHOLE = (1 << 53) - 1
 """The highest whole number of a field without a limit of its own: what every JSON reader keeps exactly."""
 WHERE = re.compile(r"^(?P<what>.*?)(?: - at (?:`key` in )?`\$(?P<path>.*)`)?$", re.DOTALL)
@@ -64,7 +66,7 @@ def not_supported(param: str, what: str) -> InvalidRequest:
 def read_object(body: bytes) -> dict[str, Any]:
     """Return the JSON object of a body. Raises InvalidRequest."""
     try:
-        value = read_json(body, BODY, most=MAX_BODY_CONTAINERS)
+        value = read_json(body, BODY, most=MAX_BODY_CONTAINERS, carried=_carried)
     except InvalidRequest as error:
         at = _uncarriable_field(body)
         what = error.message.removeprefix(f"{BODY}: ")
@@ -106,11 +108,29 @@ def _uncarriable_field(body: bytes) -> str:
     Python's own reader takes what is no JSON to others, so that it knows the field: numbers beyond all bounds, half of a letter.
     """
     try:
-        value = json.loads(body) if len(body) <= MAX_LOOKED_THROUGH else None
+        value = _carried(json.loads(body)) if len(body) <= MAX_LOOKED_THROUGH else None
     except (ValueError, RecursionError):
         return ""
     at = next((name for name in value if not _is_carriable(value[name])), "") if isinstance(value, dict) else ""
     return at if _is_carriable(at) else ""
+
+
+def _carried(value: Any) -> Any:
+    """Return a body without the integers of its conversation; one that is nested too deeply as it is."""
+    if not isinstance(value, dict):
+        return value
+    try:
+        return {name: _without_integers(part) if name in CONVERSATION else part for name, part in value.items()}
+    except RecursionError:
+        return value
+
+
+def _without_integers(value: Any) -> Any:
+    if isinstance(value, dict):
+        return {name: _without_integers(part) for name, part in value.items()}
+    if isinstance(value, list):
+        return [_without_integers(part) for part in value]
+    return None if isinstance(value, int) else value
 
 
 def _is_carriable(value: Any) -> bool:

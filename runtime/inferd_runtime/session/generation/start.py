@@ -51,7 +51,8 @@ def start(state: SessionState, call: Call) -> None:
 def _start(state: SessionState, call: Call, request: p.StartGenerate) -> None:
     entry = state.free_context(request.context)
     state.check_room()
-    check_vocabulary("stop_token_ids", request.stop_token_ids, entry.model.info.vocab_size)
+    for name in ("stop_token_ids", "logprob_tokens"):
+        check_vocabulary(name, getattr(request, name), entry.model.info.vocab_size)
     healing = Healing.of(entry.context, entry.model) if request.heal else None
     if healing is not None:
         request = healing.constrain(request)
@@ -156,6 +157,7 @@ def _spec(
         paced=request.program_speculation or request.program_constraint or request.candidates is not None,
         priority=request.priority,
         logprobs=request.logprobs,
+        logprob_tokens=tuple(request.logprob_tokens),
         choice=None if request.candidates is None else ProgramChoice(request.candidates, sampler),
         probes=StepProbes.resolve(
             request.probes, 1 if sources is None else 1 + sources.max_draft, model.info.vocab_size

@@ -13,6 +13,7 @@ import pytest
 
 from inferd.protocol import InvalidRequest
 from inferd_runtime.server import dialects
+from inferd_runtime.server.dialects.anthropic.dialect import AnthropicMessages
 from inferd_runtime.server.dialects.exchange import ClientHeaders
 from inferd_runtime.server.dialects.openai.chat import ChatCompletions
 from inferd_runtime.server.dialects.reading import as_kind, read_object
@@ -43,6 +44,39 @@ def test_what_no_wire_carries_is_told_with_its_field_alone() -> None:
         read_object(b'{"prompt": [100000000000000000000]}')
     assert caught.value.message == "prompt: an integer does not fit into 64 bits"
     assert caught.value.detail["param"] == "prompt"
+
+
+LONG = {"n": -(10**40), "deep": [{"n": 2**64}]}
+CALLED = {
+    "id": "c",
+    "type": "function",
+    "function": {"name": "f", "arguments": json.dumps(LONG), "parsed_arguments": LONG},
+}
+
+
+def test_a_call_comes_back_with_integers_of_any_length() -> None:
+    """A model writes as many digits as its tool's schema lets it."""
+    openai = {"model": "m", "messages": [*ASK["messages"], {"role": "assistant", "tool_calls": [CALLED]}]}
+    block = {"type": "tool_use", "id": "c", "name": "f", "input": LONG}
+    answered = {"role": "user", "content": [{"type": "tool_result", "tool_use_id": "c", "content": "x"}]}
+    anthropic = [*ASK["messages"], {"role": "assistant", "content": [block]}, answered]
+    readers = (
+        (ChatCompletions(), openai),
+        (AnthropicMessages(), {"model": "m", "max_tokens": 9, "messages": anthropic}),
+    )
+    for dialect, body in readers:
+        called = dialect.read(json.dumps(body).encode(), ClientHeaders()).request.messages[1].tool_calls
+        assert json.loads(called[0].arguments) == LONG
+
+
+def test_integers_of_any_length_are_no_place_for_others() -> None:
+    """What goes on of a conversation is text; what goes on of a schema is not."""
+    long = {"type": "function", "function": {"name": "f", "parameters": {"maximum": 10**40}}}
+    with pytest.raises(InvalidRequest) as caught:
+        ChatCompletions().read(
+            json.dumps({"model": "m", "messages": [LONG], "tools": [long]}).encode(), ClientHeaders()
+        )
+    assert caught.value.detail["param"] == "tools"
 
 
 def test_a_key_that_is_too_long_is_told_with_its_field() -> None:

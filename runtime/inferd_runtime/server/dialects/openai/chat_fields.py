@@ -10,7 +10,12 @@ from msgspec import Meta, Struct
 from inferd.chat import ChatMessage, ChatRequest, Tool, ToolChoice
 from inferd_runtime.server.dialects.exchange import ClientHeaders
 from inferd_runtime.server.dialects.field_table import FieldTable, RequestField
-from inferd_runtime.server.dialects.openai.common_fields import COMMON_FIELDS, CommonFields, check_ends, common_request
+from inferd_runtime.server.dialects.openai.common_fields import (
+    COMMON_FIELDS,
+    CommonFields,
+    checked_request,
+    common_request,
+)
 from inferd_runtime.server.dialects.openai.messages import HINTS, AnyMessage, TextPart, read_messages, without_nulls
 from inferd_runtime.server.dialects.openai.tools import (
     MAX_FUNCTIONS,
@@ -143,7 +148,7 @@ def chat_request(asked: ChatFields, headers: ClientHeaders) -> ChatRequest:
     )
     if asked.bad_words and request.callable_tools():
         raise refusal("bad_words", "does not go with tools")
-    return check_ends(request)
+    return checked_request(request)
 
 
 def _tools(asked: ChatFields) -> tuple[list[Tool], ToolChoice]:

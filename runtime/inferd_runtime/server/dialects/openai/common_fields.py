@@ -9,7 +9,7 @@ from msgspec import Meta, Struct
 
 from inferd.chat import ChatRequest, OutputFormat, SamplingOptions
 from inferd.protocol.generation import MAX_PRIORITY, MAX_STOP_CHARACTERS, MAX_STOP_TOKENS, MAX_STOPS
-from inferd.protocol.passes import MAX_LOGPROBS
+from inferd.protocol.passes import MAX_LOGPROB_TOKENS, MAX_LOGPROBS
 from inferd.protocol.sampling import MAX_ALLOWED, MAX_BIASES, MAX_SEED
 from inferd_runtime.server.dialects.exchange import ClientHeaders
 from inferd_runtime.server.dialects.field_table import RequestField
@@ -97,6 +97,7 @@ class CommonFields(Struct, kw_only=True, forbid_unknown_fields=True):
     return_token_ids: bool | None = None
     return_tokens_as_token_ids: bool | None = None
     prompt_logprobs: Annotated[int, Meta(ge=0, le=MAX_LOGPROBS)] | None = None
+    logprob_token_ids: Annotated[list[TokenId], Meta(max_length=MAX_LOGPROB_TOKENS)] | None = None
     speculation: bool | Literal["auto"] | None = None
     include_stop_str_in_output: bool | None = None
     skip_special_tokens: bool | None = None
@@ -151,7 +152,10 @@ COMMON_FIELDS = (
     RequestField("spaces_between_special_tokens", "texts have no special tokens", (True,)),
     RequestField("use_beam_search", "there is no beam search; a program can do it", (False,)),
     RequestField("length_penalty", "there is no beam search", (1.0,)),
-    RequestField("logprob_token_ids", "log-probabilities are told of the most likely tokens", ()),
+    RequestField(
+        "logprob_token_ids",
+        f"up to {MAX_LOGPROB_TOKENS} tokens, with logprobs: these are told of at each place, instead of the most likely",
+    ),
     RequestField(
         "bad_words", f"up to {MAX_STOPS} texts that are no part of the answer; not with a format, tools or ignore_eos"
     ),
@@ -204,6 +208,7 @@ def common_request(asked: CommonFields, headers: ClientHeaders) -> ChatRequest:
         include_stop=bool(asked.include_stop_str_in_output),
         truncate=asked.truncate_prompt_tokens,
         prompt_logprobs=asked.prompt_logprobs,
+        logprob_tokens=list(dict.fromkeys(asked.logprob_token_ids or [])),
         special_text=asked.skip_special_tokens is False,
     )
 
@@ -243,8 +248,10 @@ def _check_stream_options(asked: CommonFields) -> None:
         raise refusal("stream_options.continuous_usage_stats", "needs include_usage: true")
 
 
-def check_ends(request: ChatRequest) -> ChatRequest:
-    """Return a complete request. Raises InvalidRequest for one whose text could not end as it is asked for."""
+def checked_request(request: ChatRequest) -> ChatRequest:
+    """Return a complete request. Raises InvalidRequest for fields that do not go together."""
+    if request.logprob_tokens and request.logprobs is None:
+        raise refusal("logprob_token_ids", "needs logprobs")
     if request.max_tokens is not None and request.min_tokens > request.max_tokens:
         raise refusal("min_tokens", f"more than max_tokens, which is {request.max_tokens}")
     if request.ignore_eos and (request.output is not None or request.callable_tools()):

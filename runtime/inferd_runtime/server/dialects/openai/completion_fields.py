@@ -14,7 +14,7 @@ from inferd_runtime.server.dialects.openai.common_fields import (
     COMMON_FIELDS,
     MAX_TOKEN,
     CommonFields,
-    check_ends,
+    checked_request,
     common_request,
 )
 from inferd_runtime.server.dialects.openai.messages import HINTS
@@ -67,6 +67,8 @@ def completion_requests(asked: CompletionFields, headers: ClientHeaders) -> list
         raise refusal("best_of", "only n itself is supported: a program can choose among answers", "unsupported_value")
     if asked.max_tokens == 0 and not asked.echo:
         raise refusal("max_tokens", "0 needs echo: true")
+    if asked.max_tokens == 0 and asked.logprob_token_ids:
+        raise refusal("logprob_token_ids", "needs max_tokens: the prompt's tokens are told with the most likely ones")
     if asked.echo and asked.truncate_prompt_tokens is not None:
         raise refusal("truncate_prompt_tokens", "does not go with echo")
     request = replace(
@@ -79,7 +81,7 @@ def completion_requests(asked: CompletionFields, headers: ClientHeaders) -> list
     prompts = read_prompts(asked.prompt, "prompt")
     if asked.return_token_ids and len(prompts) > 1:
         raise refusal("return_token_ids", "works with one prompt at a time", "unsupported_value")
-    return [check_ends(replace(request, prompt=prompt)) for prompt in prompts]
+    return [checked_request(replace(request, prompt=prompt)) for prompt in prompts]
 
 
 def read_prompts(given: str | list[str | int | list[int]], param: str, most: int = MAX_PROMPTS) -> list[Prompt]:

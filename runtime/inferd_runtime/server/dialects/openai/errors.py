@@ -26,6 +26,7 @@ ENGINE_FIELDS = {
     "inputs": "input",
     "token id": "prompt",
     "allowed_tokens": "allowed_token_ids",
+    "logprob_tokens": "logprob_token_ids",
 }
 """What the engine calls a field, where that is not its name here: token ids without a name are the prompt's."""
 NAMED_BY_ENGINE = CHAT_FIELDS.working | {"input", "prompt", "tokens"}

@@ -12,7 +12,7 @@ from inferd.protocol import cut
 from inferd.protocol.chat import MAX_TOOLS
 from inferd_runtime.server.dialects.exchange import ClientHeaders
 from inferd_runtime.server.dialects.openai.chat_fields import with_effort
-from inferd_runtime.server.dialects.openai.common_fields import check_ends, checked_biases, stop_strings
+from inferd_runtime.server.dialects.openai.common_fields import checked_biases, checked_request, stop_strings
 from inferd_runtime.server.dialects.openai.output_formats import PLACE, output_format
 from inferd_runtime.server.dialects.reading import (
     MAX_SHOWN,
@@ -111,7 +111,7 @@ def responses_request(body: ResponsesBody, headers: ClientHeaders) -> ChatReques
         reasoning_budget=thinking_budget(body.thinking_token_budget),
         truncate=-1 if body.truncation == "auto" else None,
     )
-    return check_ends(request)
+    return checked_request(request)
 
 
 def read_tools(body: ResponsesBody) -> list[Tool]:

@@ -217,6 +217,8 @@ def test_log_probabilities_are_asked_for_in_two_fields() -> None:
     assert read(logprobs=True).logprobs == 0
     assert read(logprobs=True, top_logprobs=20).logprobs == 20
     assert read(logprobs=False, top_logprobs=0).logprobs is None
+    assert read(logprobs=True, logprob_token_ids=[7, 3, 7]).logprob_tokens == [7, 3]
+    assert read(logprob_token_ids=[]).logprob_tokens == []
 
 
 @pytest.mark.parametrize(
@@ -437,6 +439,9 @@ REFUSED: list[tuple[dict[str, Any], str]] = [
     ({"min_tokens": 6, "max_tokens": 5}, "min_tokens"),
     ({"stop_token_ids": [-1]}, "stop_token_ids[0]"),
     ({"stop_token_ids": [1] * 257}, "stop_token_ids"),
+    ({"logprob_token_ids": [1]}, "logprob_token_ids"),
+    ({"logprob_token_ids": [-1], "logprobs": True}, "logprob_token_ids[0]"),
+    ({"logprob_token_ids": [1] * 65, "logprobs": True}, "logprob_token_ids"),
     ({"spaces_between_special_tokens": False}, "spaces_between_special_tokens"),
     ({"tempreature": 1}, "tempreature"),
 ]  # fmt: skip
