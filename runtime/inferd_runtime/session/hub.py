@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 import msgspec
@@ -52,6 +53,8 @@ from inferd_runtime.session.wire import (
 )
 
 Send = Callable[[bytes, list[bytes]], None]
+MAX_REFUSAL = 4096
+"""Characters of an error's message."""
 
 
 def _model_stats(name: str, model: ServedModel) -> ModelStats:
@@ -268,7 +271,13 @@ class SessionHub:
 def _encoded(encode: Callable[[Any], bytes], reply: Any) -> tuple[bool, bytes]:
     """Return whether a reply is no error, and its payload; an InternalError for one that cannot be encoded."""
     try:
-        failed = isinstance(reply, p.InferdError)
-        return not failed, encode(reply.to_wire() if failed else shortened(reply))
+        if isinstance(reply, p.InferdError):
+            return False, encode(_refusal(reply))
+        return True, encode(shortened(reply))
     except (TypeError, ValueError, OverflowError, RecursionError) as error:
         return False, encode(p.InternalError(f"the reply cannot be sent: {error}").to_wire())
+
+
+def _refusal(error: p.InferdError) -> p.ErrorInfo:
+    """Return an error of the engine as it is sent: what it repeats of a request may be long, what it says is not."""
+    return replace(error.to_wire(), message=p.cut(str(error.message), MAX_REFUSAL))

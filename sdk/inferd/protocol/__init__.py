@@ -76,6 +76,7 @@ from inferd.protocol.errors import (
     Truncated as Truncated,
     Unauthorized as Unauthorized,
     Unavailable as Unavailable,
+    known_code as known_code,
 )
 from inferd.protocol.generation import (
     MOST_STEPS as MOST_STEPS,

@@ -148,6 +148,13 @@ ERRORS: dict[str, type[InferdError]] = {
 MAX_CODE = 64
 
 
+def known_code(code: str) -> str:
+    """Return a code of the tree, or the nearest parent of it that is one; "" for a code that has none."""
+    while code not in ERRORS and code:
+        code = code.rpartition(".")[0]
+    return code
+
+
 @dataclass(frozen=True)
 class ErrorInfo:
     """An error on the wire."""
@@ -162,10 +169,6 @@ class ErrorInfo:
 
     def to_exception(self) -> InferdError:
         """The exception to raise; an unknown code falls back to the nearest parent that is known."""
-        code = self.code
-        while code not in ERRORS and "." in code:
-            code = code.rpartition(".")[0]
-        cls = ERRORS.get(code, InternalError)
-        error = cls(self.message)
+        error = ERRORS.get(known_code(self.code), InternalError)(self.message)
         error.detail = dict(self.detail)
         return error

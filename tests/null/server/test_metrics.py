@@ -10,6 +10,7 @@ from pathlib import Path
 import msgspec
 from prometheus_client.parser import text_string_to_metric_families
 
+from inferd.protocol import ErrorInfo
 from inferd_runtime.engine.jobs.timeline import GenerationClock
 from inferd_runtime.sandbox.messages import Bundle, Limits, RunUsage
 from inferd_runtime.server.gateway.metrics import FIGURES, MetricsPage
@@ -103,6 +104,14 @@ def test_generations_are_told_under_vllms_names() -> None:
 def test_a_models_figures_cross_the_wire() -> None:
     stats = EngineStats(1, 2, 3, 4, 5, [model()])
     assert msgspec.msgpack.decode(msgspec.msgpack.encode(stats), type=EngineStats) == stats
+
+
+def test_codes_that_programs_make_up_are_no_labels() -> None:
+    totals = RunTotals()
+    for number in range(3):
+        for code in (f"mine{number}", f"program.mine{number}", f"limit.truncated.x{number}"):
+            totals.add(Ending(RunUsage(), error=ErrorInfo(code, "")))
+    assert totals.ended == {("failed", "program"): 6, ("failed", "limit.truncated"): 3}
 
 
 def test_a_tenant_sees_its_own_figures_and_an_admin_all() -> None:

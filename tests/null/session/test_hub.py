@@ -66,6 +66,12 @@ def test_a_malformed_payload_is_answered_with_what_is_wrong(wire: Wire, payload:
     assert error(wire.replies[-1][1]).code == "client.invalid"
 
 
+def test_an_error_does_not_repeat_a_long_name(wire: Wire) -> None:
+    for request in (p.Tokenize("x", model="m" * 100_000), p.CompileGrammar(p.ConstraintSpec("k" * 100_000))):
+        assert len(wire.ask(b"a", 5, request).payload) < 5_000
+        wire.replies.clear()
+
+
 @pytest.mark.parametrize("depth", [100, 400, 450, 480, 500, 5_000])
 def test_a_constraint_of_any_depth_is_answered_with_what_is_wrong(wire: Wire, depth: int) -> None:
     nested = '{"kind":"all_of","members":[' * depth + '{"kind":"any_json"}' + "]}" * depth

@@ -122,6 +122,7 @@ async def test_a_health_checks_connection_outlives_a_flood_of_connections_withou
 
 
 UPGRADE = request("GET /v1/session") + b"Upgrade: websocket\r\nConnection: Upgrade\r\nSec-WebSocket-Version: 13\r\n"
+WHOLE = request("GET /v1/runs") + b"\r\n"
 KEYED = UPGRADE + b"Sec-WebSocket-Key: " + b"A" * 22 + b"==\r\n"
 
 
@@ -136,12 +137,26 @@ KEYED = UPGRADE + b"Sec-WebSocket-Key: " + b"A" * 22 + b"==\r\n"
         (b"GET /livez HTTP/1.1\r\n\r\n", 400, "client.invalid"),
         (request("GET /livez") + b"a b: c\r\n\r\n", 400, "client.invalid"),
         (request("POST /v1/runs") + b"Content-Length: 5\r\nContent-Length: 6\r\n\r\n", 400, "client.invalid"),
+        (
+            request("POST /v1/runs") + b"Content-Length: 2\r\nTransfer-Encoding: chunked\r\n\r\n0\r\n\r\n" + WHOLE,
+            400,
+            "client.invalid",
+        ),
+        (
+            request("POST /v1/runs").replace(b"1.1", b"1.0") + b"Transfer-Encoding: chunked\r\n\r\n0\r\n\r\n",
+            400,
+            "client.invalid",
+        ),
         (UPGRADE + b"\r\n", 400, "client.invalid"),
         (UPGRADE + b"Sec-WebSocket-Key: x\r\n\r\n", 400, "client.invalid"),
         (UPGRADE.replace(b"13", b"12") + b"\r\n", 400, "client.invalid"),
         (KEYED.replace(b"GET", b"POST") + b"\r\n", 400, "client.invalid"),
         (KEYED + b"X: " + b"y" * 9_000 + b"\r\n\r\n", 400, "client.invalid"),
         (KEYED + b"X: y\r\n" * 200 + b"\r\n", 400, "client.invalid"),
+        (KEYED + b"Content-Length: 2\r\n\r\n{}", 400, "client.invalid"),
+        (KEYED + b"Origin: a\r\nOrigin: b\r\n\r\n", 400, "client.invalid"),
+        (KEYED + b"Sec-WebSocket-Protocol: @\xff" + b"\xff" * 5_000 + b"\r\n\r\n", 400, "client.invalid"),
+        (KEYED.replace(b"session", b"runs") + b"\r\n", 404, "client.not_found"),
     ],
     ids=lambda value: repr(value[:12]) if isinstance(value, bytes) else str(value),
 )
@@ -153,6 +168,20 @@ async def test_what_never_becomes_a_request_is_refused_with_a_typed_error(
             head, _, body = (await anyio.to_thread.run_sync(rest_of, client)).partition(b"\r\n\r\n")
             assert head.split()[1] == str(status).encode(), head
             assert msgspec.json.decode(body)["error"]["code"] == code
+
+
+@pytest.mark.parametrize("text", [b"\xff\xfe", b"\xe2\x82", "a text".encode()])
+async def test_a_text_is_refused_with_a_typed_error_whether_it_is_one_or_not(
+    serve: Serve, text: bytes, caplog: pytest.LogCaptureFixture
+) -> None:
+    """uvicorn decoded it, and logged a traceback."""
+    frame = bytes([0x81, 0x80 | len(text)]) + bytes(4) + text
+    async with serve() as served:
+        with raw(served, KEYED + b"\r\n") as client:
+            assert b"101" in await anyio.to_thread.run_sync(client.recv, 4096)
+            client.sendall(frame)
+            assert b"client.invalid" in await anyio.to_thread.run_sync(client.recv, 4096)
+    assert not [record for record in caplog.records if record.exc_info]
 
 
 async def test_no_tenant_takes_the_sessions_or_connections_of_others(serve: Serve) -> None:

@@ -22,6 +22,8 @@ MAX_BODY_CONTAINERS = 16_384
 """Lists and objects in a request: reading so many messages takes the gateway about 70 ms."""
 MAX_ARGUMENT_VALUES = 65_536
 """Lists, objects and members in the arguments of all calls of a conversation, which are JSON in texts of the body."""
+MAX_BODY_VALUES = 1 << 20
+"""Lists, objects, and what is in them, in a request: reading so many token ids takes the gateway about 60 ms."""
 MAX_BODY_DEPTH = 128
 """Levels of lists and objects in a body: what looks through schemas calls itself a few times for each."""
 MAX_FIELDS = 256
@@ -75,6 +77,8 @@ def read_object(body: bytes) -> dict[str, Any]:
         raise invalid("", "the body must be a JSON object")
     if len(value) > MAX_FIELDS:
         raise invalid("", f"the body has {len(value)} fields")
+    if (values := values_of([body])) > MAX_BODY_VALUES:
+        raise invalid("", f"the body has {values} values; {MAX_BODY_VALUES} are allowed")
     if containers(body) > MAX_BODY_DEPTH:
         _check_depth(value)
     _check_schemas(value)
@@ -157,11 +161,13 @@ def as_kind(value: Any, kind: type[T] | Any, at: str = "", hints: Mapping[str, s
 
 
 def _converted(value: Any, kind: Any) -> Any:
-    """Return a JSON value as a type. To JSON ``3.0`` is a whole number, and some clients write it so."""
+    """Return a JSON value as a type. To JSON ``3.0`` is a whole number, and some clients write it so; but among many values it
+    is not looked for, as that takes long.
+    """
     try:
         return msgspec.convert(value, kind)
     except msgspec.ValidationError as error:
-        if FLOAT not in str(error):
+        if FLOAT not in str(error) or values_of([msgspec.json.encode(value)]) > MAX_ARGUMENT_VALUES:
             raise
         return msgspec.convert(_with_whole_numbers(value), kind)
 

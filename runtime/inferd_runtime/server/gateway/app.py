@@ -39,7 +39,7 @@ from inferd_runtime.server.gateway.auth import AccessTokens, BearerAuth, TenantQ
 from inferd_runtime.server.gateway.chat_routes import ChatApi
 from inferd_runtime.server.gateway.file_routes import FileApi
 from inferd_runtime.server.gateway.gateway_role import GatewayRole, alone, as_settings_say
-from inferd_runtime.server.gateway.http_protocol import MAX_HEAD_BYTES, TypedHttp
+from inferd_runtime.server.gateway.http_protocol import TypedHttp
 from inferd_runtime.server.gateway.listening import check_exposure, listen, tls_context, url_of
 from inferd_runtime.server.gateway.model_routes import ModelApi
 from inferd_runtime.server.gateway.openapi_route import document_route
@@ -48,6 +48,7 @@ from inferd_runtime.server.gateway.request_watch import RequestWatch
 from inferd_runtime.server.gateway.responses_routes import ResponsesApi
 from inferd_runtime.server.gateway.room import shared_sizes, table_limits
 from inferd_runtime.server.gateway.routes import Api
+from inferd_runtime.server.gateway.socket_protocol import BinarySocket
 from inferd_runtime.server.processes.background import background_tasks
 from inferd_runtime.server.processes.file_limit import raise_file_limit
 from inferd_runtime.server.processes.folder_lock import locked_folders
@@ -301,9 +302,9 @@ def _audit_log(settings: Settings) -> Iterator[AuditLog | None]:
 
 def _uvicorn_config(app: ASGIApp, settings: Settings) -> uvicorn.Config:
     return uvicorn.Config(
-        app, log_config=None, access_log=False, lifespan="off", server_header=False, ws="websockets-sansio",
+        app, log_config=None, access_log=False, lifespan="off", server_header=False, ws=BinarySocket,
         ws_max_size=max(settings.max_body_bytes, MAX_SCRIPT_MESSAGE), ws_per_message_deflate=False,
-        timeout_graceful_shutdown=CLOSE_SECONDS, http="h11", h11_max_incomplete_event_size=MAX_HEAD_BYTES,
+        timeout_graceful_shutdown=CLOSE_SECONDS, http="h11",
         proxy_headers=False, timeout_keep_alive=KEEP_ALIVE_OF_UVICORN,
     )  # fmt: skip
 

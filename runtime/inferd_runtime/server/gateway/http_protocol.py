@@ -4,9 +4,12 @@ from __future__ import annotations
 
 import base64
 import binascii
+from typing import Any
 
 import h11
+from uvicorn.config import Config
 from uvicorn.protocols.http.h11_impl import H11Protocol
+from uvicorn.server import ServerState
 
 from inferd.protocol import InferdError, InvalidRequest, LimitExceeded
 from inferd_runtime.server.gateway.replies import error_reply
@@ -21,8 +24,28 @@ ANSWERABLE = (h11.IDLE, h11.SEND_RESPONSE)
 Headers = list[tuple[bytes, bytes]]
 
 
+class OneFraming(h11.Connection):
+    """Refuses a request that says in two ways where its body ends (RFC 9112, 6.1).
+
+    A proxy before this server may go by the other one: then what is a body to it would be the next request here.
+    """
+
+    def next_event(self) -> Any:
+        """See h11. Raises RemoteProtocolError."""
+        event = super().next_event()
+        if isinstance(event, h11.Request):
+            names = {name for name, _ in event.headers}
+            if b"transfer-encoding" in names and (b"content-length" in names or event.http_version == b"1.0"):
+                raise h11.RemoteProtocolError("a length and chunks, or chunks in HTTP/1.0")
+        return event
+
+
 class TypedHttp(H11Protocol):
     """Answers what is no request with an error in the one shape of errors, and closes the connection."""
+
+    def __init__(self, config: Config, server_state: ServerState, app_state: dict[str, Any]) -> None:
+        super().__init__(config, server_state, app_state)
+        self.conn = OneFraming(h11.SERVER, MAX_HEAD_BYTES)
 
     def send_400_response(self, msg: str) -> None:
         """Refuse what the parser does not take."""
@@ -67,6 +90,8 @@ def handshake_problem(method: bytes, headers: Headers) -> str:
     names = [name for name, _ in headers]
     if names.count(b"sec-websocket-key") != 1 or not _is_key(found[b"sec-websocket-key"]):
         return f"there must be one Sec-WebSocket-Key: {KEY_BYTES} bytes in base64"
+    if b"transfer-encoding" in found or found.get(b"content-length", b"0") != b"0":
+        return "it has a body"
     if len(headers) > MAX_HANDSHAKE_HEADERS:
         return f"it has more than {MAX_HANDSHAKE_HEADERS} headers"
     if any(len(name) + len(value) > MAX_HANDSHAKE_LINE for name, value in headers):

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from dataclasses import dataclass, field
 
+from inferd.protocol import ErrorInfo, ProgramError, known_code
 from inferd_runtime.server.supervisor.run_events import Ending
 
 MAX_TENANTS = 50
@@ -17,15 +18,20 @@ class RunTotals:
 
     def __init__(self) -> None:
         self.ended: Counter[tuple[str, str]] = Counter()
-        """Runs by final state and error code ("" without an error)."""
+        """Runs by final state and the error's code as the tree has it ("" without an error)."""
         self.used: Counter[str] = Counter()
         """Sums of fields of :class:`RunUsage`, by name."""
 
     def add(self, ending: Ending) -> None:
         """Count a run that is over."""
-        self.ended[ending.state, "" if ending.error is None else ending.error.code] += 1
+        self.ended[ending.state, _label(ending.error)] += 1
         for field_name in ("tokens", "steps", "drafted", "accepted", "prompt_tokens", "cached_tokens"):
             self.used[field_name] += getattr(ending.usage, field_name)
+
+
+def _label(error: ErrorInfo | None) -> str:
+    """Return the code to count an error under. Programs may make codes up, and Prometheus keeps a series for each label."""
+    return "" if error is None else known_code(error.code) or ProgramError.code
 
 
 @dataclass

@@ -145,5 +145,5 @@ class TokenStore:
         """Turn what a file can do wrong into Unavailable."""
         try:
             yield
-        except (sqlite3.Error, OSError) as error:
+        except (sqlite3.Error, OSError, ValueError) as error:
             raise Unavailable(f"the tokens' file {self._path} cannot be used: {error}") from None

@@ -90,6 +90,13 @@ REFUSED: dict[str, tuple[Dialect, dict[str, Any], str]] = {
         {"messages": said("x", 1), "response_format": {"type": "json_schema", "json_schema": nested(300)}},
         "levels",
     ),
+    "a million token ids": (Completions(), {"prompt": [0] * 1_100_000}, "values"),
+    "a million whole numbers with a fraction": (Completions(), {"prompt": [0.0] * 900_000}, "float"),
+    "a fraction beside a million numbers": (
+        ChatCompletions(),
+        {"messages": said("x", 1), "max_tokens": 1.0, "chat_template_kwargs": {"a": [0] * 900_000}},
+        "float",
+    ),
     "names": (ChatCompletions(), {"logit_bias": {str(i): 0 for i in range(300_000)}}, "strings and names"),
 }
 
@@ -111,6 +118,12 @@ def test_long_honest_arguments_are_read() -> None:
         json.dumps({"model": "m", "messages": called(*[source] * 20)}).encode(), ClientHeaders()
     )
     assert [call.arguments for call in read.request.messages[0].tool_calls] == [source] * 20
+
+
+def test_whole_numbers_with_a_fraction_of_zero_are_read_beside_a_long_text() -> None:
+    fields = {"messages": said("a, b, [c] " * 50_000, 1), "max_tokens": 7.0}
+    read = ChatCompletions().read(json.dumps({"model": "m", **fields}).encode(), ClientHeaders())
+    assert read.request.max_tokens == 7
 
 
 @pytest.mark.parametrize("name", CASES)

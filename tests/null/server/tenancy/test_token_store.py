@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import sqlite3
 from pathlib import Path
 
 import pytest
@@ -98,6 +99,17 @@ def test_a_damaged_file_is_unavailable_and_names_itself(path: Path) -> None:
     path.write_bytes(b"no database at all" * 100)
     with pytest.raises(Unavailable, match=r"tokens\.sqlite3"):
         TokenStore(path)
+
+
+def test_a_role_that_is_none_makes_the_file_unavailable_and_is_no_bug(path: Path) -> None:
+    store = TokenStore(path)
+    store.create("ann", Role.USER)
+    with sqlite3.connect(path) as other:
+        other.execute("UPDATE tokens SET role = 'root'")
+    other.close()
+    with pytest.raises(Unavailable, match="root"):
+        AccessTokens({}, store).rights_of("Bearer x")
+    store.close()
 
 
 def test_a_tenant_has_the_quotas_of_its_highest_role(path: Path) -> None:
