@@ -170,7 +170,7 @@ async def test_what_never_becomes_a_request_is_refused_with_a_typed_error(
             assert msgspec.json.decode(body)["error"]["code"] == code
 
 
-@pytest.mark.parametrize("text", [b"\xff\xfe", b"\xe2\x82", "a text".encode()])
+@pytest.mark.parametrize("text", [b"\xff\xfe", b"\xe2\x82", b"a text"])
 async def test_a_text_is_refused_with_a_typed_error_whether_it_is_one_or_not(
     serve: Serve, text: bytes, caplog: pytest.LogCaptureFixture
 ) -> None:
