@@ -15,7 +15,7 @@ from engine_arms import GREEDY, Prompts, collect, finish, greedy, random_prompts
 from gpu_bench import Bench, ModelShape
 from transformers import AutoModelForCausalLM, ContinuousBatchingConfig, LlamaConfig
 
-from inferd_runtime.engine.drivers.build import EXACT, ROUNDED, DriverOptions, agrees, fast_driver
+from inferd_runtime.engine.drivers.build import EXACT, ROUNDED, DriverOptions, fast_driver, logit_difference
 from inferd_runtime.engine.drivers.cuda_driver import CudaDriver
 from inferd_runtime.engine.engine import Engine, EngineOptions
 from inferd_runtime.engine.jobs.forward_pass import Prefill
@@ -86,7 +86,7 @@ def serve(bench: Bench, *, own: bool) -> Served:
     fused = fused or fused_unchecked(model, probed)
     driver = make_driver(bench, loaded, fused)
     allowed = EXACT if sizes.dtype == torch.float32 else ROUNDED
-    return Served(loaded, fused, driver, accepted, agrees(driver, driver.plain, allowed), twin)
+    return Served(loaded, fused, driver, accepted, logit_difference(driver, driver.plain) <= allowed, twin)
 
 
 def fused_unchecked(model: Any, probed: Probed) -> FusedPass:

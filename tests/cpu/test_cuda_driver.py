@@ -18,9 +18,9 @@ from inferd_runtime.engine.driver import Driver
 from inferd_runtime.engine.drivers.buckets import StepShapes
 from inferd_runtime.engine.drivers.build import (
     DriverOptions,
-    agrees,
     build_driver,
     fast_driver,
+    logit_difference,
     measured_step_bytes,
     step_bytes,
 )  # fmt: skip
@@ -205,7 +205,7 @@ def test_a_kernel_that_does_not_compile_is_measured_and_served_without(caplog: p
     assert "measured without kernels: CompilationError" in caplog.text
     driver = fast_driver(loaded, None, options, kernels, host)
     with pytest.raises(kernel_failures()):
-        agrees(driver, driver.plain, 1e-3)
+        logit_difference(driver, driver.plain)
 
 
 def test_too_many_steps_in_flight_are_refused(llama: CudaBench) -> None:
@@ -271,15 +271,15 @@ def test_the_embedded_model_through_the_fast_driver(kv_dtype: str) -> None:
     fused = fuse(loaded.module, loaded.probe.kv, loaded.probe.rules)
     options = DriverOptions(pages=64, page_size=16, most_rows=64, kv_dtype=kv_dtype)
     driver = fast_driver(loaded, fused, options, reference_kernels(), RecordedHost())
-    assert agrees(driver, driver.plain, 1e-3)
+    assert logit_difference(driver, driver.plain) <= 1e-3
     assert driver.page_bytes == build_driver(loaded, options).page_bytes
 
 
 def test_a_driver_that_computes_something_else_is_found() -> None:
     bench = CudaBench("llama", reference_kernels())
     wrong = CudaBench("llama", reference_kernels()._replace(paged_attention=blind_attention))
-    assert agrees(bench.driver, bench.reference, 1e-3)
-    assert not agrees(wrong.driver, wrong.reference, 0.2)
+    assert logit_difference(bench.driver, bench.reference) <= 1e-3
+    assert logit_difference(wrong.driver, wrong.reference) > 0.2
 
 
 def blind_attention(query, keys, values, rows, rule):  # type: ignore[no-untyped-def]
@@ -364,7 +364,7 @@ def test_sampled_drafts_are_verified_on_the_device(llama: CudaBench, name: str) 
 @pytest.mark.parametrize("heads", GROUPS, ids=["3 to 1", "7 to 1"])
 def test_prompts_are_whole_where_heads_are_grouped_by_no_power_of_two(heads: dict[str, int]) -> None:
     bench = CudaBench("llama", triton_kernels(), record=False, **heads)
-    assert agrees(bench.driver, bench.reference, 1e-3)
+    assert logit_difference(bench.driver, bench.reference) <= 1e-3
 
 
 def test_a_driver_that_leaves_a_tenth_of_a_prompt_out_is_found() -> None:
@@ -374,7 +374,7 @@ def test_a_driver_that_leaves_a_tenth_of_a_prompt_out_is_found() -> None:
         return out
 
     wrong = CudaBench("llama", reference_kernels()._replace(paged_attention=some_rows_only))
-    assert not agrees(wrong.driver, wrong.reference, 0.2)
+    assert logit_difference(wrong.driver, wrong.reference) > 0.2
 
 
 def test_penalties_hold_beside_positions_of_a_programs_own(llama: CudaBench) -> None:

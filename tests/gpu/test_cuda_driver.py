@@ -6,7 +6,7 @@ import pytest
 from cuda_bench import SAMPLERS, CudaBench, answered, requests_of, run
 from families import FAMILIES
 
-from inferd_runtime.engine.drivers.build import agrees
+from inferd_runtime.engine.drivers.build import logit_difference
 from inferd_runtime.kernels.suite import triton_kernels
 from inferd_runtime.testing.speculation import Blind, BlindTree, Oracle, OracleTree, Wrong
 
@@ -25,4 +25,4 @@ def test_tokens_are_the_reference_drivers_with_any_draft(family: str, record: bo
 def test_prompts_are_whole_with_any_group_of_heads(heads: tuple[int, int]) -> None:
     sizes = {"num_attention_heads": heads[0], "num_key_value_heads": heads[1], "hidden_size": 84}
     bench = CudaBench("llama", triton_kernels(), device="cuda", **sizes)
-    assert agrees(bench.driver, bench.reference, 1e-3)
+    assert logit_difference(bench.driver, bench.reference) <= 1e-3

@@ -103,11 +103,6 @@ class SessionHub:
             **{(MSGPACK, op): msgspec.msgpack.Decoder(cls).decode for op, cls in p.OPERATIONS.items()},
         }
 
-    @property
-    def open_sessions(self) -> int:
-        """Return the number of open sessions."""
-        return len(self._sessions)
-
     def receive(self, identity: bytes, frames: Sequence[bytes]) -> None:
         """Take one request. Frames that are not of the wire's shape come from no client of ours and are dropped."""
         if len(frames) != 4 or len(frames[0]) != TICKET.size:

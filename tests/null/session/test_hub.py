@@ -112,7 +112,7 @@ def test_a_closed_session_reports_usage_and_holds_nothing(wire: Wire) -> None:
     assert usage.prompt_tokens == 5
     wire.model.engine.step()
     wire.model.engine.pool.check_integrity([])
-    assert wire.hub.open_sessions == 0
+    assert wire.hub.stats().sessions == 0
 
 
 def test_a_waiting_request_can_be_cancelled(wire: Wire) -> None:
@@ -158,10 +158,10 @@ def test_the_gateway_closes_sessions_by_name_and_names_that_are_gone_do_no_harm(
     grants = new_grants()
     wire.send(b"g", link.open_frames(grants.issue("gateway/1", "inferd", gateway=True), ""))
     wire.send(b"r", link.open_frames(grants.issue("run/1", "tenant"), ""))
-    assert wire.hub.open_sessions == 3
+    assert wire.hub.stats().sessions == 3
     closing = link.CloseNamedSessions(["run/gone", "run/1"])
     assert wire.ask(b"g", 1, closing, link.MSGPACK).ok
-    assert wire.hub.open_sessions == 2
+    assert wire.hub.stats().sessions == 2
     assert error(wire.ask(b"r", 1, p.ListModels())).code == "unavailable"
     refused = wire.ask(b"a", 1, closing, link.MSGPACK)
     assert msgspec.msgpack.decode(refused.payload, type=p.ErrorInfo).code == "client.unauthorized"

@@ -160,7 +160,7 @@ class HubUnderFire:
         self.hub.close_all()
         while self.model.engine.step():
             pass
-        assert self.hub.open_sessions == 0
+        assert self.hub.stats().sessions == 0
         assert self.model.engine.scheduler.jobs == 0
         pool = self.model.engine.pool
         assert pool.available == pool.size

@@ -254,11 +254,6 @@ def allowed_difference(loaded: LoadedModel, options: DriverOptions) -> float:
     return EXACT if exact else ROUNDED
 
 
-def agrees(fast: CudaDriver, reference: Driver, allowed: float) -> bool:
-    """True if :func:`logit_difference` is at most ``allowed``."""
-    return logit_difference(fast, reference) <= allowed
-
-
 def logit_difference(fast: CudaDriver, reference: Driver) -> float:
     """Return the largest difference of two drivers over one cache, in shares of their logits' spread: of a chunk of random
     tokens, a few behind it, and a decode row. Writes into the first pages, so nothing may be in them yet.

@@ -92,7 +92,7 @@ class FileArchive(Generic[F]):
         return True
 
     async def read(self, job: Callable[[F], T], tenant: str = "") -> T:
-        """Return what a job reads, behind all that was queued before. Raises Unavailable.
+        """Return what a job reads, behind all that was queued before. Raises Unavailable. Cancelled before, the job is not done.
 
         Of the jobs for a ``tenant`` one is queued at a time: however many it asks for, another's waits for one of them.
         """
@@ -110,7 +110,7 @@ class FileArchive(Generic[F]):
             else:
                 waiting.set_exception(error)
 
-        if not self.save(job, 0, done):
+        if not self.save(lambda file: None if waiting.cancelled() else job(file), 0, done):
             raise Unavailable(f"{self._what} has too much to do", reason="queue")
         try:
             with anyio.fail_after(READ_SECONDS):

@@ -285,9 +285,7 @@ class RunFileStore:
 
     async def _complete(self, run: Run, files: FilesOfRun, file: KeptFile) -> None:
         if self._keeps_all:
-            with anyio.CancelScope(
-                shield=True
-            ):  # its bytes are there: who sends the last ones again is not asked for them
+            with anyio.CancelScope(shield=True):  # its bytes are there, and are not asked for again
                 await _on_disk(partial(note_whole, file.path.parent, file.noted(run.tenant)))
         if files.completed(file):
             if file.sender != LAUNCHER:

@@ -154,6 +154,31 @@ def test_a_path_that_cannot_be_opened_is_a_typed_error(tmp_path: Path) -> None:
     scenario(tmp_path / "file" / "runs", body)
 
 
+def test_what_nobody_waits_for_any_more_is_not_done(tmp_path: Path) -> None:
+    """A client that asks and leaves, over and over, would have the others wait for all of its jobs."""
+    busy, gate = threading.Event(), threading.Event()
+
+    def hold(file: RunFile) -> None:
+        busy.set()
+        gate.wait(10)
+
+    async def body(archive: RunArchive) -> None:
+        archive.save(hold, 0)
+        await anyio.to_thread.run_sync(busy.wait, 10)
+        done: list[RunFile] = []
+        for count in range(1, 4):
+            async with anyio.create_task_group() as asked:
+                asked.start_soon(archive.read, done.append, "ann")
+                while len(archive._tasks) < count:
+                    await anyio.lowlevel.checkpoint()
+                asked.cancel_scope.cancel()
+        gate.set()
+        await settle(archive)
+        assert done == []
+
+    scenario(tmp_path / "runs", body)
+
+
 def test_the_same_key_gives_the_same_run_and_no_other_launch(tmp_path: Path) -> None:
     run = new_run()
 
