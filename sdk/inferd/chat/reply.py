@@ -34,7 +34,7 @@ from inferd.chat.events import (
 from inferd.chat.harmony import HarmonyParser, parser_of
 from inferd.chat.reasoning_count import ReasoningCount
 from inferd.chat.request import ChatRequest
-from inferd.chat.token_scores import TokenScores
+from inferd.chat.token_scores import TokenPlaces, TokenScores
 from inferd.generation import Generator
 from inferd.protocol import GetUsage, InvalidRequest, SendMessage, Step, TokenLogprob, Usage
 from inferd.transport import current_transport
@@ -93,11 +93,12 @@ class Reply:
 
     async def scored_text(self, text: str, entries: Sequence[TokenLogprob], *, choice: int = 0) -> None:
         """Write a text whose tokens are known with their log-probabilities, in pieces that a message has room for."""
-        at = 0
+        at, places = 0, TokenPlaces(text)
         for start in range(0, len(entries), SCORED_AT_ONCE):
             scores = await self._scores.of(entries[start : start + SCORED_AT_ONCE])
-            is_last = start + SCORED_AT_ONCE >= len(entries)
-            end = len(text) if is_last else min(len(text), at + sum(len(score.text) for score in scores))
+            for score in scores:
+                places.of(score)
+            end = len(text) if start + SCORED_AT_ONCE >= len(entries) else places.end
             await self._send([TextDelta(checked_text("text", text[at:end]), choice, scores=scores)])
             at = end
 

@@ -1,8 +1,9 @@
-"""Tokens' log-probabilities with their texts and bytes, as clients want to see them."""
+"""Tokens' log-probabilities with their texts and bytes, as clients want to see them, and where in a text they stand."""
 
 from __future__ import annotations
 
 import base64
+import codecs
 from collections.abc import Sequence
 
 from inferd.chat.events import TokenScore
@@ -37,3 +38,41 @@ class TokenScores:
     def _one(self, token: int, logprob: float | None, top: list[TokenScore], rank: int) -> TokenScore:
         data = self._bytes[token]
         return TokenScore(token, data.decode(errors="replace"), list(data), logprob, top, rank)
+
+
+class TokenPlaces:
+    """Finds the tokens of a text in it, one after the other: places are in characters, and the text's first is ``start``.
+
+    A token that begins inside a character has the place of this character, one that does not show that of the next one.
+    """
+
+    def __init__(self, text: str, start: int = 0) -> None:
+        self.end = start
+        """Where the last token that was found ends."""
+        self._text = text.encode("utf-8", "surrogatepass")
+        self._at = 0
+        self._decode = codecs.getincrementaldecoder("utf-8")("ignore").decode
+
+    def of(self, score: TokenScore) -> int:
+        """Return where the next token begins."""
+        data = bytes(score.data)
+        found = self._text.startswith(data, self._at)
+        if not found and _is_text(data):  # before it may stand what was held back, or could not be decoded
+            found = (ahead := self._text.find(data, self._at)) >= 0
+            self._go(ahead)
+        place = self.end
+        if found:
+            self._go(self._at + len(data))
+        return place
+
+    def _go(self, at: int) -> None:
+        if at > self._at:
+            self.end += len(self._decode(self._text[self._at : at]))
+            self._at = at
+
+
+def _is_text(data: bytes) -> bool:
+    try:
+        return bool(data.decode())
+    except UnicodeDecodeError:
+        return False

@@ -8,6 +8,7 @@ from dataclasses import replace
 from typing import Any
 
 from inferd.chat import ChatEvent, ChatRequest, ChoiceFinished, FinishReason, TextDelta, TokenScore, UsageReport
+from inferd.chat.token_scores import TokenPlaces
 from inferd.protocol import InferdError
 from inferd_runtime.server.dialects.collected import CollectedAnswer, CollectedChoice
 from inferd_runtime.server.dialects.exchange import ClientHeaders
@@ -105,7 +106,7 @@ class CompletionExchange:
             return b""
         extra: dict[str, Any] = {"token_ids": shown} if self._told.token_ids else {}
         if event.scores:
-            extra["logprobs"] = self._logprobs(event.scores, start)
+            extra["logprobs"] = self._logprobs(event.scores, TokenPlaces(event.text, start))
         return self._chunk(event.choice, event.text, **extra)
 
     def _chunk(self, choice: int, text: str, **extra: Any) -> bytes:
@@ -115,14 +116,16 @@ class CompletionExchange:
         value: dict[str, Any] = {
             "index": index,
             "text": choice.text,
-            "logprobs": None if self.request.logprobs is None else self._logprobs(choice.scores, 0),
+            "logprobs": None
+            if self.request.logprobs is None
+            else self._logprobs(choice.scores, TokenPlaces(choice.text)),
             "finish_reason": _reason(choice.reason or "stop"),
             "stop_reason": stop_reason(choice.stopped_by, choice.stop_token, self.request),
         }
         return value | ({"token_ids": choice.tokens} if self._told.token_ids else {})
 
-    def _logprobs(self, scores: list[TokenScore], start: int) -> dict[str, Any]:
-        offsets = _offsets(scores, start)
+    def _logprobs(self, scores: list[TokenScore], places: TokenPlaces) -> dict[str, Any]:
+        offsets = [places.of(score) for score in scores]
         return _logprobs_json(by_id(scores) if self._told.tokens_as_ids else scores, offsets)
 
 
@@ -160,14 +163,6 @@ def _sum(reports: list[UsageReport]) -> UsageReport:
 def _reason(reason: FinishReason) -> FinishReason:
     """Return how a text ended, which cannot be with a tool's call."""
     return "stop" if reason == "tool_calls" else reason
-
-
-def _offsets(scores: list[TokenScore], start: int) -> list[int]:
-    """Return where in the text each token begins, the first at ``start``."""
-    offsets = [start]
-    for score in scores:
-        offsets.append(offsets[-1] + len(score.text))
-    return offsets[:-1]
 
 
 def _logprobs_json(scores: list[TokenScore], offsets: list[int]) -> dict[str, Any]:

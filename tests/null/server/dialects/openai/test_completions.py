@@ -105,6 +105,16 @@ def test_log_probabilities_are_lists_side_by_side() -> None:
     assert offsets == [0, 2]
 
 
+def test_offsets_are_places_in_the_text_where_tokens_share_a_character_or_do_not_show() -> None:
+    pieces = (b"\xc3", b"\xa9a", b"<|end|>", b"b")
+    scores = [TokenScore(7, data.decode(errors="replace"), list(data), -0.5) for data in pieces]
+    client = serve([TextDelta("éa", scores=scores[:2]), TextDelta("b", scores=scores[2:]), ChoiceFinished("stop")])
+    assert client.completions.create(model="m", prompt="x", logprobs=0).choices[0].logprobs.text_offset == [0, 0, 2, 2]
+    chunks = list(client.completions.create(model="m", prompt="x", logprobs=0, stream=True))
+    told = [at for chunk in chunks if chunk.choices[0].logprobs for at in chunk.choices[0].logprobs.text_offset]
+    assert told == [0, 0, 2, 2]
+
+
 def test_the_first_token_of_an_echoed_prompt_has_no_log_probability() -> None:
     """As evaluation harnesses expect it: null, where anything else would be summed up."""
     first = TextDelta("a", scores=[TokenScore(1, "a", [97], None)])
