@@ -154,9 +154,7 @@ class Context:
         """Compute what was added (but for the last token, which the next generation computes), and return the
         context. ``adapter``: the LoRA adapter that the next generation will use.
         """
-        request = FlushContext(0, adapter_name(adapter))
-        context = await self._handle.prepare()
-        await self._handle.call(replace(request, context=context), keeps_turn=True)
+        await self._handle.ask(FlushContext(0, adapter_name(adapter)))
         return self
 
     async def fork(self) -> Context:
@@ -180,9 +178,7 @@ class Context:
         """Return the token ids that the context holds, from index ``start``, with what is buffered."""
         asked = ContextTokens(0, start)
         check_context_tokens(asked)
-        context = await self._handle.prepare()
-        reply = await self._handle.call(replace(asked, context=context), keeps_turn=True)
-        return list(reply.tokens)
+        return list((await self._handle.ask(asked)).tokens)
 
     async def release(self) -> None:
         """Give the context's memory back. A second call does nothing."""
@@ -237,8 +233,7 @@ class Context:
 
     async def export(self) -> bytes:
         """Return the context as bytes, KV included. Raises LimitExceeded above 8 MiB."""
-        context = await self._handle.prepare()
-        data: bytes = (await self._handle.call(ExportContext(context), keeps_turn=True)).data
+        data: bytes = (await self._handle.ask(ExportContext(0))).data
         return data
 
     @classmethod
@@ -327,9 +322,7 @@ class Context:
         ids = checked_tokens("tokens", tokens)
         asked = PromptLogprobs(0, ids, top, adapter_name(adapter))
         check_prompt_logprobs(asked)
-        context = await self._handle.prepare()
-        reply: TokenLogprobs = await self._handle.call(replace(asked, context=context))
-        self._handle.learn_length(reply.length)
+        reply: TokenLogprobs = await self._handle.extend(asked)
         return reply.tokens
 
     async def verify(
@@ -365,9 +358,7 @@ class Context:
             generated,
         )
         check_verify(asked)
-        context = await self._handle.prepare(cue=True)
-        reply: Verification = await self._handle.call(replace(asked, context=context))
-        self._handle.learn_length(reply.length)
+        reply: Verification = await self._handle.extend(asked, cue=True)
         return reply
 
     def generate(

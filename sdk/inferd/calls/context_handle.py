@@ -144,6 +144,16 @@ class ContextHandle:
         self._learn(reply)
         return reply
 
+    async def ask(self, asked: Any) -> Any:
+        """Send a request about what the context holds with all that is buffered. Its ``context`` is filled in."""
+        return await self.call(replace(asked, context=await self.prepare()), keeps_turn=True)
+
+    async def extend(self, asked: Any, *, cue: bool = False) -> Any:
+        """As :meth:`ask`, one that appends tokens, and whose reply has the length that the context has then."""
+        reply = await self.call(replace(asked, context=await self.prepare(cue=cue)))
+        self.learn_length(reply.length)
+        return reply
+
     def learn_length(self, length: int) -> None:
         """Store the context's length where the reply was not a ContextState."""
         self._length = length
