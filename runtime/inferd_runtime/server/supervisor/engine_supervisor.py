@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import itertools
 import logging
 import math
@@ -13,7 +12,7 @@ from typing import Any, TypeVar
 import anyio
 import zmq
 
-from inferd.protocol import Done, InferdError, ListModels, Models, Unavailable
+from inferd.protocol import InferdError, ListModels, Models, Unavailable
 from inferd_runtime.isolation.order import Launch
 from inferd_runtime.launch_marks import forget_marks
 from inferd_runtime.server.processes.backoff import Backoff
@@ -22,7 +21,6 @@ from inferd_runtime.server.processes.child_protocol import printed_error
 from inferd_runtime.server.processes.rundir import let_children_connect
 from inferd_runtime.server.supervisor.engine_session import EngineChannel, EngineSession, engine_channel
 from inferd_runtime.session.grants import SessionGrants, new_key
-from inferd_runtime.session.wire import CloseNamedSessions
 
 T = TypeVar("T")
 OWN_TENANT = "inferd"
@@ -122,11 +120,6 @@ class EngineSupervisor:
     async def call(self, request: Any, reply_type: type[T]) -> T:
         """Send one call on the gateway's own session. Raises Unavailable while no engine answers."""
         return await self.current.session.call(request, reply_type)
-
-    async def close_sessions(self, names: list[str]) -> None:
-        """Close the sessions of these names that are still open: what holds them may have died, or kept them back."""
-        with contextlib.suppress(InferdError):  # an engine that is gone holds nothing; a refusal ends no other run
-            await self.call(CloseNamedSessions(names), Done)
 
     async def _run_engine(self) -> float:
         """Start an engine and watch it until it ends; returns how many seconds that took."""

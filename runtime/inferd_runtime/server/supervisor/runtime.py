@@ -55,6 +55,7 @@ from inferd_runtime.server.supervisor.charging import charge_produced_tokens
 from inferd_runtime.server.supervisor.commands import Commands, default_commands
 from inferd_runtime.server.supervisor.engine_supervisor import EngineSupervisor
 from inferd_runtime.server.supervisor.held_runs import HeldRun, RunRequest, check_undelivered, session_of, too_long
+from inferd_runtime.server.supervisor.left_sessions import LeftSessions
 from inferd_runtime.server.supervisor.loop_socket import control_socket, zmq_context
 from inferd_runtime.server.supervisor.resumed_runs import resumed_run
 from inferd_runtime.server.supervisor.run_desks import RunDesks
@@ -75,8 +76,6 @@ GRACE_SECONDS = 5.0
 """How long a worker may take to end a run before the worker itself is killed."""
 QUEUE_SECONDS = 60.0
 TICK_SECONDS = 0.25
-CLOSE_SESSIONS_SECONDS = 0.05
-"""How long sessions of runs that have ended are gathered before the engine is told to close them: most are closed already."""
 SEED_BITS = 53
 """Of a run's seed, so that every reader of JSON has it exactly."""
 MAX_ATTEMPTS = 3
@@ -112,12 +111,12 @@ class Runtime:
         self._wiring = wiring
         self._held: dict[str, HeldRun] = {}
         self._undelivered: dict[str, list[str]] = {}
-        self._left_sessions: list[str] = []
         self._closing = False
         control, engine = wiring.endpoint("control"), wiring.endpoint("engine")
         self.engine = EngineSupervisor(
             wiring.context, engine, commands.engine, self._engine_lost, settings.engine_start_s
         )
+        self._left_sessions = LeftSessions(self.engine, wiring.tasks)
         launch = FleetLaunch(
             lambda name, secret: commands.worker(WorkerLinks(control, engine, name, secret)),
             wiring.tasks,
@@ -416,15 +415,8 @@ class Runtime:
         """Forget that a worker has a run, and have its session at the engine closed if the worker has not."""
         if self._held.pop(run.id, None) is not None:
             self.desks.close(run)
-            if not self._left_sessions:
-                self._wiring.tasks.start_soon(self._close_left_sessions)
-            self._left_sessions.append(session_of(run))
+            self._left_sessions.add(session_of(run))
         self.fleet.pool.finished(run.id)
-
-    async def _close_left_sessions(self) -> None:
-        await anyio.sleep(CLOSE_SESSIONS_SECONDS)
-        names, self._left_sessions = self._left_sessions, []
-        await self.engine.close_sessions(names)
 
     async def _watch_clock(self) -> None:
         """End runs that outlast the workers' own limits, and kill the worker that does not end one."""
