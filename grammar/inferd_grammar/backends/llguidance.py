@@ -43,7 +43,8 @@ from inferd_grammar.limits import CompileLimits
 from inferd_grammar.matchers.matcher import Core
 from inferd_grammar.matchers.product import ProductCore, product_members
 from inferd_grammar.rewrites import KEYWORDS, Rewritten, rewrite
-from inferd_grammar.rewrites.inline import Inliner, without_patterns
+from inferd_grammar.rewrites.endless import without_endless
+from inferd_grammar.rewrites.inline import Inliner, loosened
 from inferd_grammar.rewrites.soft_ends import SoftEnds, soften
 from inferd_grammar.rules.core import JsonRules, RuledCore, RuleMasks
 from inferd_grammar.rules.exact_numbers import require_exact_numbers
@@ -134,7 +135,7 @@ class LlguidanceBackend:
     ) -> RuledCore:
         if isinstance(constraint, AnyJsonGrammar):
             return self._compile_exactly({}, Rewritten({}, []), exact)
-        schema = read_schema(schema_text(constraint.schema), limits)
+        schema = _read(constraint, limits)
         require_exact_numbers(schema)
         try:
             changed = _softened(rewrite(schema, hold_unique=True), constraint)
@@ -143,8 +144,8 @@ class LlguidanceBackend:
             except GrammarError as refusal:
                 if not isinstance(changed.schema, dict) or _CIRCULAR not in refusal.reason:
                     raise
-            inlined = Inliner(changed.schema).document()
-            return self._compile_exactly(schema, changed._replace(schema=inlined), exact)
+            named = _softened(rewrite(schema, hold_unique=True, always=True), constraint)
+            return self._compile_exactly(schema, named._replace(schema=_inlined(named.schema)), exact)
         except GrammarError as refusal:
             if schema is False or "nsatisfiable" in refusal.reason:
                 raise
@@ -162,7 +163,7 @@ class LlguidanceBackend:
             rules = rules_for(schema, refusal=refusal)
         except GrammarError:
             raise refusal from None
-        for attempt in (_tight, _tight_inlined, _tight_without_patterns, _loose):
+        for attempt in (_tight, _tight_inlined, _tight_loosened, _loose):
             with suppress(GrammarError):
                 grammar, _ = attempt(schema)
                 return self._ruled(self._start(_unforced(grammar), schema, lenient=attempt is _loose), rules)
@@ -189,7 +190,7 @@ class LlguidanceBackend:
 
     def _compile_best_effort(self, constraint: JsonSchemaGrammar, limits: CompileLimits, exact: bool) -> RuledCore:
         """Return a grammar as tight as the library takes: rewritten with holes, else as it leaves things out, else any JSON."""
-        schema = read_schema(schema_text(constraint.schema), limits)
+        schema = _read(constraint, limits)
         rules = rules_for(schema)
         for attempt in (_tight, _loose):
             try:
@@ -355,13 +356,18 @@ def _grammar(constraint: Constraint, limits: CompileLimits) -> str:
     raise GrammarError(f"{type(constraint).__name__} is no constraint of this backend")
 
 
+def _read(constraint: JsonSchemaGrammar, limits: CompileLimits) -> Any:
+    """Return the schema's JSON value, whose subschemas all have finite values or none."""
+    return without_endless(read_schema(schema_text(constraint.schema), limits))
+
+
 def _rewritten(
     constraint: JsonSchemaGrammar | AnyJsonGrammar, limits: CompileLimits, *, hold_unique: bool = True
 ) -> tuple[Any, Rewritten]:
     """Return the schema's JSON value, and what is left of it for the library."""
     if isinstance(constraint, AnyJsonGrammar):
         return {}, Rewritten({}, [])
-    schema = read_schema(schema_text(constraint.schema), limits)
+    schema = _read(constraint, limits)
     require_exact_numbers(schema)
     return schema, _softened(rewrite(schema, hold_unique=hold_unique), constraint)
 
@@ -410,16 +416,20 @@ def _tight(schema: Any) -> tuple[str, list[Checked]]:
 
 def _tight_inlined(schema: Any) -> tuple[str, list[Checked]]:
     """Return the same, with definitions in the place of references that stand beside something."""
-    changed, dropped, _ = rewrite(schema, lenient=True)
-    whole = Inliner(changed).document() if isinstance(changed, dict) else changed
+    changed, dropped, _ = rewrite(schema, lenient=True, always=True)
+    whole = _inlined(changed)
     return _json_grammar(schema_text(whole), whole), [Checked(*place) for place in dropped]
 
 
-def _tight_without_patterns(schema: Any) -> tuple[str, list[Checked]]:
-    """Return the same without patterns of names, which the library wants to be disjoint."""
-    changed, dropped, _ = rewrite(schema, lenient=True)
-    whole = without_patterns(Inliner(changed).document()) if isinstance(changed, dict) else changed
+def _tight_loosened(schema: Any) -> tuple[str, list[Checked]]:
+    """Return the same without patterns of names, which the library wants to be disjoint, and without counts of properties."""
+    changed, dropped, _ = rewrite(schema, lenient=True, always=True)
+    whole = loosened(_inlined(changed))
     return _json_grammar(schema_text(whole), whole), [Checked(*place) for place in dropped]
+
+
+def _inlined(schema: Any) -> Any:
+    return Inliner(schema).document() if isinstance(schema, dict) else schema
 
 
 def _loose(schema: Any) -> tuple[str, list[Checked]]:

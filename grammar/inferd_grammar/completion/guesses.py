@@ -11,6 +11,7 @@ from contextlib import suppress
 from itertools import chain, combinations, islice, product
 from typing import Any
 
+from inferd_grammar.completion.small_values import small_values
 from inferd_grammar.rewrites.regex_syntax import NotUnderstood, shortest_match
 from inferd_grammar.schema import iter_schemas
 
@@ -33,6 +34,7 @@ def guess(root: Any, holds: Callable[[Any], bool], affordable: Callable[[], bool
 
 
 def _guesses(root: Any) -> Iterator[Any]:
+    yield from map(json.loads, small_values(root))
     values, names = _values(root), _names(root)
     required = [name for name in names if name in _required(root)]
     yield from values

@@ -6,9 +6,11 @@ import json
 from collections.abc import Callable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
+from functools import cached_property
 from typing import Any
 
 from inferd_grammar.completion.composed import VALUES, is_composed, parts_of
+from inferd_grammar.completion.small_values import small_values
 from inferd_grammar.constraints import (
     AllOfGrammar,
     AnyJsonGrammar,
@@ -38,6 +40,7 @@ class Outline:
         samples: the insides of strings that patterns ask for, as JSON writes them.
         heads: before the JSON value stands one of several texts.
         parts: what the texts are made of, where they are not one JSON value; ``spell`` writes its fixed texts.
+        schemas: those of the JSON values.
     """
 
     json: bool = False
@@ -47,6 +50,14 @@ class Outline:
     heads: bool = False
     parts: Constraint | None = None
     spell: Callable[[str], bytes] = str.encode
+    schemas: tuple[Any, ...] = ()
+
+    @cached_property
+    def values(self) -> list[bytes]:
+        """Small values of the schemas and of their parts, the shortest first."""
+        return sorted(
+            {text for schema in self.schemas for text in small_values(schema)}, key=lambda text: (len(text), text)
+        )
 
 
 NOTHING_KNOWN = Outline()
@@ -67,8 +78,9 @@ def _as_json(constraint: Constraint, limits: CompileLimits, spell: Callable[[str
         case AnyJsonGrammar():
             return Outline(json=True)
         case JsonSchemaGrammar(schema):
-            places = list(iter_schemas(read_schema(schema_text(schema), limits)))
-            return Outline(json=True, ranks=_ranks(places), samples=tuple(_samples(places)))
+            root = read_schema(schema_text(schema), limits)
+            places = list(iter_schemas(root))
+            return Outline(json=True, ranks=_ranks(places), samples=tuple(_samples(places)), schemas=(root,))
         case ExactGrammar(inner):
             return outline(inner, limits, spell)
         case PrefixedGrammar(prefix, inner) if inner is not None:
@@ -90,7 +102,8 @@ def _any_of(members: list[Outline]) -> Outline:
     names = dict.fromkeys(name for member in members for name in member.ranks)
     samples = dict.fromkeys(sample for member in members for sample in member.samples)
     ranks = {name: rank for rank, name in enumerate(names)}
-    return Outline(json=True, ranks=ranks, samples=tuple(samples)[:_MAX_SAMPLES], heads=True)
+    schemas = tuple(schema for member in members for schema in member.schemas)
+    return Outline(json=True, ranks=ranks, samples=tuple(samples)[:_MAX_SAMPLES], heads=True, schemas=schemas)
 
 
 def _behind(prefix: bytes, inner: Outline) -> Outline:

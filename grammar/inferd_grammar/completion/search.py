@@ -26,6 +26,7 @@ _BEAM = 24  # texts of one length that are followed at once
 _MAX_LAYERS = 2_000
 _PATIENCE = 24  # longer than numbers are
 _MAX_DEPTH = 64
+_BYTES_A_LOOK = 64  # that cost about as much to take
 _FEW = 16  # so many next bytes are all tried; of more, some of each kind
 _NAMES = 64
 _KINDS = (b"0123456789", b"abcdefghijklmnopqrstuvwxyz", b"ABCDEFGHIJKLMNOPQRSTUVWXYZ")
@@ -127,6 +128,8 @@ class EndSearch:
 
     def _piece(self, place: JsonPlace, outer: int, limit: int) -> bytes | None:
         """Write the next bytes. Returns them; None, with the matcher as it was, if there are none."""
+        if place.mode == "value" and (known := self._known(place, limit)) is not None:
+            return known
         forced = self._matcher.forced()
         if forced:
             forced = _up_to_end(place, forced, outer, self._ends)
@@ -150,6 +153,17 @@ class EndSearch:
         if ord(",") in following:
             return b"," if self._push(b",") else None
         return self._until(lambda allowed: not self._ends.isdisjoint(allowed) or self._matcher.may_end(), b"")
+
+    def _known(self, place: JsonPlace, limit: int) -> bytes | None:
+        """Write the shortest value that schemas are known to have and the matcher takes."""
+        for text in self._outline.values:
+            if len(text) > limit:
+                break
+            if self._push(text):
+                if self._is_done(place.behind(text), place.depth):
+                    return text
+                self._matcher.rollback(len(text))
+        return None
 
     def _values(self, following: Sequence[int]) -> list[bytes]:
         """Return the ways to begin a value: one whole number, and the first bytes of others."""
@@ -281,6 +295,7 @@ class EndSearch:
         single = self._splitter.single
         if any(byte not in single for byte in text):
             return False
+        self.looks -= len(text) // _BYTES_A_LOOK
         taken = self._matcher.take([single[byte] for byte in text])
         if taken < len(text):
             self._matcher.rollback(taken)
@@ -306,19 +321,22 @@ class EndSearch:
 
 
 def _up_to_end(place: JsonPlace, text: bytes, outer: int, ends: frozenset[int]) -> bytes:
-    """Return the text up to where a value at depth `outer` is complete."""
+    """Return the text up to where a value at depth `outer` is complete, or another one begins."""
     for size, byte in enumerate(text):
         whole = place.mode == "done" or (place.mode in ("number", "word") and byte in ends)
-        if size and whole and place.depth <= outer:
+        if size and (place.mode == "value" or (whole and place.depth <= outer)):
             return text[:size]
         place = place.behind(text[size : size + 1])
     return text
 
 
 def _sample(following: Sequence[int]) -> Sequence[int]:
-    """Return some of many bytes: of letters and digits the first two of each kind, and marks."""
+    """Return some of many bytes: of letters and digits the first two of each kind, and marks: all where they are few."""
     if len(following) <= _FEW:
         return following
     plain = [byte for kind in _KINDS for byte in [b for b in following if b in kind][:2]]
+    others = [byte for byte in following if not any(byte in kind for kind in _KINDS)]
+    if len(others) <= _FEW:
+        return plain + others
     marks = [byte for byte in _MARKS if byte in following]
     return (plain + marks)[:_FEW] or following[:_FEW]

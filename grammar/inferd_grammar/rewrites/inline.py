@@ -73,19 +73,23 @@ class Inliner:
         return {"$ref": f"#/$defs/{name}"}
 
 
-def without_patterns(schema: Schema) -> Schema:
-    """Return a translated schema that says nothing about names which are not listed, where it had patterns for them: wider."""
+def loosened(schema: Schema) -> Schema:
+    """Return a translated schema that counts no properties, and says nothing about names which are not listed where it had
+    patterns for them: wider.
+    """
     if isinstance(schema, bool):
         return schema
-    left = ("patternProperties", "additionalProperties") if "patternProperties" in schema else ()
+    left = {"maxProperties", "minProperties"}
+    if "patternProperties" in schema:
+        left |= {"patternProperties", "additionalProperties"}
     result: dict[str, Any] = {}
     for key, value in schema.items():
         if key in left:
             continue
         if key in (*_BRANCHES, "prefixItems"):
-            result[key] = [without_patterns(part) for part in value]
+            result[key] = [loosened(part) for part in value]
         elif key in (*_NAMED, "$defs"):
-            result[key] = {name: without_patterns(part) for name, part in value.items()}
+            result[key] = {name: loosened(part) for name, part in value.items()}
         else:
-            result[key] = without_patterns(value) if key in _ONE else value
+            result[key] = loosened(value) if key in _ONE else value
     return result

@@ -9,7 +9,7 @@ from inferd_grammar.errors import GrammarError
 from inferd_grammar.rewrites.base import CannotRewrite, Schema
 from inferd_grammar.rewrites.dialect import COUNTS
 from inferd_grammar.rewrites.formats import ENFORCED
-from inferd_grammar.rewrites.open_bounds import close, has_fractions
+from inferd_grammar.rewrites.open_bounds import clip, close, has_fractions, is_far
 from inferd_grammar.rewrites.translate import SchemaTranslator
 from inferd_grammar.schema import iter_schemas, resolve
 
@@ -34,8 +34,9 @@ class Rewritten(NamedTuple):
     unique: bool = False
 
 
-def rewrite(root: Any, *, lenient: bool = False, hold_unique: bool = False) -> Rewritten:
-    """Return the rewritten document; the document itself if it holds nothing to rewrite.
+def rewrite(root: Any, *, lenient: bool = False, hold_unique: bool = False, always: bool = False) -> Rewritten:
+    """Return the rewritten document; the document itself if it holds nothing to rewrite, unless it is to be done `always`: then
+    every reference names one of the result's own `$defs`.
 
     `root` has passed `read_schema`. References other than `#` and `#/...`, and `$id` below the root, change what
     references mean: such documents are returned as they are. With `lenient` what has no rewrite is left out instead of
@@ -44,7 +45,7 @@ def rewrite(root: Any, *, lenient: bool = False, hold_unique: bool = False) -> R
     """
     places = list(iter_schemas(root))
     fractions = has_fractions(root)
-    if not any(_needs_rewrite(schema, fractions) for _, schema in places):
+    if not always and not any(_needs_rewrite(schema, fractions) for _, schema in places):
         return Rewritten(root, [])
     if _moves_base(places):
         _require_no_flags(places)
@@ -59,6 +60,7 @@ def rewrite(root: Any, *, lenient: bool = False, hold_unique: bool = False) -> R
         raise GrammarError("the schema nests too deep to rewrite") from error
     if fractions:
         close(result)
+    clip(result)
     return Rewritten(result, translator.dropped, translator.left_unique)
 
 
@@ -73,7 +75,7 @@ def _needs_rewrite(schema: Any, fractions: bool) -> bool:
         return False
     if isinstance(schema.get("format"), str) and schema["format"] not in ENFORCED:
         return True
-    if any(isinstance(schema.get(key), float) for key in COUNTS) or _has_open_flag(schema):
+    if any(isinstance(schema.get(key), float) for key in COUNTS) or _has_open_flag(schema) or is_far(schema):
         return True
     if fractions and {"exclusiveMaximum", "exclusiveMinimum"} & schema.keys():
         return True

@@ -16,7 +16,7 @@ from inferd_grammar.completion.json_place import JsonPlace, Mode
 from inferd_grammar.errors import GrammarError, GrammarFailure
 from inferd_grammar.matchers.matcher import AnySplit, Core
 from inferd_grammar.rules.items import ItemsPlace, Repeated, UniqueItems, Written
-from inferd_grammar.rules.numbers import DigitMasks, NumberPlace, behind
+from inferd_grammar.rules.numbers import EXPONENT_DIGITS, DigitMasks, NumberPlace, behind
 from inferd_grammar.tokens import TokenTable, bit_mask
 from inferd_grammar.validation import Checked, SchemaValidator
 
@@ -219,6 +219,8 @@ class RuledCore:
     def _end_number(self, row: NDArray[np.int32], number: NumberPlace) -> None:
         """Keep a number within its digits, where it may end."""
         masks = self._masks.digits
+        if 0 <= number.exponent < EXPONENT_DIGITS and not number.shrinking:
+            np.bitwise_and(row, ~masks.too_large(number), out=row)
         within = masks.within(number, self._rules.digits)
         if within is not None and (self._inner.may_end() or np.bitwise_and(row, masks.ends).any()):
             np.bitwise_and(row, within, out=row)

@@ -1,7 +1,8 @@
-"""Numbers end: at most so many digits, where the grammar would let them go on for ever.
+"""Numbers end: at most so many digits, where the grammar would let them go on for ever, and no more than a float holds.
 
 A limit only holds where the number may end. Bounds that need more digits (`minimum: 1e30`) get them, and so does a decimal
-point that waits for one.
+point that waits for one. An exponent stays so small that the number is below 1e308: beyond the floats of 64 bits most readers
+have infinity, which is no JSON.
 """
 
 from __future__ import annotations
@@ -18,25 +19,42 @@ from inferd_grammar.schema import iter_schemas
 from inferd_grammar.tokens import TokenTable, bit_mask
 
 DIGITS = 17
-"""Digits of whole part and fraction together: enough to tell every two 64-bit floats apart."""
+"""Digits of whole part and fraction together, from the first that is not zero: enough to tell every two 64-bit floats apart."""
 EXPONENT_DIGITS = 3
+_FREE_ZEROS = 7
+"""Zeros before the others: smaller numbers are written with an exponent."""
+_LARGEST, _LARGEST_POWER = b"17976931348623157", 308
+"""The largest float's digits, of which one stands before the decimal point, and its power of ten."""
 _MANTISSA = b"0123456789."
 _EXPONENT = b"0123456789+-"
 _TERMINATORS = (b",", b"]", b"}")
 
 
 class NumberPlace(NamedTuple):
-    """Where a text stands: in a string (behind a backslash or not), in a number with so many digits, or elsewhere."""
+    """Where a text stands: in a string (behind a backslash or not), in a number with so many digits, or elsewhere.
+
+    Fields:
+        zeros: the first ones, which are not counted among `digits` where they are few.
+        whole: the digits before the decimal point; `pointed` behind it.
+        above: the digits so far beside the first ones of the largest float: 1 above them, 0 equal, -1 below.
+        exponent: the digits of the exponent, -1 before it; `power` is what they say, without the sign.
+    """
 
     quoted: bool = False
     escaped: bool = False
     digits: int = 0
+    zeros: int = 0
+    whole: int = 0
+    pointed: bool = False
+    above: int = 0
     exponent: int = -1
+    power: int = 0
+    shrinking: bool = False
 
     @property
     def in_number(self) -> bool:
         """True behind a digit, a decimal point or the mark of an exponent."""
-        return self.digits > 0
+        return self.digits + self.zeros > 0
 
 
 @lru_cache(maxsize=1 << 18)
@@ -54,13 +72,21 @@ def _behind(place: NumberPlace, byte: int) -> NumberPlace:
         return NumberPlace() if byte == ord('"') else NumberPlace(quoted=True, escaped=byte == ord("\\"))
     if byte in b"0123456789":
         if place.exponent >= 0:
-            return place._replace(exponent=place.exponent + 1)
-        return place._replace(digits=place.digits + 1)
+            return place._replace(exponent=place.exponent + 1, power=min(place.power * 10 + byte - 48, 9999))
+        place = place._replace(whole=place.whole + (not place.pointed))
+        if byte == 48 and not place.digits and place.zeros < _FREE_ZEROS:
+            return place._replace(zeros=place.zeros + 1)
+        above = place.above or _compared(byte, _LARGEST[place.digits] if place.digits < len(_LARGEST) else 48)
+        return place._replace(digits=place.digits + 1, above=above)
     if place.in_number and byte in b"eE":
         return place._replace(exponent=0)
     if place.in_number and byte in b".+-":
-        return place
+        return place._replace(pointed=place.pointed or byte == 46, shrinking=byte == 45)
     return NumberPlace(quoted=byte == ord('"'))
+
+
+def _compared(left: int, right: int) -> int:
+    return (left > right) - (left < right)
 
 
 class DigitMasks:
@@ -70,14 +96,33 @@ class DigitMasks:
         self.ends: NDArray[np.int32] = bit_mask(
             [i for i, token in enumerate(table.tokens) if token.startswith(_TERMINATORS)], table.vocab_size
         )
+        self._vocab_size = table.vocab_size
         self._mantissa = _by_length(table, _MANTISSA)
         self._exponent = _by_length(table, _EXPONENT)
+        self._powers = [(i, token) for i, token in enumerate(table.tokens) if token[:1] and token[0] in _EXPONENT]
+        self._too_large: dict[tuple[NumberPlace, int], NDArray[np.int32]] = {}
 
     def within(self, place: NumberPlace, digits: int) -> NDArray[np.int32] | None:
         """Return the mask of what keeps a number within `digits`; None where every token does."""
         if place.exponent >= 0:
             return _at_most(self._exponent, EXPONENT_DIGITS - place.exponent)
         return _at_most(self._mantissa, digits - place.digits)
+
+    def too_large(self, place: NumberPlace) -> NDArray[np.int32]:
+        """Return the mask of the tokens behind which an exponent, not a negative one, is more than a float holds."""
+        most = _LARGEST_POWER - (place.above > 0)
+        if place.whole > 1:
+            most = most - DIGITS if place.whole <= DIGITS else 0
+        key = NumberPlace(digits=1, exponent=place.exponent, power=place.power), most
+        mask = self._too_large.get(key)
+        if mask is None:
+            ids = [i for i, token in self._powers if _is_above(behind(key[0], _run(token, _EXPONENT)), most)]
+            mask = self._too_large[key] = bit_mask(ids, self._vocab_size)
+        return mask
+
+
+def _is_above(place: NumberPlace, most: int) -> bool:
+    return not place.shrinking and place.power > most
 
 
 def _by_length(table: TokenTable, alphabet: bytes) -> Sequence[NDArray[np.int32]]:
@@ -87,8 +132,13 @@ def _by_length(table: TokenTable, alphabet: bytes) -> Sequence[NDArray[np.int32]
 
 
 def _digits_at_start(token: bytes, alphabet: bytes) -> int:
-    run = token[: next((n for n, byte in enumerate(token) if byte not in alphabet), len(token))]
+    run = _run(token, alphabet)
     return sum(byte not in b".+-" for byte in run) + run.endswith(b".")
+
+
+def _run(token: bytes, alphabet: bytes) -> bytes:
+    """Return what a token begins with of an alphabet."""
+    return token[: next((n for n, byte in enumerate(token) if byte not in alphabet), len(token))]
 
 
 def _at_most(masks: Sequence[NDArray[np.int32]], count: int) -> NDArray[np.int32] | None:

@@ -46,7 +46,7 @@ Make = Callable[[Constraint], GrammarMatcher]
         ({"oneOf": [{"format": "date"}, {"type": "string"}], "type": "string"}, "format 'date'", "/oneOf/0/format"),
         ({"items": {"$ref": "http://example.org/x"}}, "example.org", "/items/$ref"),
         ({"$ref": "#/$defs/gone"}, "does not exist", "/$ref"),
-        ({"$ref": "#"}, "no first token", None),
+        ({"$ref": "#"}, "requires itself again", ""),
         ({"pattern": "("}, "regex parse error", "/pattern"),
         ({"type": "integer", "minimum": 5, "maximum": 4}, "greater than maximum", None),
         ({"minimum": 5, "exclusiveMinimum": True}, "'exclusiveMinimum' must be", "/exclusiveMinimum"),

@@ -179,10 +179,20 @@ NUMBER = {"type": "number"}
         (NUMBER, "123456789012345678", False),
         (NUMBER, "1.2345678901234567", True),
         (NUMBER, "1.23456789012345678", False),
-        (NUMBER, "0.00000000000000001", False),
+        (NUMBER, "0.025010755222666936", True),
+        (NUMBER, "0.000000000000000000000001", False),
         (NUMBER, "1e308", True),
         (NUMBER, "1e-308", True),
         (NUMBER, "1e1000", False),
+        (NUMBER, "1.7976931348623157e+308", True),
+        (NUMBER, "1.7976931348623158e308", False),
+        (NUMBER, "9e308", False),
+        (NUMBER, "9E+307", True),
+        (NUMBER, "12345678901234567e291", True),
+        (NUMBER, "12345678901234567e300", False),
+        (NUMBER, "9e-999", True),
+        (AnyJsonGrammar(), '["1e999",1e309]', False),
+        (AnyJsonGrammar(), '["1e999",1e30]', True),
         (NUMBER, "-12345678901234567", True),
         (AnyJsonGrammar(), '["123456789012345678901",1234567]', True),
         (AnyJsonGrammar(), "[123456789012345678]", False),
@@ -198,6 +208,13 @@ def test_numbers_have_at_most_17_digits_but_those_that_a_schema_asks_for(
     constraint: Any, text: str, taken: bool
 ) -> None:
     assert takes(constraint, text) == taken
+
+
+@given(st.floats(allow_nan=False, allow_infinity=False))
+@settings(max_examples=examples(300), deadline=None)
+def test_no_float_of_64_bits_is_refused_and_none_beyond_is_let_through(number: float) -> None:
+    assert takes(NUMBER, json.dumps(number))
+    assert not takes(NUMBER, f"{int(abs(number) % 90) + 10}e{int(abs(number) % 50) + 308}")
 
 
 @pytest.mark.parametrize("limit", ["12345678901234567", "1.2345678901234567", "1e308"])
