@@ -12,15 +12,18 @@ from pathlib import Path
 from socket import socketpair
 from typing import Any, NoReturn
 
+from parallel_rank import KERNELS, with_kernels
 from tokenizers import Tokenizer
 from tokenizers.models import WordLevel
 from torch import nn
 from transformers import PreTrainedTokenizerFast
 
 from inferd.protocol import InferdError
-from inferd_runtime.engine.drivers.parallel import LeadingDriver, build_part, lead
+from inferd_runtime.engine.driver import Driver
+from inferd_runtime.engine.drivers.build import DriverOptions
+from inferd_runtime.engine.drivers.parallel import LeadingDriver
 from inferd_runtime.engine.drivers.parallel_commands import Loaded, decode_reply
-from inferd_runtime.engine.drivers.torch_driver import TorchDriver
+from inferd_runtime.engine.drivers.parallel_parts import build_part, lead, measure_steps
 from inferd_runtime.models.loaded import LoadedModel
 from inferd_runtime.models.loading import load
 from inferd_runtime.models.parallel import join, leave
@@ -50,19 +53,23 @@ class Pair:
     def __init__(self, link: Connection) -> None:
         self._link = link
         self._driver: LeadingDriver | None = None
+        self._kernels = False
 
-    def load(self, folder: str | Path) -> LoadedModel:
+    def load(self, folder: str | Path, *, kernels: bool = False) -> LoadedModel:
         """A model, loaded in both ranks; the one before is given up. Raises what refuses it, in both."""
         self.give_up()
-        self._link.send_bytes(str(folder).encode())
+        self._kernels = kernels
+        self._link.send_bytes(f"{KERNELS if kernels else ''}{folder}".encode())
         loaded = load(str(folder), ranks=2)
         assert self._link.poll(SECONDS)
         assert isinstance(decode_reply(self._link.recv_bytes()), Loaded)
         return loaded
 
-    def lead(self, loaded: LoadedModel, pages: int) -> LeadingDriver:
-        """Its driver."""
-        self._driver = lead(loaded, pages, PAGE_SIZE, [self._link], lost)
+    def lead(self, loaded: LoadedModel, pages: int, **options: Any) -> LeadingDriver:
+        """Its driver, once both ranks have said what their steps take."""
+        chosen, build = options_for(pages, **options), with_kernels if self._kernels else None
+        assert measure_steps(loaded, chosen, [self._link]) == 0, "the CPU's memory is not counted"
+        self._driver = lead(loaded, chosen, [self._link], lost, build)
         return self._driver
 
     def give_up(self) -> None:
@@ -77,10 +84,15 @@ class Pair:
         self._link.send_bytes(b"")
 
 
-def alone(folder: str | Path, pages: int) -> tuple[LoadedModel, TorchDriver]:
+def options_for(pages: int, **options: Any) -> DriverOptions:
+    """What both ranks build their drivers with."""
+    return DriverOptions(pages, PAGE_SIZE, **{"most_rows": 64, **options})
+
+
+def alone(folder: str | Path, pages: int) -> tuple[LoadedModel, Driver]:
     """The same model as a whole, in this process, run by transformers' modules, too."""
     loaded = load(str(folder))
-    return loaded, build_part(loaded, pages, PAGE_SIZE)[0]
+    return loaded, build_part(loaded, options_for(pages))[0]
 
 
 @contextmanager

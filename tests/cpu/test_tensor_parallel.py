@@ -1,7 +1,7 @@
 """A model that is divided between two gloo ranks on the CPU, against the same model in one process: the same tokens.
 
-The whole runs transformers' own modules in float32, the parts the fused pass where it knows the family. Sums over two parts are
-rounded otherwise than sums over the whole, so logits differ in their last bits.
+The whole runs transformers' own modules in float32, the parts the fused pass where it knows the family, once over the kernels'
+twins. Sums over two parts are rounded otherwise than sums over the whole, so logits differ in their last bits.
 """
 
 from __future__ import annotations
@@ -42,7 +42,8 @@ from inferd_runtime.testing.speculation import GenerationUnderTest, OracleTree, 
 TOLERANCE = 1e-4
 PAGES = 44
 MODELS = [
-    "llama", "tiny", *(pytest.param(family, marks=pytest.mark.long) for family in ("qwen2", "qwen3", "mistral", "gemma2")),
+    "llama", "tiny", "llama with kernels",
+    *(pytest.param(family, marks=pytest.mark.long) for family in ("qwen2", "qwen3", "mistral", "gemma2")),
 ]  # fmt: skip
 SAMPLERS = (Sampling(), Sampling(1.0), Sampling(0.8, top_k=20, top_p=0.9), Sampling())
 
@@ -82,13 +83,13 @@ def pair(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Pair]:
 
 @pytest.fixture(scope="module", params=MODELS)
 def both(request: pytest.FixtureRequest, pair: Pair, tmp_path_factory: pytest.TempPathFactory) -> Both:
-    name: str = request.param
+    name, _, kernels = request.param.partition(" with ")
     folder = "tiny" if name == "tiny" else save(make(name), tmp_path_factory.mktemp(name), VOCAB)
-    part = pair.load(folder)
+    part = pair.load(folder, kernels=bool(kernels))
     whole, driver = alone(folder, PAGES)
     held = sum(parallel.own_part(weight).numel() for weight in part.module.parameters())
     return Both(
-        Counting(pair.lead(part, PAGES)), Counting(driver), whole.vocab_size,
+        Counting(pair.lead(part, PAGES, most_rows=128, graphs=False)), Counting(driver), whole.vocab_size,
         held / sum(weight.numel() for weight in whole.module.parameters()),
         (part.fingerprint, whole.fingerprint), name, part.part,
     )  # fmt: skip

@@ -16,10 +16,11 @@ from inferd_runtime.models.checks.probe import attach
 from inferd_runtime.models.fitting.inspection import measure
 from inferd_runtime.models.loaded import LoadedModel, fingerprint
 from inferd_runtime.models.options import AUTO, ModelOptions
-from inferd_runtime.models.parallel import check_plan
+from inferd_runtime.models.parallel import check_plan, own_part
 from inferd_runtime.models.passes.device import FIXED_ROPE
-from inferd_runtime.models.passes.divided import GroupRanks, fuse_part
+from inferd_runtime.models.passes.divided import fuse_part
 from inferd_runtime.models.passes.fused import is_known
+from inferd_runtime.models.passes.ranks import ranks_on
 from inferd_runtime.models.proved.decoder import ProvedDecoder, RotaryEmbedding, read_weights as read_tensors
 from inferd_runtime.models.proved.store import KeptDecoder, KeptProof, KeptRule, KeptTokenizer
 from inferd_runtime.models.tokenizer import HubTokenizer
@@ -59,7 +60,8 @@ def load_first(
         stored=read.stored,
     )
     if ranks > 1:
-        return replace(loaded, part=fuse_part(module, probed.kv, probed.rules, GroupRanks()))
+        group = ranks_on(own_part(next(module.parameters())))
+        return replace(loaded, part=fuse_part(module, probed.kv, probed.rules, group))
     return _held_on(loaded, torch.device(device), weights) if apart else loaded
 
 

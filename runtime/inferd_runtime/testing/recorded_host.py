@@ -100,7 +100,11 @@ class _OperationRecorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
     def replay(self) -> None:
         """Repeat every operation, and copy each new result to where the recorded one was; views stay where they were."""
         for func, args, kwargs, before in self._steps:
-            for old, new in zip(before, _tensors(func(*args, **kwargs)), strict=True):
+            results = func(*args, **kwargs)
+            for work in tree_leaves(results):
+                if isinstance(work, torch.ScriptObject):
+                    work.wait()  # type: ignore[attr-defined] # of a process group: other ranks take part in it
+            for old, new in zip(before, _tensors(results), strict=True):
                 if old.data_ptr() != new.data_ptr():
                     old.copy_(new)
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, replace
 from functools import partial
 from itertools import pairwise
@@ -26,11 +27,13 @@ from inferd_runtime.models.batch import Batch, FloatRows, Ids, Span
 from inferd_runtime.models.loaded import LoadedModel
 from inferd_runtime.models.lora.bank import LoraBank
 from inferd_runtime.models.passes.device import DeviceProduct, device_pass, device_products
+from inferd_runtime.models.passes.divided import DividedPass, LedPass
 from inferd_runtime.models.passes.fused import FusedPass, fuse, runs_in_a_layer
 from inferd_runtime.models.passes.kernel_layout import KernelRows
 from inferd_runtime.models.passes.plain import ModelPass, PlainPass
 from inferd_runtime.models.passes.products import DenseProduct, Product
 from inferd_runtime.models.passes.quantized_product import QuantizedProduct
+from inferd_runtime.models.passes.ranks import ranks_agree
 from inferd_runtime.models.weights.held import hold_as
 from inferd_runtime.models.weights.packed_store import PackedStore
 from inferd_runtime.models.weights.stored import host_blocks
@@ -73,14 +76,17 @@ DeviceDriver = TorchDriver | CudaDriver
 
 
 def build_driver(loaded: LoadedModel, options: DriverOptions) -> DeviceDriver:
-    """Return the driver of a model on its device; the reference where the fast driver gives other logits than that."""
+    """Return the driver of a model on its device; the reference where the fast driver gives other logits than that.
+
+    Of a divided model all ranks call this together, and get the same kind.
+    """
     fused = fused_pass(loaded, options)
     like = next(loaded.module.parameters())
     if like.device.type != "cuda":
         return reference_driver(loaded, fused, options)
     accelerator = CudaAccelerator(like.device, beside=options.beside)
     marks = launch_marks(like.device)
-    with marks.writing():
+    with _noted(marks, loaded):
         return proven_driver(loaded, fused, options, triton_kernels(), accelerator, marks)
 
 
@@ -90,24 +96,47 @@ def proven_driver(
 ) -> DeviceDriver:  # fmt: skip
     """Return the fast driver once all of its kernels have run, or the reference where it gives other logits than that."""
     fast = fast_driver(loaded, fused, options, kernels, accelerator, marks)
-    allowed = allowed_difference(loaded, options)
+    trusted = _holds(loaded, lambda: _difference(fast, loaded, allowed_difference(loaded, options), accelerator))
+    # Only then, as all ranks of a divided model take part in each recording.
+    return fast if trusted and _holds(loaded, lambda: _make_ready(fast)) else fast.plain
+
+
+def _difference(fast: CudaDriver, loaded: LoadedModel, allowed: float, accelerator: Accelerator) -> str:
+    """Return by how much the kernels' logits differ from the reference's if that is too much, else ""."""
+    with accelerator.active():
+        found = logit_difference(fast, fast.plain)
+    logger.info("model %s: kernels and reference differ by %.4f, of %g allowed", loaded.name, found, allowed)
+    fine = found <= allowed
+    return "" if fine else f"their logits differ from the reference's by {found:.3f}, of {allowed} allowed"
+
+
+def _make_ready(fast: CudaDriver) -> str:
+    fast.record_all()
+    fast.compile_all()
+    return ""
+
+
+def _holds(loaded: LoadedModel, check: Callable[[], str]) -> bool:
+    """Return whether a check finds nothing wrong with kernels, of a divided model in any rank. What it finds is a warning."""
     try:
-        with accelerator.active():
-            found = logit_difference(fast, fast.plain)
-        logger.info("model %s: kernels and reference differ by %.4f, of %g allowed", loaded.name, found, allowed)
-        fine, reason = (
-            found <= allowed,
-            f"their logits differ from the reference's by {found:.3f}, of {allowed} allowed",
-        )
-        if fine:
-            fast.record_all()
-            fast.compile_all()
+        wrong = check()
     except kernel_failures() as error:
-        fine, reason = False, f"{type(error).__name__}: {error}"
-    if not fine:
-        logger.warning("model %s is served without kernels: %s", loaded.name, reason)
-        return fast.plain
-    return fast
+        wrong = f"{type(error).__name__}: {error}"
+    if wrong:
+        logger.warning("model %s is served without kernels: %s", loaded.name, wrong)
+    return _in_all_ranks(loaded, not wrong)
+
+
+def _in_all_ranks(loaded: LoadedModel, holds: bool) -> bool:
+    """True if it holds, of a divided model in every rank."""
+    part = loaded.part
+    return ranks_agree(holds, part.embedding, part.ranks) if isinstance(part, DividedPass) else holds
+
+
+def _noted(marks: LaunchMarks, loaded: LoadedModel) -> AbstractContextManager[None]:
+    """Return the context in which kernels are noted: of a divided model's ranks, which end together, the first one's."""
+    follows = isinstance(loaded.part, DividedPass) and loaded.part.ranks.rank > 0
+    return nullcontext() if follows else marks.writing()
 
 
 def step_bytes(loaded: LoadedModel, options: DriverOptions) -> int:
@@ -116,7 +145,7 @@ def step_bytes(loaded: LoadedModel, options: DriverOptions) -> int:
     if device.type != "cuda":
         return 0
     fused, marks = fused_pass(loaded, options), launch_marks(device)
-    with marks.writing():
+    with _noted(marks, loaded):
         return measured_step_bytes(loaded, fused, options, triton_kernels(), CudaAccelerator(device), marks)
 
 
@@ -125,8 +154,8 @@ def fused_pass(loaded: LoadedModel, options: DriverOptions) -> ModelPass | None:
 
     Raises InvalidRequest for weights that this model or its device cannot hold as ``options`` say.
     """
-    if loaded.held is not None:
-        return loaded.held
+    if loaded.held is not None or loaded.part is not None:
+        return loaded.held or loaded.part
     fused = None if options.plain else fuse(loaded.module, loaded.probe.kv, loaded.probe.rules)
     on_cpu = next(loaded.module.parameters()).device.type == "cpu"
     if options.weights and (fused is None or not on_cpu):
@@ -150,28 +179,48 @@ def measured_step_bytes(
     marks: LaunchMarks | None = None,
 ) -> int:
     """Return the device memory of steps, measured with a driver of the fewest pages, which is thrown away."""
-    rows = min(options.most_rows, loaded.max_context)
-    few = replace(options, pages=-(-rows // options.page_size) + 1)
-    cache = loaded.probe.kv.bytes_per_token(element_size(loaded, options)) * options.page_size * few.pages
-    made: list[DeviceDriver] = []
+    few, cache = _few_pages(loaded, options)
+    made: list[CudaDriver] = []
 
-    def try_step(make: Callable[[], DeviceDriver]) -> None:
-        made.append(make())
-        made[-1].forward(trial_batch(np.zeros(rows, np.int64), 0, few.page_size))
+    def try_step() -> None:
+        made.append(fast_driver(loaded, fused, few, kernels, accelerator, marks))
+        _try_largest(made[-1], loaded, few)
 
     try:
         # Apart: recording begins with giving back what the largest step has left in reserve.
-        step = accelerator.footprint(
-            lambda: try_step(lambda: fast_driver(loaded, fused, few, kernels, accelerator, marks))
-        )
-        recorded = accelerator.footprint(lambda: [one.record_all() for one in made if isinstance(one, CudaDriver)])
+        step = accelerator.footprint(try_step)
+        recorded = accelerator.footprint(lambda: [one.record_all() for one in made])
         return max(0, step + recorded - cache)
     except kernel_failures() as error:
         logger.warning(
             "steps of model %s are measured without kernels: %s: %s", loaded.name, type(error).__name__, error
         )
         made.clear()
-        return max(0, accelerator.footprint(lambda: try_step(lambda: reference_driver(loaded, fused, few))) - cache)
+        return reference_step_bytes(loaded, fused, options, accelerator)
+
+
+def reference_step_bytes(
+    loaded: LoadedModel, fused: ModelPass | None, options: DriverOptions, accelerator: Accelerator
+) -> int:
+    """Return the same of the reference driver."""
+    few, cache = _few_pages(loaded, options)
+    taken = accelerator.footprint(lambda: _try_largest(reference_driver(loaded, fused, few), loaded, few))
+    return max(0, taken - cache)
+
+
+def _few_pages(loaded: LoadedModel, options: DriverOptions) -> tuple[DriverOptions, int]:
+    """Return the options with pages for the largest step alone, and the bytes of those."""
+    few = replace(options, pages=-(-_largest(loaded, options) // options.page_size) + 1)
+    token_bytes = loaded.probe.kv.bytes_per_token(element_size(loaded, options))
+    return few, token_bytes * options.page_size * few.pages
+
+
+def _largest(loaded: LoadedModel, options: DriverOptions) -> int:
+    return min(options.most_rows, loaded.max_context)
+
+
+def _try_largest(driver: Driver, loaded: LoadedModel, options: DriverOptions) -> None:
+    driver.forward(trial_batch(np.zeros(_largest(loaded, options), np.int64), 0, options.page_size))
 
 
 def element_size(loaded: LoadedModel, options: DriverOptions) -> int:
@@ -184,9 +233,10 @@ def reference_driver(
 ) -> TorchDriver:
     """Return the driver that runs on PyTorch alone. ``block``: the cache to work on, else it makes its own."""
     kv, run = loaded.probe.kv, fused or PlainPass(loaded.module)
+    divided = isinstance(fused, DividedPass)
     return TorchDriver(
         run, next(loaded.module.parameters()), kv, vocab_size=loaded.vocab_size, max_context=loaded.max_context,
-        pages=options.pages, page_size=options.page_size, adapters=LoraBank(run, loaded.module, kv),
+        pages=options.pages, page_size=options.page_size, adapters=None if divided else LoraBank(run, loaded.module, kv),
         key_multiple=KEY_MULTIPLE if options.fixed_rows else 0,
         caches=None if block is None else (block.keys, block.values), kv_dtype=cache_dtype(options.kv_dtype),
     )  # fmt: skip
@@ -217,12 +267,20 @@ def _fast_driver(
     dtype = cache_dtype(options.kv_dtype) or like.dtype
     block = CacheBlock(kv.keys, kv.values, dtype, options.pages, options.page_size, accelerator.device)
     plain = reference_driver(loaded, fused, options, block)
-    heads = int(loaded.module.config.num_attention_heads)  # type: ignore[union-attr, arg-type]
-    kv_heads = max(1, max(count for count, _ in kv.keys))
-    group = max(1, heads // kv_heads)
-    chosen = CudaOptions(options.most_rows, group, record=options.graphs, fixed_rows=options.fixed_rows, marks=marks)
+    chosen = CudaOptions(
+        options.most_rows, _group(loaded), record=options.graphs, fixed_rows=options.fixed_rows, marks=marks
+    )
     run = kernel_pass(loaded, fused, kernels, options, accelerator)
     return CudaDriver(run, plain, block, kernels, accelerator, chosen)
+
+
+def _group(loaded: LoadedModel) -> int:
+    """Return the query heads per key head, which is the same in all ranks of a divided model."""
+    if loaded.part is not None:
+        heads = loaded.part.layers[0].heads
+        return heads.queries // heads.keys
+    queries = int(loaded.module.config.num_attention_heads)  # type: ignore[union-attr, arg-type]
+    return max(1, queries // max(1, max(count for count, _ in loaded.probe.kv.keys)))
 
 
 def kernel_pass(
@@ -234,7 +292,8 @@ def kernel_pass(
             dense = [product for product in device_products(fused) if isinstance(product, DenseProduct)]
             runs = runs_in_a_layer(fused, KernelRows(kernels))
             change = choose_products(dense, kernels.few_rows_product, options.products, accelerator, runs=runs)
-            return device_pass(fused, partial(_served_product, change, kernels))
+            served = device_pass(fused, partial(_served_product, change, kernels))
+            return LedPass(served, fused.ranks) if isinstance(fused, DividedPass) else served
         except InvalidRequest as reason:
             logger.info("model %s runs through transformers' modules: %s", loaded.name, reason)
     return PlainPass(loaded.module)

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Sequence
-from contextlib import nullcontext
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -48,7 +48,7 @@ from inferd_runtime.kernels.sampling import Adjustments, SampleRows, adjusted
 from inferd_runtime.kernels.suite import KernelSuite
 from inferd_runtime.kv.table import PageCopy
 from inferd_runtime.launch_marks import LaunchMarks
-from inferd_runtime.models.batch import Batch, Outputs, PageData
+from inferd_runtime.models.batch import NO_ROWS, Batch, Outputs, PageData
 from inferd_runtime.models.lora.files import AdapterFiles, AdapterSize
 from inferd_runtime.models.passes.plain import ModelPass
 
@@ -77,8 +77,26 @@ class CudaOptions:
     marks: LaunchMarks | None = None
 
 
+@dataclass(frozen=True, slots=True)
+class StagedStep:
+    """A forward pass as its inputs were staged: ``block`` as :meth:`Staging.put` takes it. Of the page tables ``columns`` entries
+    are read; 0: it is a replay of the recorded step of this shape.
+    """
+
+    shape: StepBucket
+    block: npt.NDArray[np.uint8]
+    columns: int = 0
+
+
+Announce = Callable[[StagedStep | Batch], AbstractContextManager[object]]
+"""Tells other ranks of a forward pass, which they have to begin as well, and watches over this one's."""
+
+
 class CudaDriver:
-    """See :class:`~inferd_runtime.engine.driver.SamplingDriver`. ``plain`` is the reference driver over ``block``'s tensors."""
+    """See :class:`~inferd_runtime.engine.driver.SamplingDriver`. ``plain`` is the reference driver over ``block``'s tensors.
+
+    ``announce`` is called before each forward pass, with the batch where ``plain`` computes it.
+    """
 
     def __init__(
         self, run: ModelPass, plain: TorchDriver, block: CacheBlock, kernels: KernelSuite, accelerator: Accelerator,
@@ -93,6 +111,7 @@ class CudaDriver:
         self.kv_layout = plain.kv_layout
         self.most_rows = options.most_rows
         self.plain = plain
+        self.announce: Announce = _unheard
         self._block = block
         self._kernels = kernels
         self._accelerator = accelerator
@@ -271,8 +290,8 @@ class CudaDriver:
         recorded = None if shape is None else self._recording(shape)
         if shape is None or recorded is None:
             return self._compute_unrecorded(batch, rows, sampling)
-        self._upload(shape, batch, rows, sampling)
-        recorded.forward()
+        with self.announce(StagedStep(shape, self._upload(shape, batch, rows, sampling))):
+            recorded.forward()
         return ComputedRows(shape, recorded.outputs.logits, None, recorded)
 
     def _compute_unrecorded(self, batch: Batch, rows: SampledRows, sampling: SamplingInputs | None) -> ComputedRows:
@@ -281,10 +300,24 @@ class CudaDriver:
         lengths = [span.start + span.count for span in batch.spans]
         shape = self._shapes.exact(counts, lengths, max(1, wanted), rows.nodes)
         hidden_rows = self._hidden_rows(batch)
-        self._upload(shape, batch, rows, sampling)
-        columns = self._columns[: -(-max(lengths) // self.page_size)]
+        columns = -(-max(lengths) // self.page_size)
+        with self.announce(StagedStep(shape, self._upload(shape, batch, rows, sampling), columns)):
+            return ComputedRows(shape, *self._forward(shape, columns, hidden_rows))
+
+    def _forward(self, shape: StepBucket, columns: int, hidden_rows: Tensor | None) -> tuple[Tensor, Tensor | None]:
         inputs = self._staging.inputs(shape)
-        return ComputedRows(shape, *self._body.forward(inputs, paged_rows(inputs, shape, columns), hidden_rows))
+        return self._body.forward(inputs, paged_rows(inputs, shape, self._columns[:columns]), hidden_rows)
+
+    @torch.inference_mode()
+    def repeat(self, shape: StepBucket, block: bytes, columns: int) -> None:
+        """Begin a forward pass that another rank has staged: see :class:`StagedStep`. Nothing is sampled."""
+        with self._accelerator.active():
+            self._staging.put(block)
+            recorded = None if columns else self._recorded.get(shape)
+            if recorded is not None:
+                recorded.forward()
+            else:
+                self._forward(shape, columns or len(self._columns), None)
 
     def _adjustments(self, sampling: SamplingInputs, rows: int) -> Adjustments | None:
         """Return penalties and biases on the device, for ``rows`` rows, of which the drawn ones come first."""
@@ -297,8 +330,9 @@ class CudaDriver:
         """Run the forward pass of the reference driver; kernels only sample and verify. Waits for carried tokens."""
         if len(batch.carried):
             carried = self._last.cpu().numpy()[batch.carried.clip(0)]
-            batch = replace(batch, tokens=np.where(batch.carried >= 0, carried, batch.tokens))
-        logits, hidden = self.plain.compute(batch)
+            batch = replace(batch, tokens=np.where(batch.carried >= 0, carried, batch.tokens), carried=NO_ROWS)
+        with self.announce(batch):
+            logits, hidden = self.plain.compute(batch)
         count = max(1, len(batch.logit_rows))
         shape = StepBucket(count, count, count, rows.nodes)
         if sampling is not None:
@@ -311,7 +345,9 @@ class CudaDriver:
         )
         return ComputedRows(shape, chosen, hidden)
 
-    def _upload(self, shape: StepBucket, batch: Batch, rows: SampledRows, sampling: SamplingInputs | None) -> None:
+    def _upload(
+        self, shape: StepBucket, batch: Batch, rows: SampledRows, sampling: SamplingInputs | None
+    ) -> npt.NDArray[np.uint8]:
         pages, page_first = pack_pages(batch.spans, self.page_size)
         values: dict[str, npt.NDArray[Any]] = {
             **pack_batch(batch, shape),
@@ -319,7 +355,7 @@ class CudaDriver:
             "page_first": page_first,
             "logit_rows": batch.logit_rows[rows.order],
         }
-        self._staging.upload(shape, values, pages, NO_MASKS if sampling is None else sampling.masks)
+        return self._staging.upload(shape, values, pages, NO_MASKS if sampling is None else sampling.masks)
 
     def _hidden_rows(self, batch: Batch) -> Tensor | None:
         if not len(batch.hidden_rows):
@@ -426,3 +462,8 @@ class CudaDriver:
 
     def _indices(self, values: Sequence[int]) -> Tensor:
         return torch.tensor(list(values), dtype=torch.int64, device=self._accelerator.device)
+
+
+def _unheard(step: StagedStep | Batch) -> AbstractContextManager[object]:
+    """Tell nobody: the model is in one piece."""
+    return nullcontext()

@@ -1,7 +1,7 @@
 """A model that is divided between ranks, as one driver: rank 0 leads, the others follow.
 
-Every rank has a :class:`~inferd_runtime.engine.drivers.torch_driver.TorchDriver` over its own part of the model, and pages for
-its own heads. :class:`LeadingDriver` sends each call to the others, does its own part, and takes one answer from each before
+Every rank has a driver over its own part of the model (:mod:`~inferd_runtime.engine.drivers.parallel_parts`), and pages for its
+own heads. :class:`LeadingDriver` sends each call to the others, does its own part, and takes one answer from each before
 it returns. So between two calls all ranks have done the same, and rank 0 alone plans, samples, and knows sequences.
 
 **In step or not at all.** A call that fails in every rank alike, and before the model's first reduction, has changed nothing and
@@ -26,8 +26,8 @@ import numpy as np
 
 from inferd.protocol import InferdError, InvalidRequest, Unavailable
 from inferd_runtime.engine.driver import Driver
+from inferd_runtime.engine.drivers.cuda_driver import CudaDriver
 from inferd_runtime.engine.drivers.parallel_commands import (
-    Build,
     CheckPages,
     Command,
     CommandDone,
@@ -38,6 +38,7 @@ from inferd_runtime.engine.drivers.parallel_commands import (
     MoveTokens,
     RankReply,
     ReadPages,
+    StepCommand,
     Stop,
     WritePages,
     decode_command,
@@ -45,39 +46,15 @@ from inferd_runtime.engine.drivers.parallel_commands import (
     encode,
     page_rows,
 )
-from inferd_runtime.engine.drivers.torch_driver import TorchDriver
 from inferd_runtime.kv.table import PageCopy
 from inferd_runtime.models.batch import Batch, Outputs, PageData
-from inferd_runtime.models.loaded import LoadedModel
 from inferd_runtime.models.lora.files import AdapterFiles, AdapterSize
 from inferd_runtime.models.parallel import TIMEOUT_S, WatchedPass
-from inferd_runtime.models.passes.plain import PlainPass
 
 T = TypeVar("T")
+Reply = TypeVar("Reply", CommandDone, Loaded)
 EndProcess = Callable[[InferdError], NoReturn]
 SLICE_BYTES = 256 << 20
-
-
-def build_part(loaded: LoadedModel, pages: int, page_size: int) -> tuple[TorchDriver, WatchedPass]:
-    """Return the driver of one rank's part of a model, with so many pages, and its pass.
-
-    The pass is the fused one over the rank's part where the model has it, else transformers' own modules.
-    """
-    watched = WatchedPass(loaded.part or PlainPass(loaded.module))
-    driver = TorchDriver(
-        watched, next(loaded.module.parameters()), loaded.probe.kv, vocab_size=loaded.vocab_size,
-        max_context=loaded.max_context, pages=pages, page_size=page_size,
-    )  # fmt: skip
-    return driver, watched
-
-
-def lead(
-    loaded: LoadedModel, pages: int, page_size: int, followers: Sequence[Connection], lost: EndProcess
-) -> LeadingDriver:
-    """Return the driver of a model that is loaded in every rank, once all have made their pages."""
-    driver = LeadingDriver(*build_part(loaded, pages, page_size), followers, lost)
-    driver.start()
-    return driver
 
 
 class LeadingDriver:
@@ -114,10 +91,6 @@ class LeadingDriver:
         self._slice_pages = max(1, slice_bytes // own.page_bytes)
         for follower in followers:
             _limit_waits(follower, timeout_s)
-
-    def start(self) -> None:
-        """Have the other ranks make as many pages as this one has."""
-        self._all(Build(self.pages, self.page_size), lambda: None)
 
     def forward(self, batch: Batch) -> Outputs:
         """See :class:`~inferd_runtime.engine.driver.Driver`. Raises ValueError for what cannot be divided."""
@@ -159,7 +132,7 @@ class LeadingDriver:
     def close(self) -> None:
         """Let the followers end."""
         for follower in self._followers:
-            _try_send(follower, encode(Stop()))
+            try_send(follower, encode(Stop()))
 
     def _slices(self, pages: int) -> Iterator[slice]:
         """Return slices of so many pages, each as many as one message may hold."""
@@ -199,11 +172,15 @@ class LeadingDriver:
         with ExitStack() as stack:
             stack.push(self._check_shared)
             mine = own()
+        return mine, self.answers()
+
+    def answers(self) -> list[CommandDone]:
+        """Take an answer from each follower."""
         answers = [self._answer(follower) for follower in self._followers]
         for rank, answer in enumerate(answers, 1):
             if not isinstance(answer, CommandDone):
                 self._lost(Unavailable(f"rank {rank} of the model fell out of step: {answer}", process="follower"))
-        return mine, [answer for answer in answers if isinstance(answer, CommandDone)]
+        return [answer for answer in answers if isinstance(answer, CommandDone)]
 
     def _send(self, follower: Connection, payload: bytes) -> None:
         try:
@@ -234,23 +211,6 @@ class LeadingDriver:
         self._lost(Unavailable(f"a rank of the model gave no answer for {self._timeout_s:g} s", process="follower"))
 
 
-def follow_with(loaded: LoadedModel, channel: Connection, free: int) -> None:
-    """Report that this rank's part is loaded, make the pages that rank 0 asks for, and follow.
-
-    ``free``: bytes that are left for pages. Raises as :func:`follow`.
-    """
-    channel.send_bytes(encode(Loaded(free)))
-    try:
-        build = decode_command(channel.recv_bytes())
-    except EOFError:
-        return
-    if not isinstance(build, Build):
-        return
-    driver, watched = build_part(loaded, build.pages, build.page_size)
-    if _try_send(channel, encode(CommandDone())):
-        follow(driver, watched, channel)
-
-
 def follow(driver: Driver, watched: WatchedPass, channel: Connection) -> None:
     """Carry out rank 0's commands until it says stop or has ended.
 
@@ -263,18 +223,23 @@ def follow(driver: Driver, watched: WatchedPass, channel: Connection) -> None:
             return
         if isinstance(command, Stop):
             return
+        begun = isinstance(driver, CudaDriver) and isinstance(command, StepCommand | ForwardCommand)
         try:
             reply = encode(_carry_out(driver, command))
         except Exception as error:
-            if watched.broken:
+            if watched.broken or begun:
                 raise
             reply = encode(Failed(repr(error)))
-        if not _try_send(channel, reply):
+        if not try_send(channel, reply):
             return
 
 
 def _carry_out(driver: Driver, command: Command) -> CommandDone:
     match command:
+        case StepCommand() if isinstance(driver, CudaDriver):
+            driver.repeat(command.shape, command.block, command.columns)
+        case ForwardCommand() if isinstance(driver, CudaDriver):
+            driver.plain.forward(command.batch())
         case ForwardCommand():
             driver.forward(command.batch())
         case CopyPages():
@@ -292,7 +257,18 @@ def _carry_out(driver: Driver, command: Command) -> CommandDone:
     return CommandDone()
 
 
-def _try_send(channel: Connection, payload: bytes) -> bool:
+def take_reply(channel: Connection, kind: type[Reply], rank: int, seconds: float) -> Reply:
+    """Return a follower's answer before there is a driver. Raises Unavailable if it is another, or none comes."""
+    try:
+        reply = decode_reply(channel.recv_bytes()) if channel.poll(seconds) else None
+    except (EOFError, OSError) as error:
+        raise Unavailable(f"rank {rank} has ended: {error!r}", process="follower") from error
+    if not isinstance(reply, kind):
+        raise Unavailable(f"rank {rank} did not load its part of the model: {reply}", process="follower")
+    return reply
+
+
+def try_send(channel: Connection, payload: bytes) -> bool:
     """Send, and return whether the other end is still there."""
     try:
         channel.send_bytes(payload)

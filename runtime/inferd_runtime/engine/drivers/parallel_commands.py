@@ -8,6 +8,9 @@ from typing import Any
 import msgspec
 import numpy as np
 
+from inferd_runtime.engine.drivers.buckets import StepBucket
+from inferd_runtime.engine.drivers.build import DriverOptions
+from inferd_runtime.engine.drivers.cuda_driver import StagedStep
 from inferd_runtime.kv.table import PageCopy
 from inferd_runtime.models.batch import Batch, Ids, PageData, Placement, Span
 
@@ -70,6 +73,19 @@ class ForwardCommand(msgspec.Struct, tag="forward"):
         )
 
 
+class StepCommand(msgspec.Struct, tag="step"):
+    """Begin a step that rank 0 has staged: see :class:`~inferd_runtime.engine.drivers.cuda_driver.StagedStep`."""
+
+    shape: StepBucket
+    block: bytes
+    columns: int
+
+    @classmethod
+    def of(cls, step: StagedStep) -> StepCommand:
+        """Return the command for a step. It lives as long as its block stays what it is."""
+        return cls(step.shape, step.block.data, step.columns)  # type: ignore[arg-type]
+
+
 class CopyPages(msgspec.Struct, tag="copy"):
     """Copy pages, (source, target) each."""
 
@@ -107,11 +123,16 @@ class CheckPages(msgspec.Struct, tag="check"):
     data: bytes
 
 
-class Build(msgspec.Struct, tag="build"):
-    """Make the KV cache. The first command, once the model is loaded in every rank."""
+class Measure(msgspec.Struct, tag="measure"):
+    """Asks what the largest steps take, once the model is loaded in every rank: ``CommandDone.size``."""
 
-    pages: int
-    page_size: int
+    options: DriverOptions
+
+
+class Build(msgspec.Struct, tag="build"):
+    """Make KV cache and driver. What comes behind is for that driver."""
+
+    options: DriverOptions
 
 
 class Stop(msgspec.Struct, tag="stop"):
@@ -123,6 +144,7 @@ class CommandDone(msgspec.Struct, tag="done"):
 
     data: bytes = b""
     holds: bool = True
+    size: int = 0
 
 
 class Failed(msgspec.Struct, tag="failed"):
@@ -137,7 +159,9 @@ class Loaded(msgspec.Struct, tag="loaded"):
     free: int
 
 
-Command = ForwardCommand | CopyPages | MoveTokens | ReadPages | WritePages | CheckPages | Build | Stop
+Command = (
+    ForwardCommand | StepCommand | CopyPages | MoveTokens | ReadPages | WritePages | CheckPages | Measure | Build | Stop
+)
 RankReply = CommandDone | Failed | Loaded
 _COMMANDS = msgspec.msgpack.Decoder(Command)
 _REPLIES = msgspec.msgpack.Decoder(RankReply)

@@ -136,19 +136,32 @@ class Staging:
         values: dict[str, npt.NDArray[Any]],
         pages: npt.NDArray[np.int32],
         masks: npt.NDArray[np.int32],
-    ) -> None:
+    ) -> npt.NDArray[np.uint8]:
         """Queue the copy of a step's values, each in the front of its array, fillers behind.
 
+        Returns the block, for :meth:`put` of another rank; it stays as it is until the next call but one.
         Raises ValueError for a step that is larger than what was made room for.
         """
-        self._turn = 1 - self._turn
-        self._copied[self._turn]()
-        host = self._hosts[self._turn]
+        host = self._next_host()
         end = self._fill(host.numpy(), shape, values, pages)
         self._device[:end].copy_(host[:end], non_blocking=True)
         if len(masks):
             self._upload_masks(masks)
         self._copied[self._turn] = self._accelerator.mark()
+        return host[:end].numpy()
+
+    def put(self, block: bytes) -> None:
+        """Queue the copy of a block that another rank has filled."""
+        host = self._next_host()[: len(block)]
+        host.numpy()[:] = np.frombuffer(block, np.uint8)
+        self._device[: len(block)].copy_(host, non_blocking=True)
+        self._copied[self._turn] = self._accelerator.mark()
+
+    def _next_host(self) -> Tensor:
+        """Return the block on the host that is filled next, once it has been copied."""
+        self._turn = 1 - self._turn
+        self._copied[self._turn]()
+        return self._hosts[self._turn]
 
     def _fill(
         self,

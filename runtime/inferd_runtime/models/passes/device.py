@@ -6,6 +6,7 @@ from collections.abc import Callable
 from typing import Any
 
 from inferd.protocol import InvalidRequest
+from inferd_runtime.models.passes.divided import GatheredProduct, SummedProduct
 from inferd_runtime.models.passes.fused import FusedLayer, FusedPass
 from inferd_runtime.models.passes.products import DenseProduct, Product
 from inferd_runtime.models.passes.quantized_product import QuantizedProduct
@@ -18,7 +19,7 @@ DeviceProduct = DenseProduct | QuantizedProduct
 
 
 def device_pass(fused: FusedPass, change: Callable[[Any], Product] | None = None) -> FusedPass:
-    """Return the same decoder, its products those that ``change`` makes of them.
+    """Return the same decoder, its products those that ``change`` makes of them; of a divided model, of the rank's parts.
 
     Raises InvalidRequest, by name, for weights or a rotation that cannot run in a recorded step.
     """
@@ -30,14 +31,25 @@ def device_pass(fused: FusedPass, change: Callable[[Any], Product] | None = None
     for index, layer in enumerate(fused.layers):
         if layer.heads.width % 2:
             raise InvalidRequest(f"layer {index}: heads of {layer.heads.width} elements cannot be rotated by halves")
-    *_, head = device_products(fused)
+    device_products(fused)
     if change is None:
         return fused
-    return fused.with_layers([_changed(layer, change) for layer in fused.layers], change(head))
+    return fused.with_layers([_changed(layer, change) for layer in fused.layers], _with(change, fused.head))
 
 
 def _changed(layer: FusedLayer, change: Callable[[Any], Product]) -> FusedLayer:
-    return layer.with_products({name: change(product) for name, product in layer.products().items()})
+    return layer.with_products({name: _with(change, product) for name, product in layer.products().items()})
+
+
+def _with(change: Callable[[Any], Product], product: Product) -> Product:
+    if isinstance(product, SummedProduct | GatheredProduct):
+        return product.over(change(product.own))
+    return change(product)
+
+
+def _own(product: Product) -> Product:
+    """Return the part of a product that this device computes."""
+    return product.own if isinstance(product, SummedProduct | GatheredProduct) else product
 
 
 def dense_products(fused: FusedPass) -> list[DenseProduct]:
@@ -64,8 +76,8 @@ def device_products(fused: FusedPass) -> list[DeviceProduct]:
 
 def _named(fused: FusedPass) -> list[tuple[str, Product]]:
     named = [
-        (f"layer {index}: {name}", product)
+        (f"layer {index}: {name}", _own(product))
         for index, layer in enumerate(fused.layers)
         for name, product in layer.products().items()
     ]
-    return [*named, ("the head", fused.head)]
+    return [*named, ("the head", _own(fused.head))]

@@ -1,73 +1,32 @@
 """The fused pass over one rank's part of a model that is divided between ranks.
 
 transformers divides the weights (:mod:`inferd_runtime.models.parallel`): of q, k, v, gate and up a rank has its own outputs, of
-what follows them its own inputs, of embedding and head its own tokens. So three things are left to the ranks together, and go
-through :class:`Ranks`: the sums behind attention and feed-forward, the sum of the embedding's rows, and putting the logits side
-by side. Nothing of it is decided on the host, so that a step may be recorded with them.
+what follows them its own inputs, of embedding and head its own tokens. So three things are left to the ranks together
+(:class:`~inferd_runtime.models.passes.ranks.Ranks`): the sums behind attention and feed-forward, the sum of the embedding's rows,
+and putting the logits side by side. Nothing of it is decided on the host, so that a step may be recorded with them.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any, Protocol
+from typing import Any
 
 import torch
-import torch.distributed as dist
 from torch import Tensor, nn
-from torch.nn.functional import pad
 
 from inferd_runtime.kernels.attention_rule import AttentionRule
 from inferd_runtime.models.parallel import own_part
 from inferd_runtime.models.passes.fused import FusedLayer, FusedPass, agree, is_known
-from inferd_runtime.models.passes.plain import PlainPass
+from inferd_runtime.models.passes.plain import ModelPass, PlainPass
 from inferd_runtime.models.passes.products import DenseProduct, JoinedProduct, Product
-from inferd_runtime.models.passes.step_layout import ProjectedHeads
+from inferd_runtime.models.passes.ranks import Ranks, ranks_agree, share_of
+from inferd_runtime.models.passes.step_layout import ProjectedHeads, StepLayout
 from inferd_runtime.models.shape import KvShape
 
 PROJECTIONS = (
     "self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj", "self_attn.o_proj",
     "mlp.gate_proj", "mlp.up_proj", "mlp.down_proj",
 )  # fmt: skip
-
-
-class Ranks(Protocol):
-    """What the ranks of a divided model do together, each in the same order. Any of it may be part of a recorded step."""
-
-    rank: int
-    count: int
-
-    def add(self, rows: Tensor) -> Tensor:
-        """Return the sum of all ranks' rows, alike in each to the bit, in the place of these."""
-        ...
-
-    def join(self, columns: Tensor, width: int) -> Tensor:
-        """Return all ranks' columns [T, own] side by side, [T, width]: ceil(width / count) of each but the last ones."""
-        ...
-
-
-class GroupRanks:
-    """The process group that this process has joined: gloo on the CPU, NCCL on CUDA."""
-
-    def __init__(self) -> None:
-        self.rank, self.count = dist.get_rank(), dist.get_world_size()
-
-    def add(self, rows: Tensor) -> Tensor:
-        """See :class:`Ranks`."""
-        dist.all_reduce(rows)
-        return rows
-
-    def join(self, columns: Tensor, width: int) -> Tensor:
-        """See :class:`Ranks`."""
-        each = share_of(width, self.count)
-        own = pad(columns, (0, each - columns.shape[1])).contiguous()
-        parts = own.new_empty(self.count, *own.shape)
-        dist.all_gather(list(parts.unbind(0)), own)
-        return parts.transpose(0, 1).reshape(len(own), -1)[:, :width]
-
-
-def share_of(whole: int, count: int) -> int:
-    """Return how many of ``whole`` each rank has, of which the last ones may have fewer."""
-    return -(-whole // count)
 
 
 class SummedProduct:
@@ -80,6 +39,10 @@ class SummedProduct:
     def __call__(self, rows: Tensor) -> Tensor:
         """See :class:`~inferd_runtime.models.passes.products.Product`."""
         return self._ranks.add(self.own(rows))
+
+    def over(self, own: Product) -> SummedProduct:
+        """Return the same product over this rank's part in another form."""
+        return SummedProduct(own, self._ranks)
 
     def onto(self, rows: Tensor, residual: Tensor) -> Tensor:
         """See :class:`~inferd_runtime.models.passes.products.Product`."""
@@ -98,6 +61,10 @@ class GatheredProduct:
         """See :class:`~inferd_runtime.models.passes.products.Product`."""
         return self._ranks.join(self.own(rows), self._width)
 
+    def over(self, own: Product) -> GatheredProduct:
+        """Return the same product over this rank's part in another form."""
+        return GatheredProduct(own, self._width, self._ranks)
+
     def onto(self, rows: Tensor, residual: Tensor) -> Tensor:
         """See :class:`~inferd_runtime.models.passes.products.Product`."""
         return residual.add_(self(rows))
@@ -110,16 +77,28 @@ class DividedPass(FusedPass):
         super().__init__(module, layers, head)
         self._vocabulary = int(self.embedding.shape[0])
         self.embedding, self._norm = own_part(self.embedding), own_part(self._norm)
-        self._ranks = ranks
+        self.ranks = ranks
 
     def _embedded(self, tokens: Tensor) -> Tensor:
         """See :class:`FusedPass`. A token's row comes from the rank that has it, and zeros from the others."""
         held = len(self.embedding)
         if held == self._vocabulary:
             return super()._embedded(tokens)
-        at = tokens - self._ranks.rank * share_of(self._vocabulary, self._ranks.count)
+        at = tokens - self.ranks.rank * share_of(self._vocabulary, self.ranks.count)
         rows = super()._embedded(at.clamp(0, max(0, held - 1)))
-        return self._ranks.add(rows.masked_fill(((at < 0) | (at >= held))[:, None], 0.0))
+        return self.ranks.add(rows.masked_fill(((at < 0) | (at >= held))[:, None], 0.0))
+
+
+class LedPass:
+    """A divided pass whose tokens rank 0 alone knows: those that it has drawn, which have not come to a host yet."""
+
+    def __init__(self, run: ModelPass, ranks: Ranks) -> None:
+        self._run = run
+        self._ranks = ranks
+
+    def __call__(self, tokens: Tensor, positions: Tensor, layout: StepLayout, rows: Tensor) -> Tensor:
+        """See :class:`~inferd_runtime.models.passes.plain.ModelPass`."""
+        return self._run(self._ranks.first(tokens), positions, layout, rows)
 
 
 class _Part:
@@ -157,11 +136,6 @@ def fuse_part(module: nn.Module, kv: KvShape, rules: Sequence[AttentionRule], ra
         for projection in part.values():
             projection.replace()
     return fused
-
-
-def ranks_agree(holds: bool, like: Tensor, ranks: Ranks) -> bool:
-    """True if it holds in every rank."""
-    return float(ranks.add(torch.full((1,), float(holds), device=like.device))) == ranks.count
 
 
 def _fits(fused: DividedPass, model: Any, ranks: Ranks) -> bool:

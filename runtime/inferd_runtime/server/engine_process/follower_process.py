@@ -33,7 +33,7 @@ class FollowerSettings:
 
 def serve(settings: FollowerSettings) -> None:
     """Join, load, and follow until rank 0 sends the end or has ended. Raises InferdError."""
-    from inferd_runtime.engine.drivers.parallel import follow_with
+    from inferd_runtime.engine.drivers.parallel_parts import follow_with
     from inferd_runtime.models.devices import available_bytes
     from inferd_runtime.models.loading import load
     from inferd_runtime.models.parallel import join, leave, rank_device, use_threads

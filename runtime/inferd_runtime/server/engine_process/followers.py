@@ -11,9 +11,11 @@ from pathlib import Path
 from socket import socketpair
 from typing import NoReturn
 
-from inferd.protocol import InferdError, InvalidRequest, Unavailable
-from inferd_runtime.engine.drivers.parallel import LeadingDriver, lead
-from inferd_runtime.engine.drivers.parallel_commands import Loaded, decode_reply
+from inferd.protocol import InferdError, InvalidRequest
+from inferd_runtime.engine.drivers.build import DriverOptions, step_bytes
+from inferd_runtime.engine.drivers.parallel import LeadingDriver, take_reply
+from inferd_runtime.engine.drivers.parallel_commands import Loaded
+from inferd_runtime.engine.drivers.parallel_parts import lead, measure_steps
 from inferd_runtime.file_cache import cache_folder
 from inferd_runtime.isolation.kinds import ChildKind
 from inferd_runtime.isolation.model_files import model_access
@@ -130,11 +132,18 @@ class Followers:
             self._free = [self._wait_loaded(follower) for follower in self._followers]
         return loaded
 
-    def lead(self, loaded: LoadedModel, pages: int, page_size: int) -> LeadingDriver:
+    def step_bytes(self, loaded: LoadedModel, options: DriverOptions) -> int:
+        """Return the device memory of the largest steps, in the rank that needs the most; 0 on the CPU."""
+        channels = self._channels()
+        return measure_steps(loaded, options, channels) if channels else step_bytes(loaded, options)
+
+    def lead(self, loaded: LoadedModel, options: DriverOptions) -> LeadingDriver:
         """Build the driver over all ranks."""
-        channels = [follower.channel for follower in self._followers]
-        self._driver = lead(loaded, pages, page_size, channels, end_engine)
+        self._driver = lead(loaded, options, self._channels(), end_engine)
         return self._driver
+
+    def _channels(self) -> list[Connection]:
+        return [follower.channel for follower in self._followers]
 
     def close(self) -> None:
         """End all ranks."""
@@ -162,10 +171,4 @@ class Followers:
                 raise follower.error()
 
     def _wait_loaded(self, follower: Follower) -> int:
-        try:
-            reply = decode_reply(follower.channel.recv_bytes()) if follower.channel.poll(START_SECONDS) else None
-        except (EOFError, OSError) as error:
-            raise Unavailable(f"rank {follower.rank} has ended: {error!r}", process="follower") from error
-        if not isinstance(reply, Loaded):
-            raise Unavailable(f"rank {follower.rank} did not load its part of the model: {reply}", process="follower")
-        return reply.free
+        return take_reply(follower.channel, Loaded, follower.rank, START_SECONDS).free

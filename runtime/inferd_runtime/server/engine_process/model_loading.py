@@ -144,9 +144,8 @@ def _place(settings: EngineSettings, plan: ModelPlan, followers: Followers, proo
 
     Raises InvalidRequest for settings that contradict each other, LimitExceeded for models that do not fit together.
     """
-    on_cpu = all(model.device == "cpu" for model in plan.served)
-    if settings.products == "kernel" and (settings.tensor_parallel > 1 or on_cpu):
-        raise InvalidRequest("--products kernel is for models on a GPU, each in one process")
+    if settings.products == "kernel" and all(model.device == "cpu" for model in plan.served):
+        raise InvalidRequest("--products kernel is for models on a GPU")
     followers.check(settings)
     placed = [Placed(size_of(model, proofs), check_device(model.device), model.pages) for model in plan.all]
     if settings.kv_dtype == "fp8":
@@ -168,24 +167,22 @@ def _divide_pages(
     token_bytes = [model.probe.kv.bytes_per_token(element_size(model, options)) for model in loaded]
     seen = [model.with_kv(size) for model, size in zip(placed, token_bytes, strict=True)]
     seen[0] = followers.loaded(seen[0])
-    free = _free_bytes(settings, loaded, followers.available)
+    free = _free_bytes(settings, loaded, followers)
     return divide_with_drafts(seen, plan.owners, free, settings.page_size)
 
 
-def _free_bytes(
-    settings: EngineSettings, loaded: Sequence[LoadedModel], available: Callable[[str], int]
-) -> Callable[[str], int]:
+def _free_bytes(settings: EngineSettings, loaded: Sequence[LoadedModel], followers: Followers) -> Callable[[str], int]:
     """Return the function from a device to the bytes for KV pages: what is available, less what steps will take beside."""
     taken: Counter[str] = Counter()
-    for model in loaded:
+    for place, model in enumerate(loaded):
         device = next(model.module.parameters()).device
-        taken[str(device)] += step_bytes(model, driver_options(settings, 1, device=str(device)))
-    return lambda device: max(0, available(device) - taken[device])
+        measure = step_bytes if place else followers.step_bytes  # of all models the first one may be divided
+        taken[str(device)] += measure(model, driver_options(settings, 1, device=str(device)))
+    return lambda device: max(0, followers.available(device) - taken[device])
 
 
 def _build_driver(
     settings: EngineSettings, model: ModelOptions, loaded: LoadedModel, pages: int, beside: bool, followers: Followers
 ) -> ServingDriver:
-    if settings.tensor_parallel > 1:
-        return followers.lead(loaded, pages, settings.page_size)
-    return build_driver(loaded, replace(driver_options(settings, pages, model.weights, model.device), beside=beside))
+    options = replace(driver_options(settings, pages, model.weights, model.device), beside=beside)
+    return followers.lead(loaded, options) if settings.tensor_parallel > 1 else build_driver(loaded, options)
