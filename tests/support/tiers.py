@@ -7,7 +7,9 @@ from pathlib import Path
 
 TESTS = Path(__file__).resolve().parents[1]
 TIERS = {
-    "system": ("system", "packaging", "cpu/test_draft_models.py", "cpu/test_tensor_parallel.py"),
+    "system": (
+        "system", "packaging", "cpu/test_draft_models.py", "cpu/test_tensor_parallel.py", "cpu/test_tensor_parallel_kernels.py",
+    ),
     "interpreter": (
         "cpu/kernels", "cpu/test_cuda_driver.py", "cpu/test_cuda_served.py", "cpu/test_device_pass.py",
         "cpu/test_gpu_benchmark.py",

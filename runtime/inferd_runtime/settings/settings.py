@@ -122,8 +122,7 @@ class EngineSettings:
         """Return the tokens of a step of a model on that device. Of a large step a GPU computes each token in less time."""
         if self.token_budget is not None:
             return self.token_budget
-        alone = device.startswith("cuda") and self.tensor_parallel == 1
-        return GPU_ROWS // max(1, self.fixed_rows) if alone else 512
+        return GPU_ROWS // max(1, self.fixed_rows) if device.startswith("cuda") else 512
 
     @property
     def defaults(self) -> ModelOptions:

@@ -241,9 +241,15 @@ SERVED = (
     (128256, 4096),
     (9728, 2560),
     (1024, 2048),
+    (768, 4096),
+    (3584, 4096),
+    (4096, 512),
+    (4096, 1792),
     (896, 4864),
 )
-"""Weights [out, in] of models of 8, 4 and 0.6 billion parameters; the last one's ``in`` is no multiple of a block."""
+"""Weights [out, in] of models of 8, 4 and 0.6 billion parameters, and those of a rank among eight of the first; the last one's
+``in`` is no multiple of a block.
+"""
 
 
 def variants(capability: int = LEAST_CAPABILITY) -> Iterator[Variant]:

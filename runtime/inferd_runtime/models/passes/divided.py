@@ -30,7 +30,10 @@ PROJECTIONS = (
 
 
 class SummedProduct:
-    """See :class:`~inferd_runtime.models.passes.products.Product`. Each rank has its own inputs; the results are added up."""
+    """See :class:`~inferd_runtime.models.passes.products.Product`. Each rank has its own inputs; the results are added up.
+
+    A residual, which all ranks have, rides on rank 0's part. So the norm behind it is one of the sum, in the next product.
+    """
 
     def __init__(self, own: Product, ranks: Ranks) -> None:
         self.own = own
@@ -46,7 +49,7 @@ class SummedProduct:
 
     def onto(self, rows: Tensor, residual: Tensor) -> Tensor:
         """See :class:`~inferd_runtime.models.passes.products.Product`."""
-        return residual.add_(self(rows))
+        return self(rows) if self._ranks.rank else self._ranks.add(self.own.onto(rows, residual))
 
 
 class GatheredProduct:

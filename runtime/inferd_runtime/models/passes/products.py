@@ -21,7 +21,7 @@ class Product(Protocol):
         ...
 
     def onto(self, rows: Tensor, residual: Tensor) -> Tensor:
-        """Add the product of rows [T, in] to residual [T, out] in its place, and return that. The weight has no bias."""
+        """Return residual [T, out] with the product of rows [T, in] added, in its place or not. The weight has no bias."""
         ...
 
 

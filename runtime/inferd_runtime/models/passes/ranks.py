@@ -17,8 +17,8 @@ ONE_SHOT_BYTES = 256 << 10
 Not measured here; others give 200 to 500 KiB for eight devices."""
 MISSING = (RuntimeError, ImportError, AttributeError, TypeError)
 """What PyTorch raises where symmetric memory is not there: in this version, or between these devices."""
-SharedSum = Callable[[Tensor], Tensor]
-"""Returns the sum of what all ranks have in the front of their shared memory."""
+SharedSum = Callable[[Tensor, Tensor], Tensor]
+"""Copies a rank's rows to its part of the shared memory, of their shape, and returns the sum of all ranks'."""
 
 
 class Ranks(Protocol):
@@ -80,7 +80,7 @@ class SymmetricRanks(GroupRanks):
         """See :class:`Ranks`."""
         if rows.numel() > self._shared.numel() or rows.dtype != self._shared.dtype:
             return super().add(rows)
-        return self._total(self._shared[: rows.numel()].view(rows.shape).copy_(rows))
+        return self._total(self._shared[: rows.numel()].view(rows.shape), rows)
 
 
 def ranks_on(like: Tensor) -> Ranks:
@@ -123,7 +123,7 @@ def symmetric_memory(like: Tensor) -> tuple[Tensor, SharedSum] | None:
     except MISSING as error:
         logger.info("ranks add up through the process group, without symmetric memory: %s", error)
         return None
-    return shared, lambda staged: torch.ops.symm_mem.one_shot_all_reduce(staged, "sum", group)
+    return shared, lambda part, rows: torch.ops.symm_mem.one_shot_all_reduce_copy(part, rows, "sum", group)
 
 
 def _same(one: Ranks, other: Ranks, numbers: Tensor) -> bool:
