@@ -124,8 +124,8 @@ def test_a_layer_of_sixteen_rows_as_well_and_one_of_more_goes_through_torch(coun
 
 
 def test_a_layer_of_a_divided_model_is_two_sums_more(counted: list[list[str]]) -> None:
-    """The residual rides on rank 0's products, the norm behind a sum is part of the next one. Half of the outputs for q, k and v are
-    too few programs: their inputs are divided, too, so that a norm before and a sum of parts behind stand apart.
+    """The residual rides on rank 0's products, the norm behind a sum is part of the next one. Half of the outputs for q, k and v
+    are too few programs: their inputs are cut, too, so that a norm before and a sum of parts behind stand apart.
     """
     first, second = counted[4:]
     qkv = ["rms_norm", "_multiply", "_add"]

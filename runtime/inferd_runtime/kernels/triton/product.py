@@ -243,13 +243,13 @@ SERVED = (
     (1024, 2048),
     (768, 4096),
     (3584, 4096),
-    (4096, 512),
-    (4096, 1792),
     (896, 4864),
 )
-"""Weights [out, in] of models of 8, 4 and 0.6 billion parameters, and those of a rank among eight of the first; the last one's
-``in`` is no multiple of a block.
+"""Weights [out, in] of models of 8, 4 and 0.6 billion parameters, and of a rank among eight of the first. The last one's ``in``
+is no multiple of a block.
 """
+CUT = ((4096, 512), (4096, 1792))
+"""Such a rank's weights whose inputs are divided: no norm stands before them."""
 
 
 def variants(capability: int = LEAST_CAPABILITY) -> Iterator[Variant]:
@@ -263,6 +263,10 @@ def variants(capability: int = LEAST_CAPABILITY) -> Iterator[Variant]:
             for added in ((), ("bias",), ("residual",), ("norm",), ("norm", "bias"), ("norm", "gated")):
                 if not {"norm", "gated"} & {*added} or _norms(blocks, dtype):
                     yield from _variants(f"{pointer[1:]} {outs}x{size}", pointer, blocks, size, {*added}, early)
+    for outs, size in CUT:
+        blocks = choose_blocks(outs, size, torch.bfloat16.itemsize)
+        for added in ((), ("residual",)):
+            yield from _variants(f"bf16 {outs}x{size}", "*bf16", blocks, size, {*added}, early)
 
 
 def _variants(
