@@ -4,13 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-import numpy as np
 import pytest
+from drafted_bits import TEXTS, check_drafts
 
 from inferd import protocol as p
 from inferd.protocol import InvalidRequest
 from inferd_runtime.engine.scheduling.fairness import StepCost
-from inferd_runtime.models.batch import Batch, Outputs
 from inferd_runtime.models.options import ModelOptions
 from inferd_runtime.models.store.store import ModelStore
 from inferd_runtime.server.engine_process import serving
@@ -23,11 +22,6 @@ from inferd_runtime.testing.direct import DirectSession
 REAL = "smollm2-135m"
 HELD = ("tiny,dtype=bfloat16", "tiny,weights=half", "tiny,weights=int8", "tiny,weights=int4")
 REAL_HELD = ("dtype=float32", "dtype=bfloat16", "weights=half", "weights=int8", "weights=int4")
-TEXTS = (
-    "the ferry left the port at noon, the ferry came back",
-    "def total(values): return total",
-    "one, two, one, two, one",
-)
 SAMPLERS = (p.Sampling(), p.Sampling(temperature=0.8, seed=3), p.Sampling(temperature=1.2, top_p=0.9, seed=11))
 
 
@@ -52,40 +46,6 @@ def real(request: pytest.FixtureRequest) -> Iterator[DirectSession]:
         session = opened(f"{REAL},{request.param}")
     yield session
     session.close()
-
-
-def check_drafts(
-    session: DirectSession, text: str, sampling: p.Sampling, monkeypatch: pytest.MonkeyPatch, count: int = 48
-) -> int:
-    """Return how many drafted tokens were accepted.
-
-    Each position's logits are compared, not only the tokens, which would rarely differ in so few texts.
-    """
-    driver, seen = session.engine.driver, dict[int, np.ndarray]()
-    forward = driver.forward
-
-    def recorded(batch: Batch) -> Outputs:
-        outputs = forward(batch)
-        seen.update(zip(batch.positions[batch.logit_rows].tolist(), outputs.logits, strict=True))
-        return outputs
-
-    monkeypatch.setattr(driver, "forward", recorded)
-    found, guess = [], list[int]()
-    for drafts in (False, True):
-        seen.clear()
-        made = session.generate(
-            session.text(text), max_tokens=count, predicted=guess if drafts else [], sampling=sampling
-        )
-        found.append((made, dict(seen)))
-        # Runs of right guesses of every length, a wrong one behind each.
-        guess = [token ^ 1 if at in (4, 5, 9, 15, 23, 40) else token for at, token in enumerate(made.tokens)]
-    (plain, alone), (drafted, beside) = found
-    assert plain.tokens == drafted.tokens
-    start = min(alone)
-    for position in range(start, start + len(plain.tokens)):
-        # Behind the text, rows of rejected drafts may have been computed last.
-        assert (alone[position] == beside[position]).all(), position
-    return drafted.accepted
 
 
 @pytest.mark.parametrize("sampling", SAMPLERS, ids=["greedy", "0.8", "1.2"])

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import json
-import random
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from pathlib import Path
 
 import jsonschema
 import pytest
+from random_trees import RandomTrees
 
 from inferd.protocol import ConstraintError, Sampling
 from inferd_grammar import Compiled, GrammarCompiler, GrammarError, JsonSchemaGrammar, TokenTable
@@ -19,7 +19,6 @@ from inferd_runtime.engine.jobs.grammar_masks import GrammarCursor
 from inferd_runtime.engine.jobs.text import TextAssembler
 from inferd_runtime.engine.sampling.host_sampling import RowSampler
 from inferd_runtime.speculation.drafter import Drafter
-from inferd_runtime.speculation.drafts import Proposal
 from inferd_runtime.speculation.ngram import NgramDrafter
 from inferd_runtime.testing.null_driver import NullDriver
 
@@ -28,25 +27,6 @@ TOKENIZER = ROOT / "runtime" / "inferd_runtime" / "models" / "tiny" / "target" /
 CASES = ROOT.parent / "shared" / "conformance" / "maskbench" / "cases.jsonl"
 VOCAB, END = 4096, 0
 MAX_TOKENS = 64
-
-
-class Adversary(Drafter):
-    """Drafts that are never meant well: random tokens, and what was just written once more."""
-
-    def __init__(self, seed: int) -> None:
-        self._random = random.Random(seed)
-        self._seen: list[int] = []
-
-    def observe(self, tokens: Sequence[int]) -> None:
-        self._seen += tokens
-
-    def propose(self, limit: int, ahead: Sequence[int] = ()) -> Proposal:
-        if self._random.random() < 0.5:
-            tokens = self._random.choices(range(VOCAB), k=min(limit, 6))
-            return Proposal(
-                tokens, [self._random.randint(-1, node - 1) for node in range(len(tokens))], 0, [1.0] * len(tokens)
-            )
-        return Proposal(self._seen[-min(limit, 6) :])
 
 
 def schemas() -> Iterator[str]:
@@ -94,7 +74,7 @@ def test_generations_under_schemas_are_valid_and_the_same_with_any_drafts(runs: 
         except GrammarError:
             continue
         tokens, finish = generate(compiled, table, seed, None)
-        for drafter in (NgramDrafter(), Adversary(seed)):
+        for drafter in (NgramDrafter(), RandomTrees(seed, VOCAB)):
             assert generate(compiled, table, seed, drafter) == (tokens, finish), (schema, seed, type(drafter))
         ended[finish] += 1
         check(schema, b"".join(table.tokens[token] for token in tokens), compiled, tokens, finish)
@@ -119,7 +99,7 @@ def test_a_draft_into_a_dead_end_does_not_fail_a_text_that_never_goes_there() ->
     ended: Counter[str] = Counter()
     for seed in range(40):
         plain = generate(compiled, table, seed, None)
-        for drafter in (NgramDrafter(), Adversary(seed)):
+        for drafter in (NgramDrafter(), RandomTrees(seed, VOCAB)):
             assert generate(compiled, table, seed, drafter) == plain
         ended[plain[1]] += 1
         if plain[1] == "stop":

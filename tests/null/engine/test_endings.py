@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import json
-import random
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import jsonschema
 import pytest
 from hypothesis import given, settings, strategies as st
+from random_trees import RandomTrees
 from tiers import examples
 
 from inferd.protocol import Sampling
@@ -22,7 +22,6 @@ from inferd_runtime.engine.jobs.grammar_masks import GrammarCursor
 from inferd_runtime.engine.jobs.text import TextAssembler
 from inferd_runtime.engine.sampling.host_sampling import RowSampler
 from inferd_runtime.speculation.drafter import Drafter
-from inferd_runtime.speculation.drafts import Proposal
 from inferd_runtime.speculation.ngram import NgramDrafter
 from inferd_runtime.testing.null_driver import NullDriver
 
@@ -35,26 +34,8 @@ COMPILER = GrammarCompiler(TABLE)
 DRAFTERS: list[Callable[[int], Drafter | None]] = [
     lambda seed: None,
     lambda seed: NgramDrafter(),
-    lambda seed: RandomTrees(seed),
+    lambda seed: RandomTrees(seed, VOCAB),
 ]
-
-
-class RandomTrees(Drafter):
-    """Trees of random tokens, and repetitions of what was written."""
-
-    def __init__(self, seed: int) -> None:
-        self._random = random.Random(seed)
-        self._seen: list[int] = []
-
-    def observe(self, tokens: Sequence[int]) -> None:
-        self._seen += tokens
-
-    def propose(self, limit: int, ahead: Sequence[int] = ()) -> Proposal:
-        if self._random.random() < 0.5:
-            tokens = self._random.choices(range(VOCAB), k=min(limit, 6))
-            parents = [self._random.randint(-1, node - 1) for node in range(len(tokens))]
-            return Proposal(tokens, parents, 0, [1.0] * len(tokens))
-        return Proposal(self._seen[-min(limit, 6) :])
 
 
 def generate(
