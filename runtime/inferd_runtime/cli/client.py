@@ -64,18 +64,25 @@ class Server:
         connection = self._connect()
         try:
             response = self._request(connection, method, path, body)
-            return json.loads(_guard(self.url, response.read))
+            return _parsed(self.url, _guard(self.url, response.read))
         finally:
             connection.close()
 
     def _connect(self) -> http.client.HTTPConnection:
-        parts = urlsplit(self.url)
-        scheme = {"ws": "http", "wss": "https"}.get(parts.scheme, parts.scheme)
-        if scheme not in ("http", "https") or not parts.hostname:
+        try:
+            parts = urlsplit(self.url)
+            scheme, host, port = (
+                {"ws": "http", "wss": "https"}.get(parts.scheme, parts.scheme),
+                parts.hostname,
+                parts.port,
+            )
+        except ValueError:
+            scheme, host, port = "", None, None
+        if scheme not in ("http", "https") or not host:
             raise InvalidRequest(f"{self.url!r} is no server's address: expected http://HOST:PORT")
         if scheme == "http":
-            return http.client.HTTPConnection(parts.hostname, parts.port, timeout=TIMEOUT_SECONDS)
-        return http.client.HTTPSConnection(parts.hostname, parts.port, timeout=TIMEOUT_SECONDS, context=self._trusted())
+            return http.client.HTTPConnection(host, port, timeout=TIMEOUT_SECONDS)
+        return http.client.HTTPSConnection(host, port, timeout=TIMEOUT_SECONDS, context=self._trusted())
 
     def _trusted(self) -> ssl.SSLContext:
         try:
@@ -106,6 +113,15 @@ def _guard(url: str, action: Any) -> Any:
     except (OSError, http.client.HTTPException) as error:
         kind = "timed out" if isinstance(error, socket.timeout) else str(error) or type(error).__name__
         raise Unavailable(f"the connection to {url} failed: {kind}") from None
+    except ValueError:  # its message repeats the header
+        raise InvalidRequest("the token, or the server's address, has characters that no request has") from None
+
+
+def _parsed(url: str, text: bytes) -> Any:
+    try:
+        return json.loads(text)
+    except (ValueError, RecursionError):
+        raise Unavailable(f"{url} answered something that is no JSON: is it an inferd server?") from None
 
 
 def _error_of(url: str, response: http.client.HTTPResponse) -> Exception:
@@ -113,7 +129,7 @@ def _error_of(url: str, response: http.client.HTTPResponse) -> Exception:
     try:
         error = json.loads(text)["error"]
         return ErrorInfo(error["code"], error["message"], error["detail"]).to_exception()
-    except (ValueError, KeyError, TypeError):
+    except (ValueError, KeyError, TypeError, RecursionError):
         return InternalError(f"{url} answered {response.status} with something that is no inferd error")
 
 
@@ -128,12 +144,12 @@ def _announced_url(settings: Settings) -> str | None:
     text = _read(settings, SERVER_FILE)
     try:
         return None if text is None else str(json.loads(text)["url"])
-    except (ValueError, KeyError, TypeError):
+    except (ValueError, KeyError, TypeError, RecursionError):
         return None
 
 
 def _read(settings: Settings, name: str) -> str | None:
     try:
         return (settings.state_dir / name).read_text(encoding="utf-8").strip()
-    except OSError:
+    except (OSError, UnicodeDecodeError):
         return None

@@ -67,7 +67,7 @@ def warm_servers(settings: Settings) -> Iterator[dict[str, Any]]:
             about = json.loads(path.read_text())
             kept = decode_settings((path.parent / NOTE).read_bytes(), Settings)
             os.kill(about["pid"], 0)
-        except (OSError, ValueError, KeyError, TypeError, InferdError):
+        except (OSError, ValueError, KeyError, TypeError, OverflowError, RecursionError, InferdError):
             continue
         names = [model.name for model in kept.engine.model]
         yield {"models": names, "url": about["url"], "pid": about["pid"], "idle_minutes": kept.idle_minutes}

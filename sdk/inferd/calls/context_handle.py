@@ -47,9 +47,9 @@ class ContextHandle:
         cache_salt: str = "",
     ) -> None:
         self._port = port
+        self._id = None if state is None else state.context  # before what may fail: the finalizer looks at it
         self._asked = CreateContext(model, cache_salt)
         check_create(self._asked)
-        self._id = None if state is None else state.context
         self._length = 0 if state is None else state.length
         self._open_turn = open_turn
         self._open_at: list[int] = [self._length] if open_turn else []

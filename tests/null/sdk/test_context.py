@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import gc
+import sys
 from collections import deque
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -378,3 +379,14 @@ async def test_healing_is_asked_for_by_a_flag() -> None:
         with pytest.raises(InvalidRequest, match="heal"):
             Context().append("a").generate(GREEDY, heal="yes")  # type: ignore[call-overload]
     assert [request.heal for request in runtime.of_kind(StartGenerate)] == [True, False]
+
+
+async def test_a_context_that_is_refused_leaves_its_finalizer_nothing_to_fail_at(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    failed: list[object] = []
+    monkeypatch.setattr(sys, "unraisablehook", failed.append)
+    with FakeRuntime(), pytest.raises(LimitExceeded, match="cache_salt"):
+        Context(cache_salt="x" * 257)
+    gc.collect()
+    assert failed == []

@@ -7,7 +7,8 @@ from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 from inferd.chat import ChatEvent, ChatRequest
-from inferd.protocol import InferdError, NotFound
+from inferd.protocol import InferdError, NotFound, cut, shown
+from inferd.protocol.carrying import MAX_NAME
 from inferd_runtime.server.dialects.collected import CollectedAnswer
 
 
@@ -75,5 +76,7 @@ class ErrorReply:
 def unknown_model(model: str) -> NotFound:
     """Return the error of a name that stands for no model and no program that serves chat."""
     return NotFound(
-        f"the model {model!r} does not exist, and no program of this name serves chat", param="model", model=model
+        f"the model {shown(model)} does not exist, and no program of this name serves chat",
+        param="model",
+        model=cut(model, MAX_NAME),
     )

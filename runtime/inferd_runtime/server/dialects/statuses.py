@@ -62,7 +62,7 @@ BODY_LIMIT, HEAD_LIMIT = "body_bytes", "head_bytes"
 
 def status_of(error: InferdError) -> int:
     """Return the HTTP status of an error."""
-    limit = error.detail.get("limit")
+    limit = limit_of(error)
     if isinstance(error, LimitExceeded) and limit in TRANSIENT_LIMITS:
         return 429
     if isinstance(error, LimitExceeded) and limit == WALL_LIMIT:
@@ -79,9 +79,15 @@ def status_of(error: InferdError) -> int:
     return STATUSES.get(code, 500)
 
 
+def limit_of(error: InferdError) -> str:
+    """Return the name of the limit that an error is about, "" for none: a program's error has any JSON value there."""
+    limit = error.detail.get("limit")
+    return limit if isinstance(limit, str) else ""
+
+
 def is_prompt_too_long(error: InferdError) -> bool:
     """Return True if a request's prompt has more tokens than the model's context has room for."""
-    return isinstance(error, LimitExceeded) and error.detail.get("limit") in PROMPT_LIMITS
+    return isinstance(error, LimitExceeded) and limit_of(error) in PROMPT_LIMITS
 
 
 def retry_headers(error: InferdError) -> dict[str, str]:

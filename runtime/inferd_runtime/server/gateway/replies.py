@@ -13,7 +13,7 @@ from starlette.websockets import WebSocket
 
 from inferd.protocol import InferdError, LimitExceeded
 from inferd_runtime.server.dialects.routes import ErrorShape, error_shape
-from inferd_runtime.server.dialects.statuses import TRANSIENT_LIMITS, retry_after
+from inferd_runtime.server.dialects.statuses import TRANSIENT_LIMITS, limit_of, retry_after
 from inferd_runtime.server.programs.bundles import Program
 from inferd_runtime.server.run_store.records import RunRecord
 from inferd_runtime.server.supervisor.run_events import Ending, RunEvent
@@ -59,7 +59,7 @@ def own_status(error: InferdError) -> int:
 
     Clients ask again after 429, which only a limit has that the same request may be within later.
     """
-    limit = error.detail.get("limit")
+    limit = limit_of(error)
     if limit == "head_bytes":
         return HEAD_TOO_LARGE
     if limit in SIZE_LIMITS:

@@ -7,10 +7,13 @@ import os
 import secrets
 import sqlite3
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
+
+import msgspec
 
 from inferd.protocol import InvalidRequest, NotFound, Unavailable
 from inferd_runtime.server.tenancy.quotas import Role
@@ -39,6 +42,13 @@ class TokenEntry:
     created_at: float
     expires_at: float | None
     revoked_at: float | None
+
+    @property
+    def rights(self) -> TokenRights:
+        """What the token allows. Raises ValueError for a role that there is not."""
+        return TokenRights(
+            self.tenant, Role(self.role), self.id, math.inf if self.expires_at is None else self.expires_at
+        )
 
     def is_valid(self, now: float) -> bool:
         """Return True if the token opens anything at ``now``."""
@@ -87,13 +97,8 @@ class TokenStore:
         with self._typed():
             version = self._db.execute("PRAGMA data_version").fetchone()[0]
             if version != self._version:
-                rows = self._db.execute(
-                    "SELECT digest, id, tenant, role, expires_at FROM tokens WHERE revoked_at IS NULL"
-                )
-                self._rights = {
-                    digest: TokenRights(tenant, Role(role), token_id, math.inf if expires is None else expires)
-                    for digest, token_id, tenant, role, expires in rows
-                }
+                rows = self._db.execute(f"SELECT digest, {COLUMNS} FROM tokens WHERE revoked_at IS NULL")
+                self._rights = {digest: _entry(row).rights for digest, *row in rows}
                 self._version = version
         return self._rights
 
@@ -112,7 +117,7 @@ class TokenStore:
         """Return all tokens that were ever made, newest first."""
         with self._typed():
             rows = self._db.execute(f"SELECT {COLUMNS} FROM tokens ORDER BY created_at DESC, rowid DESC")
-            return [TokenEntry(*row) for row in rows]
+            return [_entry(row) for row in rows]
 
     def revoke(self, token_id: str) -> TokenEntry:
         """End a token now. Raises NotFound."""
@@ -147,3 +152,8 @@ class TokenStore:
             yield
         except (sqlite3.Error, OSError, ValueError) as error:
             raise Unavailable(f"the tokens' file {self._path} cannot be used: {error}") from None
+
+
+def _entry(row: Sequence[Any]) -> TokenEntry:
+    """Return the token of a row of ``COLUMNS``. Raises ValueError for what this program has not written there."""
+    return msgspec.convert(dict(zip(COLUMNS.split(", "), row, strict=True)), TokenEntry)

@@ -6,7 +6,11 @@ import ast
 from collections.abc import Iterator
 from pathlib import Path
 
+import pytest
+
 from inferd.protocol import LimitExceeded
+from inferd_runtime.server.dialects.anthropic.errors import error_reply_anthropic
+from inferd_runtime.server.dialects.openai.errors import error_reply_openai
 from inferd_runtime.server.dialects.statuses import (
     BODY_LIMIT,
     HEAD_LIMIT,
@@ -16,6 +20,7 @@ from inferd_runtime.server.dialects.statuses import (
     retry_headers,
     status_of,
 )
+from inferd_runtime.server.gateway.replies import error_reply
 
 ROOT = Path(__file__).parents[4]
 PLACES = {
@@ -75,3 +80,11 @@ def test_a_limit_that_passes_is_asked_for_again() -> None:
     for limit in TRANSIENT_LIMITS:
         error = LimitExceeded("no", limit=limit)
         assert (status_of(error), retry_headers(error)) == (429, {"Retry-After": "1"})
+
+
+@pytest.mark.parametrize("limit", [[1], {"a": 1}, 5, None, True])
+def test_a_limit_that_a_program_made_up_is_none_and_no_bug(limit: object) -> None:
+    """It was looked up in a set, and a list cannot be."""
+    error = LimitExceeded("mine", limit=limit)
+    assert error_reply_openai(error).status == error_reply_anthropic(error).status == 400
+    assert error_reply(error).status_code == 400

@@ -11,7 +11,7 @@ import pytest
 from inferd.protocol import InvalidRequest, NotFound, Unauthorized, Unavailable
 from inferd_runtime.server.gateway.auth import AccessTokens, TenantQuotas
 from inferd_runtime.server.tenancy.quotas import ADMIN_QUOTAS, Quotas, QuotaTable, Role
-from inferd_runtime.server.tenancy.token_store import TokenStore
+from inferd_runtime.server.tenancy.token_store import COLUMNS, TokenStore
 from inferd_runtime.server.tenancy.tokens import TokenRights, check_strength, new_token
 
 
@@ -109,6 +109,20 @@ def test_a_role_that_is_none_makes_the_file_unavailable_and_is_no_bug(path: Path
     other.close()
     with pytest.raises(Unavailable, match="root"):
         AccessTokens({}, store).rights_of("Bearer x")
+    store.close()
+
+
+def test_a_row_that_somebody_else_wrote_is_no_bug(path: Path) -> None:
+    path.parent.mkdir()
+    with sqlite3.connect(path) as other:
+        other.execute(f"CREATE TABLE tokens (digest, {COLUMNS})")
+        other.execute("INSERT INTO tokens VALUES (x'ff', 'tok-x', 'ann', 'user', '', 'long ago', 'never', NULL)")
+        other.execute("PRAGMA user_version=1")
+    other.close()
+    store = TokenStore(path)
+    for read in (store.entries, store.rights):
+        with pytest.raises(Unavailable, match="created_at"):
+            read()
     store.close()
 
 

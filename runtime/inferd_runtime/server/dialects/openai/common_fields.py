@@ -8,6 +8,7 @@ from typing import Annotated, Any, Literal
 from msgspec import Meta, Struct
 
 from inferd.chat import ChatRequest, OutputFormat, SamplingOptions
+from inferd.protocol.contexts import MAX_SALT
 from inferd.protocol.generation import MAX_PRIORITY, MAX_STOP_CHARACTERS, MAX_STOP_TOKENS, MAX_STOPS
 from inferd.protocol.passes import MAX_LOGPROB_TOKENS, MAX_LOGPROBS
 from inferd.protocol.sampling import MAX_ALLOWED, MAX_BIASES, MAX_SEED
@@ -93,7 +94,7 @@ class CommonFields(Struct, kw_only=True, forbid_unknown_fields=True):
     priority: Annotated[int, Meta(ge=-MAX_PRIORITY, le=MAX_PRIORITY)] | None = None
     session_id: Name | None = None
     request_id: Annotated[str, Meta(pattern=r"^[\x21-\x7e]{1,128}\Z")] | None = None
-    cache_salt: Annotated[str, Meta(min_length=1, max_length=1024)] | None = None
+    cache_salt: Annotated[str, Meta(min_length=1, max_length=MAX_SALT)] | None = None
     return_token_ids: bool | None = None
     return_tokens_as_token_ids: bool | None = None
     prompt_logprobs: Annotated[int, Meta(ge=0, le=MAX_LOGPROBS)] | None = None

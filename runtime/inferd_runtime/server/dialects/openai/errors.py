@@ -9,7 +9,7 @@ from inferd.protocol import InferdError, InvalidRequest, LimitExceeded, cut
 from inferd_runtime.server.dialects.exchange import ErrorReply
 from inferd_runtime.server.dialects.openai.chat_fields import CHAT_FIELDS
 from inferd_runtime.server.dialects.reading import MAX_PARAM
-from inferd_runtime.server.dialects.statuses import is_prompt_too_long, retry_headers, status_of
+from inferd_runtime.server.dialects.statuses import is_prompt_too_long, limit_of, retry_headers, status_of
 
 REQUEST_ERROR, SERVER_ERROR = "invalid_request_error", "server_error"
 TYPES = {403: "permission_error", 429: "rate_limit_error"}
@@ -79,8 +79,7 @@ def _param(error: InferdError) -> str | None:
     named = _named_field(error.message) if isinstance(error, InvalidRequest | LimitExceeded) else None
     if named is not None:
         return named
-    limit = error.detail.get("limit")
-    return LIMITED_FIELDS.get(limit) if isinstance(limit, str) else None
+    return LIMITED_FIELDS.get(limit_of(error))
 
 
 def _named_field(message: str) -> str | None:

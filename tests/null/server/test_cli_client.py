@@ -1,0 +1,72 @@
+"""What the command line finds in the state folder, or behind an address, may be anything: it is an error and no bug."""
+
+from __future__ import annotations
+
+import os
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from http.server import BaseHTTPRequestHandler, HTTPServer
+from pathlib import Path
+
+import pytest
+
+from inferd.protocol import InferdError, InvalidRequest, Unavailable
+from inferd_runtime.cli.client import SERVER_FILE, TOKEN_FILE, Server
+from inferd_runtime.settings.settings import Settings
+
+DEEP = b"[" * 100_000
+
+
+@contextmanager
+def answering(body: bytes, status: int = 200) -> Iterator[str]:
+    """The address of a server that has one answer."""
+
+    class Handler(BaseHTTPRequestHandler):
+        def do_GET(self) -> None:
+            self.send_response(status)
+            self.send_header("Content-Length", str(len(body)))
+            self.end_headers()
+            self.wfile.write(body)
+
+        def log_message(self, format: str, *args: object) -> None:
+            pass
+
+    with HTTPServer(("127.0.0.1", 0), Handler) as server:
+        thread = threading.Thread(target=server.serve_forever, args=(0.01,))
+        thread.start()
+        try:
+            yield f"http://127.0.0.1:{server.server_port}"
+        finally:
+            server.shutdown()
+            thread.join()
+
+
+@pytest.mark.parametrize("text", [b"\xed\xa0\x80", DEEP, b"[]", b'{"url": 5}', b"", os.urandom(64) + b"\xff"])
+@pytest.mark.parametrize("name", [SERVER_FILE, TOKEN_FILE])
+def test_a_file_that_is_damaged_names_no_server_and_no_token(tmp_path: Path, name: str, text: bytes) -> None:
+    (tmp_path / name).write_bytes(text)
+    server = Server.of(Settings(state_dir=tmp_path, host="127.0.0.1", port=1))
+    with pytest.raises(InferdError) as caught:
+        server.get("/v1/tenants")
+    assert isinstance(caught.value, (Unavailable, InvalidRequest))
+
+
+@pytest.mark.parametrize("url", ["http://[", "http://x:99999999", "http://", "nonsense", "http://x:y"])
+def test_an_address_that_is_none_is_refused(url: str) -> None:
+    with pytest.raises(InvalidRequest, match="no server's address"):
+        Server(url, None).get("/")
+
+
+@pytest.mark.parametrize("token", ["a\nb: c", "\u20ac"])
+def test_a_token_that_no_header_holds_is_refused_and_not_repeated(token: str) -> None:
+    with answering(b"{}") as url, pytest.raises(InvalidRequest) as caught:
+        Server(url, token).get("/")
+    assert token not in str(caught.value)
+
+
+@pytest.mark.parametrize("body", [b"<html>", DEEP, b"\xff"])
+@pytest.mark.parametrize("status", [200, 500])
+def test_an_answer_that_is_no_json_is_an_error(body: bytes, status: int) -> None:
+    with answering(body, status) as url, pytest.raises(InferdError, match="that is no"):
+        Server(url, None).get("/")
