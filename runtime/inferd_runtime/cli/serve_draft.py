@@ -21,7 +21,7 @@ LISTEN = "127.0.0.1:7071"
 DESCRIPTION = """Draft for targets on other machines until Ctrl+C or SIGTERM.
 
 A target uses it with `inferd serve --draft NAME,at=HOST:PORT`. Both sides need the same key: --draft-key-file names a file that
-only its owner can read, as `inferd token` makes none for this: (umask 077; openssl rand -hex 32 > draft.key)."""
+only its owner can read. This makes one: (umask 077; openssl rand -hex 32 > draft.key)"""
 
 
 def serve_draft(argv: list[str]) -> int:
