@@ -17,7 +17,7 @@ from types import TracebackType
 from typing import Any
 
 from inferd.program.json_values import to_json_value
-from inferd.protocol import InvalidRequest, ProgramError, Unavailable
+from inferd.protocol import InvalidRequest, NotFound, ProgramError, Unavailable
 from inferd.protocol.http import (
     DEFAULT_TIMEOUT,
     MAX_BODY,
@@ -188,23 +188,28 @@ async def fetch(
 async def _upload(port: Port, begin: BeginFetch, body: AsyncIterable[bytes]) -> Response:
     number = (await port.transport.call(begin)).fetch
     try:
-        await _write(port, number, body)
-        return Response(port, await port.transport.call(AwaitHead(number)))
+        failed = await _write(port, number, body)
+        try:
+            return Response(port, await port.transport.call(AwaitHead(number)))
+        except NotFound as error:  # the process that fetches ended, and the next one does not know the request
+            raise failed or error from None
     except BaseException:
         port.abandon([CloseFetch(number)])
         raise
 
 
-async def _write(port: Port, number: int, body: AsyncIterable[bytes]) -> None:
+async def _write(port: Port, number: int, body: AsyncIterable[bytes]) -> Unavailable | None:
+    """Send the body. Returns what ended that early, where the response's head may tell more of it."""
     try:
         async for piece in body:
             for start in range(0, len(piece), MAX_WRITE):
                 await port.transport.call(WriteBody(number, bytes(piece[start : start + MAX_WRITE])))
         await port.transport.call(WriteBody(number, b"", last=True))
     except InvalidRequest:
-        return  # the server has answered before it had the whole body
-    except Unavailable:
-        return  # what went wrong is told by the head
+        return None  # the server has answered before it had the whole body
+    except Unavailable as error:
+        return error
+    return None
 
 
 async def _whole(data: bytes) -> AsyncIterator[bytes]:

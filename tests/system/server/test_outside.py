@@ -70,7 +70,11 @@ class Outside:
 
 
 async def answer(connection: Connection) -> None:
-    """The web server: ``/endless`` has no end, ``/to?URL`` redirects, everything else answers the request's head and body."""
+    """The web server: ``/endless`` has no end, ``/to?URL`` redirects, ``/leaves`` does not answer, everything else answers the
+    request's head and body.
+    """
+    if connection.path == "/leaves":
+        return
     if connection.path == "/endless":
         await connection.send(b"HTTP/1.1 200 OK\r\n\r\n")
         while True:
@@ -299,6 +303,20 @@ async def test_a_fetcher_that_was_killed_comes_back(outside: Outside) -> None:
                     break
                 except inferd.Unavailable as error:
                     await anyio.sleep(error.detail.get("retry_after_s", 0.05))
+
+
+async def test_a_server_that_leaves_during_an_upload_is_unavailable(outside: Outside) -> None:
+    run = await outside.run(
+        """
+async def pieces():
+    while True:
+        yield bytes(65536)
+
+async def main():
+    await http.fetch(WEB + "/leaves", method="POST", body=pieces())
+"""
+    )
+    assert run["error"]["code"] == "unavailable", run["error"]
 
 
 class Desk:

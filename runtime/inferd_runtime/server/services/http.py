@@ -282,11 +282,13 @@ class HttpService:
         await anyio.sleep(self._admission.pause(fetch.caller.tenant, len(data), self._clock()))
 
     async def _asked(self, fetch: OpenFetch, op: str, request: Any, kind: type[T]) -> T:
-        """Ask the process. A request that failed, or whose program does not wait for it any more, is over."""
+        """Ask the process. A request that failed, or whose program does not wait for it any more, is over; one that takes no more
+        of its body is not: its head says why, or was there before.
+        """
         try:
             return await self._process.call(op, request, kind)
         except InferdError as error:
-            if not isinstance(error, InvalidRequest):
+            if op != "write" and not isinstance(error, InvalidRequest):
                 self._over(fetch, error.code)
             raise
         except BaseException:  # cancelled

@@ -245,6 +245,16 @@ async def test_what_is_too_large_is_refused_by_its_limit(request_: StartFetch) -
     assert caught.value.detail["limit"]
 
 
+async def test_a_request_that_takes_no_more_of_its_body_is_asked_for_its_head() -> None:
+    at = gateway()
+    begun = await at.http.begin(SCRIPT, BeginFetch("POST", URL))
+    at.fetcher.fails = True
+    with pytest.raises(Unavailable):
+        await at.http.write(SCRIPT, WriteBody(begun.fetch, b"a"))
+    at.fetcher.fails = False
+    assert (await at.http.head(SCRIPT, AwaitHead(begun.fetch))).status == 200
+
+
 async def test_pieces_are_counted_and_bounded() -> None:
     at = gateway()
     begun = await at.http.begin(SCRIPT, BeginFetch("POST", URL))
