@@ -6,7 +6,7 @@ import dataclasses
 import enum
 import math
 from collections import deque
-from collections.abc import AsyncIterable, Awaitable, Iterator, Set
+from collections.abc import AsyncIterable, Awaitable, Iterator, Mapping, Set
 from numbers import Number
 from pathlib import PurePath
 from typing import Any
@@ -87,6 +87,8 @@ def _instead(value: object) -> str:
         return ": send what it yields one after the other with session.send, or return a list of it"
     if isinstance(value, (bytes, bytearray, memoryview)):
         return ": decode it, or send it with session.send_file"
+    if isinstance(value, Mapping):
+        return ": make a dict of it"
     if hasattr(value, "isoformat"):
         return ": use its isoformat()"
     if isinstance(value, (Set, Iterator, deque, range)):

@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 from datetime import date
 from decimal import Decimal
 from pathlib import Path
+from types import MappingProxyType
 from typing import (  # noqa: UP035
     Annotated,
     Any,
@@ -224,6 +225,7 @@ class Soon:
 @pytest.mark.parametrize(
     ("value", "instead"),
     [
+        (MappingProxyType({}), "make a dict"),
         ({1}, "make a list"),
         (iter([]), "make a list"),
         (date(2024, 1, 1), "isoformat"),
