@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
 from typing import Any
 
 import pytest
@@ -11,25 +10,13 @@ from hypothesis import given, settings, strategies as st
 from tiers import examples
 
 from inferd import protocol as p
-from inferd_runtime.engine.engine import EngineOptions
-from inferd_runtime.testing.byte_tokenizer import END, TURN, VOCAB_SIZE
+from inferd_runtime.testing.byte_tokenizer import END, TURN
 from inferd_runtime.testing.direct import DirectSession, Generated
-from inferd_runtime.testing.null_driver import NullDriver
-from inferd_runtime.testing.served import null_model
 
 PROMPT = "tick tock tick tock tick "
 ANSWER = p.ConstraintSpec("regex", value="(yes|no)!")
 SPECIAL, TEXT = "<turn>", "/t"
 """An end mark that is one special token, and one that is two tokens of text."""
-
-
-@pytest.fixture(scope="module")
-def caller() -> Iterator[DirectSession]:
-    made = DirectSession(
-        null_model(driver=NullDriver(vocab_size=VOCAB_SIZE, pages=2048), options=EngineOptions(token_budget=64))
-    )
-    yield made
-    made.close()
 
 
 def sampling(seed: int) -> p.Sampling:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from typing import Any
 
 import pytest
@@ -10,24 +9,12 @@ from hypothesis import given, settings, strategies as st
 from tiers import examples
 
 from inferd import protocol as p
-from inferd_runtime.engine.engine import EngineOptions
 from inferd_runtime.testing.byte_tokenizer import END, VOCAB_SIZE
 from inferd_runtime.testing.direct import DirectSession, Generated
-from inferd_runtime.testing.null_driver import NullDriver
-from inferd_runtime.testing.served import null_model
 
 PROMPT = "tick tock tick tock tick "
 STEERED = {"bias_tokens": (END,), "bias_values": (4.0,)}
 """A sampler that writes the end of the text often."""
-
-
-@pytest.fixture(scope="module")
-def caller() -> Iterator[DirectSession]:
-    made = DirectSession(
-        null_model(driver=NullDriver(vocab_size=VOCAB_SIZE, pages=2048), options=EngineOptions(token_budget=64))
-    )
-    yield made
-    made.close()
 
 
 def sampling(seed: int) -> p.Sampling:

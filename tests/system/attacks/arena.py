@@ -311,6 +311,16 @@ def mebibytes(process: psutil.Process) -> float:
         return 0.0
 
 
+@contextmanager
+def bounded_gateway(arena: Arena, most_grown_mb: float) -> Iterator[None]:
+    """Fail if the gateway's memory has grown by more than this at the end of the block."""
+    gateway = psutil.Process(arena.server.pid)
+    before = mebibytes(gateway)
+    yield
+    grown = mebibytes(gateway) - before
+    assert grown < most_grown_mb, f"the gateway grew by {grown:.0f} MiB"
+
+
 def percentile(samples: list[float], share: float) -> float:
     """Return the sample that so large a share is not above."""
     ordered = sorted(samples) or [0.0]

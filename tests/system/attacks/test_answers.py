@@ -7,9 +7,7 @@ from collections.abc import Callable, Mapping
 from contextlib import ExitStack
 from typing import Any
 
-import psutil
-
-from .arena import Arena, Wire, mebibytes
+from .arena import Arena, Wire, bounded_gateway
 from .attack import OK, Attack, Calls, Conduct, Program, Request, attacks, ending, withstood
 from .clients import others_are_served
 from .test_services import rude_session
@@ -81,21 +79,13 @@ def unread_passes(arena: Arena) -> str:
     """Ask for all logits of many passes, over three sessions, and read none of them."""
     with ExitStack() as held:
         wires = [held.enter_context(rude_session(arena.mallory)) for _ in range(3)]
-        before = gateway_mb(arena)
+        held.enter_context(bounded_gateway(arena, MOST_GROWN_MB))
         for wire in wires:
             contexts = [wire.context("a") for _ in range(40)]
             probes = [{"kind": "logits"}] * 32
             for context in contexts:
                 wire.send("forward", context=context, tokens=[1] * 24, at=list(range(24)), probes=probes)
-        end = others_are_served(arena, OK)
-        grown = gateway_mb(arena) - before
-    assert grown < MOST_GROWN_MB, f"the gateway grew by {grown:.0f} MiB"
-    return end
-
-
-def gateway_mb(arena: Arena) -> float:
-    """The gateway's memory."""
-    return mebibytes(psutil.Process(arena.server.pid))
+        return others_are_served(arena, OK)
 
 
 def scored_answers(arena: Arena) -> str:

@@ -11,9 +11,8 @@ from contextlib import ExitStack
 from typing import Any
 
 import msgspec
-import psutil
 
-from .arena import Arena, Hostile, Wire, checked, mebibytes, open_socket
+from .arena import Arena, Hostile, Wire, bounded_gateway, checked, open_socket
 from .attack import OK, Attack, Calls, Conduct, answered, attacks, withstood
 from .clients import others_are_served
 
@@ -110,19 +109,11 @@ def replies_that_nobody_reads(arena: Arena) -> str:
         children = [wire.call("launch.start", program=program)["child"] for wire in wires]
         for wire, child in zip(wires, children, strict=True):
             assert "result" in wire.call("launch.result", child=child)
-        before = gateway_mb(arena)
+        held.enter_context(bounded_gateway(arena, MOST_GROWN_MB))
         for wire, child in zip(wires, children, strict=True):
             for _ in range(WINDOW):
                 wire.send("launch.result", child=child)
-        end = others_are_served(arena, OK)
-        grown = gateway_mb(arena) - before
-    assert grown < MOST_GROWN_MB, f"the gateway grew by {grown:.0f} MiB"
-    return end
-
-
-def gateway_mb(arena: Arena) -> float:
-    """The gateway's memory."""
-    return mebibytes(psutil.Process(arena.server.pid))
+        return others_are_served(arena, OK)
 
 
 def durable_flood(arena: Arena) -> str:
