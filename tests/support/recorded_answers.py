@@ -21,7 +21,6 @@ from inferd.chat import (
     UsageReport,
 )
 from inferd.protocol import InferdError
-from inferd_runtime.server.dialects.collected import CollectedAnswer
 from inferd_runtime.server.dialects.exchange import ClientHeaders, Dialect, Exchange
 from inferd_runtime.server.dialects.openai.errors import error_reply_openai
 
@@ -70,12 +69,10 @@ class RecordedServer:
         self.asked.append(exchange)
         if exchange.streams:
             return httpx2.Response(200, content=self._stream(exchange), headers={"content-type": "text/event-stream"})
-        answer = CollectedAnswer.of(getattr(exchange, "choices", exchange.request.n))
+        answer = exchange.whole()
         for event in self._events:
             answer.add(event)
-        return httpx2.Response(
-            200, content=json.dumps(exchange.body(answer)).encode(), headers={"content-type": "application/json"}
-        )
+        return httpx2.Response(200, content=answer.body(), headers={"content-type": "application/json"})
 
     def _stream(self, exchange: Exchange) -> bytes:
         parts = [exchange.opening(), *(exchange.chunks(event) for event in self._events)]

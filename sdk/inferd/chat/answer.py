@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Coroutine, Sequence
 from contextlib import AsyncExitStack
-from dataclasses import replace
 from typing import Any
 
 from inferd.chat.conversation import open_context
@@ -14,6 +13,9 @@ from inferd.chat.request import ChatRequest
 from inferd.context import Context
 from inferd.model import Model
 from inferd.protocol import TokenLogprob
+
+SCORED_AT_ONCE = 1024
+"""Tokens of a prompt whose log-probabilities come in one reply: who reads it does nothing else meanwhile."""
 
 
 async def answer(request: ChatRequest) -> None:
@@ -32,7 +34,7 @@ async def answer(request: ChatRequest) -> None:
         if request.return_tokens:
             await reply.prompt(await ctx.tokens())
         if request.prompt_logprobs is not None:
-            await reply.prompt_scores(_most_likely(scores, request.prompt_logprobs))
+            await reply.prompt_scores(scores, top=request.prompt_logprobs)
         if request.echo:
             await _echo(request, reply, scores)
         if request.most_tokens == 0:
@@ -66,14 +68,11 @@ async def _scored_prompt(request: ChatRequest, ctx: Context) -> list[TokenLogpro
         return []
     tokens = await ctx.tokens()
     await ctx.truncate(0)
-    return await ctx.prompt_logprobs(tokens, max(alternatives), adapter=request.adapter or None)
-
-
-def _most_likely(scores: list[TokenLogprob], count: int) -> list[TokenLogprob]:
-    """Return the scores with ``count`` alternatives at most."""
-    return [
-        replace(each, top_tokens=each.top_tokens[:count], top_logprobs=each.top_logprobs[:count]) for each in scores
-    ]
+    scores: list[TokenLogprob] = []
+    for start in range(0, len(tokens), SCORED_AT_ONCE):
+        part = tokens[start : start + SCORED_AT_ONCE]
+        scores += await ctx.prompt_logprobs(part, max(alternatives), adapter=request.adapter or None)
+    return scores
 
 
 async def _echo(request: ChatRequest, reply: Reply, scores: list[TokenLogprob]) -> None:
@@ -84,4 +83,4 @@ async def _echo(request: ChatRequest, reply: Reply, scores: list[TokenLogprob]) 
         if request.logprobs is None:
             await reply.text(prompt, choice=choice)
         else:
-            await reply.scored_text(prompt, _most_likely(scores, request.logprobs), choice=choice)
+            await reply.scored_text(prompt, scores, choice=choice, top=request.logprobs)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import secrets
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 from inferd import session
@@ -41,8 +41,10 @@ from inferd.transport import current_transport
 
 MESSAGE_KEY = "chat"
 """Of the messages that carry events, so that a program may send messages of its own beside them."""
-SCORED_AT_ONCE = 128
-"""Tokens with their alternatives in one message."""
+SCORED_AT_ONCE = 512
+"""Log-probabilities in one message, alternatives included."""
+MOST_SCORED = 64
+"""Tokens of one event that have some: a step brings no more."""
 
 
 def new_call_id() -> str:
@@ -91,22 +93,26 @@ class Reply:
         """Write more text of an answer."""
         await self._send([TextDelta(checked_text("text", text), choice)])
 
-    async def scored_text(self, text: str, entries: Sequence[TokenLogprob], *, choice: int = 0) -> None:
-        """Write a text whose tokens are known with their log-probabilities, in pieces that a message has room for."""
+    async def scored_text(
+        self, text: str, entries: Sequence[TokenLogprob], *, choice: int = 0, top: int | None = None
+    ) -> None:
+        """Write a text whose tokens are known with their log-probabilities, in pieces that a message has room for.
+
+        ``top``: tell at most so many alternatives of each.
+        """
         at, places = 0, TokenPlaces(text)
-        for start in range(0, len(entries), SCORED_AT_ONCE):
-            scores = await self._scores.of(entries[start : start + SCORED_AT_ONCE])
+        for part in _parts(entries):
+            scores = await self._scores.of(part, top=top)
             for score in scores:
                 places.of(score)
-            end = len(text) if start + SCORED_AT_ONCE >= len(entries) else places.end
+            end = len(text) if part[-1] is entries[-1] else places.end
             await self._send([TextDelta(checked_text("text", text[at:end]), choice, scores=scores)])
             at = end
 
-    async def prompt_scores(self, entries: Sequence[TokenLogprob], *, choice: int = 0) -> None:
+    async def prompt_scores(self, entries: Sequence[TokenLogprob], *, choice: int = 0, top: int | None = None) -> None:
         """Tell how likely the prompt's tokens are, before an answer's text: for a client that asks for ``prompt_logprobs``."""
-        for start in range(0, len(entries), SCORED_AT_ONCE):
-            scores = await self._scores.of(entries[start : start + SCORED_AT_ONCE])
-            await self._send([PromptScores(scores, choice)])
+        for part in _parts(entries):
+            await self._send([PromptScores(await self._scores.of(part, top=top), choice)])
 
     async def reasoning(self, text: str, *, choice: int = 0) -> None:
         """Write more of what was thought before the answer."""
@@ -227,6 +233,12 @@ class Reply:
         )
 
 
+def _parts(entries: Sequence[TokenLogprob]) -> Iterator[Sequence[TokenLogprob]]:
+    """Yield the entries of as many tokens as one message has room for."""
+    size = max(1, SCORED_AT_ONCE // (1 + max((len(each.top_tokens) for each in entries), default=0)))
+    return (entries[start : start + size] for start in range(0, len(entries), size))
+
+
 def _later(known: Usage | None, told: Usage | None) -> Usage | None:
     """Return what a session had used at the later end of two of its generations; None where the second did not tell."""
     if known is None or told is None:
@@ -250,7 +262,7 @@ class _AnswerStream:
         """Return what a step adds. Its tokens go with its first text; where it shows none, with the next."""
         self._tokens += tokens
         self._scores += scores
-        return [self._event(part) for part in self._parser.feed(text)]
+        return [event for part in self._parser.feed(text) for event in self._events(part)]
 
     def count_thought(self, tokens: Sequence[int]) -> None:
         """Count the tokens of a step whose events have been taken, as far as they are reasoning."""
@@ -272,20 +284,21 @@ class _AnswerStream:
 
     def last_events(self, *, cut: bool) -> list[ChatEvent]:
         """Return what was held back. ``cut``: the text could have gone on."""
-        events = [self._event(part) for part in self._parser.finish(cut=cut)]
-        if self._tokens or self._scores:
-            events.append(self._event(TextPart("")))
-        return events
+        events = [event for part in self._parser.finish(cut=cut) for event in self._events(part)]
+        return [*events, *self._events(TextPart(""))] if self._tokens or self._scores else events
 
-    def _event(self, part: AnswerPart) -> ChatEvent:
+    def _events(self, part: AnswerPart) -> list[ChatEvent]:
+        """Return a part's events: more than one where many scores have waited for a text, as behind a long call."""
         match part:
             case CallPart(name):
                 started = self._reply.started(name, self._choice)
                 self._call = started.call
-                return started
+                return [started]
             case ArgumentsPart(text):
-                return ToolArguments(self._call, text, self._choice)
+                return [ToolArguments(self._call, text, self._choice)]
             case _:
                 tokens, scores, self._tokens, self._scores = self._tokens, self._scores, [], []
                 delta = ReasoningDelta if isinstance(part, ReasoningPart) else TextDelta
-                return delta(part.text, self._choice, tokens, scores)
+                more = [scores[at : at + MOST_SCORED] for at in range(MOST_SCORED, len(scores), MOST_SCORED)]
+                first = delta(part.text, self._choice, tokens, scores[:MOST_SCORED])
+                return [first, *(delta("", self._choice, [], each) for each in more)]

@@ -17,27 +17,37 @@ class TokenScores:
 
     def __init__(self, model: str) -> None:
         self._model = model
-        self._bytes: dict[int, bytes] = {}
+        self._known: dict[int, tuple[str, list[int]]] = {}
 
-    async def of(self, entries: Sequence[TokenLogprob], *, ranked: bool = True) -> list[TokenScore]:
-        """Return a score for each entry, with its alternatives. ``ranked``: they are the most likely ones, in order."""
-        await self._learn({token for entry in entries for token in (entry.token, *entry.top_tokens)})
-        return [self._score(entry, ranked) for entry in entries]
+    async def of(
+        self, entries: Sequence[TokenLogprob], *, top: int | None = None, ranked: bool = True
+    ) -> list[TokenScore]:
+        """Return a score for each entry, with its alternatives, ``top`` of them at most.
+
+        ``ranked``: they are the most likely ones, in order.
+        """
+        await self._learn({token for entry in entries for token in (entry.token, *entry.top_tokens[:top])})
+        return [self._score(entry, top, ranked) for entry in entries]
 
     async def _learn(self, tokens: set[int]) -> None:
-        unknown = sorted(tokens - self._bytes.keys())
+        unknown = sorted(tokens - self._known.keys())
         if unknown:
             reply: TokenPieces = await current_transport().call(TokenBytes(unknown, self._model))
-            self._bytes |= {token: base64.b64decode(piece) for token, piece in zip(unknown, reply.pieces, strict=True)}
+            pieces = (base64.b64decode(piece) for piece in reply.pieces)
+            told = ((data.decode(errors="replace"), list(data)) for data in pieces)
+            self._known |= dict(zip(unknown, told, strict=True))
 
-    def _score(self, entry: TokenLogprob, ranked: bool) -> TokenScore:
-        told = zip(entry.top_tokens, entry.top_logprobs, strict=True)
-        top = [self._one(*pair, [], rank if ranked else 0) for rank, pair in enumerate(told, 1)]
-        return self._one(entry.token, entry.logprob, top, entry.rank)
+    def _score(self, entry: TokenLogprob, most: int | None, ranked: bool) -> TokenScore:
+        told = zip(entry.top_tokens[:most], entry.top_logprobs[:most], strict=True)
+        top = [
+            TokenScore(token, *self._known[token], logprob, [], rank if ranked else 0)
+            for rank, (token, logprob) in enumerate(told, 1)
+        ]
+        return TokenScore(entry.token, *self._known[entry.token], entry.logprob, top, entry.rank)
 
-    def _one(self, token: int, logprob: float | None, top: list[TokenScore], rank: int) -> TokenScore:
-        data = self._bytes[token]
-        return TokenScore(token, data.decode(errors="replace"), list(data), logprob, top, rank)
+
+LOOKED_THROUGH = 1024
+"""Bytes of a text in which a token is looked for: each of a long text may be one that does not show."""
 
 
 class TokenPlaces:
@@ -58,7 +68,7 @@ class TokenPlaces:
         data = bytes(score.data)
         found = self._text.startswith(data, self._at)
         if not found and _is_text(data):  # before it may stand what was held back, or could not be decoded
-            found = (ahead := self._text.find(data, self._at)) >= 0
+            found = (ahead := self._text.find(data, self._at, self._at + LOOKED_THROUGH)) >= 0
             self._go(ahead)
         place = self.end
         if found:

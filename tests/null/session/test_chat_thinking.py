@@ -4,19 +4,33 @@ from __future__ import annotations
 
 import asyncio
 import json
+import sys
 from typing import Any
 
 import pytest
 from chat_models import HERMES, ChatKind, make
 
 from inferd import protocol as p
-from inferd.chat import ChatMessage, ChatRequest, OutputFormat, SamplingOptions, Tool, ToolChoice, answer
+from inferd.chat import (
+    ChatMessage,
+    ChatRequest,
+    OutputFormat,
+    SamplingOptions,
+    TextDelta,
+    TokenScore,
+    Tool,
+    ToolChoice,
+    answer,
+)
+from inferd.chat.answer_parser import AnswerShape
+from inferd.chat.reply import MOST_SCORED, Reply, _AnswerStream
 from inferd.transport import restore_transport, use_transport
 from inferd_grammar import GrammarCompiler, TokenTable
 from inferd_runtime.engine.adapters import AdapterSet
 from inferd_runtime.engine.engine import Engine, EngineOptions
 from inferd_runtime.server.chat.program_events import EventReader
 from inferd_runtime.server.dialects.collected import CollectedAnswer
+from inferd_runtime.server.dialects.openai.answer_parts import prompt_columns
 from inferd_runtime.session.served_model import ServedModel
 from inferd_runtime.testing.null_driver import NullDriver
 from inferd_runtime.testing.transport import DirectTransport
@@ -78,7 +92,7 @@ class Listening(DirectTransport):
 
     def __init__(self, model: ServedModel, choices: int) -> None:
         super().__init__(model)
-        self.answer = CollectedAnswer.of(choices)
+        self.answer = CollectedAnswer(choices, vars, prompt_columns=prompt_columns)
         self._reader = EventReader(choices)
 
     async def call(self, request: Any) -> Any:
@@ -273,3 +287,25 @@ def test_a_call_that_must_come_is_complete_or_told_as_cut(kind: str, several: bo
             assert all("@" in value["to"] for name, value in calls if name == "send_mail")
     assert complete == sorted(complete), complete
     assert complete[-1]
+
+
+def test_scores_that_wait_behind_a_call_come_a_few_at_a_time() -> None:
+    """In one event they would hold up whoever writes it."""
+    stream = _AnswerStream(Reply(ChatRequest([])), AnswerShape("hermes", frozenset({"f"})), 0)
+    scores = [TokenScore(number, "x", [120], -1.0) for number in range(3 * MOST_SCORED + 1)]
+    call = '<tool_call>{"name": "f", "arguments": {}}</tool_call>'
+    events = [*stream.events(call, [], scores), *stream.last_events(cut=False)]
+    told = [event.scores for event in events if isinstance(event, TextDelta)]
+    assert [len(each) for each in told] == [MOST_SCORED, MOST_SCORED, MOST_SCORED, 1]
+    assert [score for each in told for score in each] == scores
+
+
+def test_a_prompt_that_is_scored_in_pieces_has_the_scores_of_the_whole(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The module of that name is hidden by its function."""
+    whole, _ = answered("opened", prompt_logprobs=3)
+    monkeypatch.setattr(sys.modules["inferd.chat.answer"], "SCORED_AT_ONCE", 7)
+    pieces, _ = answered("opened", prompt_logprobs=3)
+    scores = whole.choices[0].prompt_scores.json()["prompt_logprobs"]
+    assert scores == pieces.choices[0].prompt_scores.json()["prompt_logprobs"]
+    assert bytes(scores).count(b"decoded_token") > 60
+    assert whole.choices[0].text == pieces.choices[0].text

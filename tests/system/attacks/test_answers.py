@@ -4,15 +4,23 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Mapping
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
 from typing import Any
 
+import httpx
+
 from .arena import Arena, Wire, bounded_gateway
-from .attack import OK, Attack, Calls, Conduct, Program, Request, attacks, ending, withstood
+from .attack import OK, Attack, Calls, Conduct, Program, Request, attacks, withstood
 from .clients import others_are_served
 from .test_services import rude_session
 
 CHAT = "/v1/chat/completions"
+TEXTS = "/v1/completions"
+MESSAGES = [{"role": "user", "content": "x"}]
+PROMPT = "a b c d " * 400
+LONG = [{"role": "user", "content": PROMPT}]
+SCORED = {"logprobs": True, "top_logprobs": 20, "ignore_eos": True}
 BAD = "client.invalid"
 TYPED = f"ok {BAD} limit"
 MILLIONS = 7_000_000
@@ -30,7 +38,7 @@ SLOW_MESSAGE = (
 
 
 def body(**fields: Any) -> bytes:
-    return json.dumps({"model": "tiny", "messages": [{"role": "user", "content": "x"}], **fields}).encode()
+    return json.dumps({"model": "tiny", "messages": MESSAGES, **fields}).encode()
 
 
 def chat(**fields: Any) -> Callable[[Arena], str]:
@@ -40,8 +48,11 @@ def chat(**fields: Any) -> Callable[[Arena], str]:
 
 def refusal(arena: Arena, content: bytes) -> str:
     response = arena.mallory.http.post(CHAT, content=content)
-    if response.status_code < 300:
-        return OK
+    return OK if response.status_code < 300 else refused(response)
+
+
+def refused(response: httpx.Response) -> str:
+    """How a refused request of an LLM client ended."""
     error = response.json()["error"]
     return BAD if response.status_code == 400 and error["message"] else f"untyped {response.status_code}"
 
@@ -88,11 +99,18 @@ def unread_passes(arena: Arena) -> str:
         return others_are_served(arena, OK)
 
 
-def scored_answers(arena: Arena) -> str:
-    """Ask for many answers with all that is told of their tokens, as one JSON object."""
-    fields = {"n": 24, "logprobs": True, "top_logprobs": 20, "max_tokens": 60, "ignore_eos": True}
-    response = arena.mallory.http.post(CHAT, content=body(**fields))
-    return ending(response) if response.status_code >= 300 else others_are_served(arena, OK)
+def at_once(path: str, count: int, **fields: Any) -> Callable[[Arena], str]:
+    """So many of the same request at once; how the last of them ended."""
+
+    def send(arena: Arena) -> str:
+        with ThreadPoolExecutor(count) as threads:
+            content = json.dumps({"model": "tiny", **fields}).encode()
+            ends = [threads.submit(arena.mallory.http.post, path, content=content) for _ in range(count)]
+            responses = [each.result() for each in ends]
+        (status,) = {response.status_code for response in responses}
+        return refused(responses[0]) if status >= 300 else others_are_served(arena, OK)
+
+    return send
 
 
 LARGEST_FLOATS, SMALLEST_FLOATS = b"1e308," * 600_000, b"4.9e-324," * 400_000
@@ -118,7 +136,11 @@ ANSWERS: list[Attack] = [
     Conduct("lists in the arguments of many calls", chat(messages=called(*["[" + "[]," * 30_000 + "[]]"] * 20)), BAD),
     Conduct("a tool nested 300 times", chat(tools=[DEEP_TOOL]), BAD),
     Conduct("biases for 300,000 tokens", chat(logit_bias={str(at): 0 for at in range(300_000)}), BAD),
-    Conduct("24 answers with 20 alternatives", scored_answers, OK),
+    Conduct("24 answers with 20 alternatives", at_once(CHAT, 1, messages=MESSAGES, n=24, max_tokens=60, **SCORED), OK),
+    Conduct("64 requests with 20 alternatives", at_once(CHAT, 64, messages=MESSAGES, max_tokens=60, **SCORED), OK),
+    Conduct("8 prompts with 20 alternatives", at_once(CHAT, 8, messages=LONG, max_tokens=1, prompt_logprobs=20), OK),
+    Conduct("a prompt with 20 alternatives 32 times", at_once(TEXTS, 1, prompt=PROMPT, n=32, prompt_logprobs=20), BAD),
+    Conduct("a prompt with 5 alternatives 16 times", at_once(TEXTS, 1, prompt=PROMPT, n=16, logprobs=5, echo=True), OK),
     Program("slow numbers of a program for the engine", SLOW_FLOATS, BAD, {"wall_s": 30.0, "cpu_s": 20.0}),
     Program("slow numbers of a program for its launcher", SLOW_MESSAGE, OK),
     Calls("the text of millions of tokens", listed("model.detokenize", tokens=[0] * MILLIONS), "limit:token_ids"),

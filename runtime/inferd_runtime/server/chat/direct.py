@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import replace
 from functools import partial
@@ -27,14 +27,23 @@ from inferd.protocol import (
     ReceiveMessage,
     ReleaseContext,
     SendMessage,
+    Step,
     Steps,
+    TokenLogprobs,
 )
 from inferd.transport import restore_transport, use_transport
+from inferd_runtime.server.chat.answer_pace import (
+    EVENT_SECONDS,
+    TURN_SECONDS,
+    AnswerPace,
+    Turn,
+    seconds_of,
+    seconds_of_entries,
+)
 from inferd_runtime.server.chat.program_events import EventReader
 from inferd_runtime.server.chat.tenant_sessions import TenantSessions
 from inferd_runtime.server.chat.warm_sessions import WarmSessions
 from inferd_runtime.server.processes.background import background_tasks
-from inferd_runtime.server.services.pace import ServicePace
 from inferd_runtime.server.supervisor.engine_session import EngineSession
 from inferd_runtime.server.supervisor.engine_supervisor import StartedEngine
 from inferd_runtime.server.supervisor.runtime import Runtime
@@ -43,12 +52,6 @@ QUEUED_MESSAGES = 16
 """What a client that reads slowly leaves waiting; then the program waits, and the engine with its generation."""
 UNKNOWN = ContextState(0, 0, 0)
 """The state of no context: what the runtime answers where there is none."""
-LOOP_SHARE = 0.75
-"""The part of the event loop's time that the answers of all tenants may take, each an even share of it."""
-TURN_SECONDS = 0.004
-"""What the steps of one generation may take before others have a turn."""
-STEP_SECONDS, SCORE_SECONDS = 20e-6, 12e-6
-"""What a step of a generation takes, and each log-probability with it, measured."""
 ChatMain = Callable[[ChatRequest], Awaitable[Any]]
 Item = list[ChatEvent] | InferdError | None
 """Events, an error, or the end."""
@@ -83,10 +86,10 @@ class ProgramTransport:
         reader: EventReader,
         written: Written,
         formats: Callable[[GetChatFormat], Formats],
-        turn: Callable[[float], Awaitable[None]],
+        turn: Turn,
     ) -> None:
-        """``turn`` waits until the steps of a generation may take so many seconds of the event loop."""
         self._turn = turn
+        self._paid = 0.0
         self._left: dict[int, Steps] = {}
         """By generation the steps that the program has not been given yet."""
         self.reader = reader
@@ -97,10 +100,7 @@ class ProgramTransport:
     async def call(self, request: Any) -> Any:
         """Send a request, and return its reply; see :class:`inferd.transport.Transport`."""
         if isinstance(request, SendMessage):
-            events = self.reader.read(request.message)
-            if events:
-                await self._written.put(events)
-            return Done()
+            return await self._send(self.reader.read(request.message))
         if isinstance(request, ReceiveMessage):
             raise InvalidRequest("a chat request has nobody who sends messages")
         if isinstance(request, GetChatFormat):
@@ -113,7 +113,30 @@ class ProgramTransport:
             self._left.pop(request.generation, None)
             await self._session.post(request)
             return UNKNOWN  # the context is not used again: nobody waits for what becomes of it
-        return await self._session.call(request, type(request).reply)
+        reply = await self._session.call(request, type(request).reply)
+        if isinstance(reply, TokenLogprobs):  # of which the program makes events a few at a time
+            await self._pay(min(seconds_of_entries(reply.tokens), TURN_SECONDS))
+        return reply
+
+    async def _send(self, events: list[ChatEvent]) -> Done:
+        """Hand events to who reads them. What was not paid with what they were made of is paid before the program makes more.
+
+        Log-probabilities wait for their reader: of those that nobody takes, one message is held.
+        """
+        if events:
+            await self._written.put(events)
+        if any(getattr(event, "scores", ()) for event in events):
+            await self._written.join()
+        seconds = sum(map(seconds_of, events))
+        unpaid, self._paid = seconds - self._paid, max(self._paid - seconds, 0.0)
+        if unpaid > 0:
+            await self._turn(unpaid)
+        return Done()
+
+    async def _pay(self, seconds: float) -> None:
+        """Wait until the program may make events for so long."""
+        self._paid += seconds
+        await self._turn(seconds)
 
     async def _next_steps(self, request: NextSteps) -> Steps:
         """Return the next steps of a generation, and of many that have come together a few at a time."""
@@ -122,19 +145,18 @@ class ProgramTransport:
         part, rest = parted(reply)
         if rest is not None:
             self._left[request.generation] = rest
-        await self._turn(seconds_of(part))
+        await self._pay(seconds_of_steps(part.steps))
         return part
 
 
-def seconds_of(reply: Steps) -> float:
-    """Return about how long the program and the dialect take over a generation's steps."""
-    scores = sum(1 + len(each.top_tokens) for step in reply.steps for each in step.logprobs)
-    return STEP_SECONDS * len(reply.steps) + SCORE_SECONDS * scores
+def seconds_of_steps(steps: Sequence[Step]) -> float:
+    """Return about how long a generation's steps take until they are events."""
+    return EVENT_SECONDS * len(steps) + sum(seconds_of_entries(step.logprobs) for step in steps if step.logprobs)
 
 
 def parted(reply: Steps) -> tuple[Steps, Steps | None]:
     """Return the steps that may be handled without a turn of others, and what comes behind them."""
-    seconds = seconds_of(reply)
+    seconds = seconds_of_steps(reply.steps)
     if seconds <= TURN_SECONDS:
         return reply, None
     count = max(1, int(len(reply.steps) * TURN_SECONDS / seconds))
@@ -159,6 +181,7 @@ class DirectAnswer:
         events: list[ChatEvent] = []
         while not self._over and not (events and self._written.empty()):
             item = await self._written.get()
+            self._written.task_done()
             if isinstance(item, list):
                 events += item
             else:
@@ -172,13 +195,15 @@ class DirectAnswer:
 class DirectChat:
     """Runs ``main``, the built-in program, for one request after the other."""
 
-    def __init__(self, runtime: Runtime, sessions: TenantSessions, main: ChatMain, warm: WarmSessions) -> None:
+    def __init__(
+        self, runtime: Runtime, sessions: TenantSessions, main: ChatMain, warm: WarmSessions, pace: AnswerPace
+    ) -> None:
         self._runtime = runtime
         self._main = main
         self._warm = warm
         self._sessions = sessions
         self._formats = ChatFormats()
-        self._pace = ServicePace(LOOP_SHARE)
+        self._pace = pace
 
     @asynccontextmanager
     async def answer(self, tenant: str, request: ChatRequest) -> AsyncIterator[DirectAnswer]:
@@ -194,7 +219,7 @@ class DirectChat:
             answer = DirectAnswer(written)
             async with AsyncExitStack() as held:
                 opened = await held.enter_async_context(self._sessions.channel(tenant))
-                turn = partial(self._turn, tenant)
+                turn = partial(self._pace.turn, tenant)
                 with opened.reading() as session:
                     async with background_tasks() as tasks:
                         tasks.start_soon(self._run, request, opened.engine, session, written, turn)
@@ -202,21 +227,13 @@ class DirectChat:
                 if answer.complete and request.session:
                     await self._warm.keep(tenant, request.session, held.pop_all())
 
-    async def _turn(self, tenant: str, seconds: float) -> None:
-        """Wait for the tenant's turn. Steps of many generations come at once: handled at once they would hold up the loop."""
-        now = anyio.current_time()
-        wait = self._pace.wait(tenant, now)
-        self._pace.used(tenant, seconds, now)
-        if wait > 0:
-            await anyio.sleep(wait)
-
     async def _run(
         self,
         request: ChatRequest,
         engine: StartedEngine,
         session: EngineSession,
         written: Written,
-        turn: Callable[[float], Awaitable[None]],
+        turn: Turn,
     ) -> None:
         """Run the program to its end, and put how it ended behind what it wrote."""
         formats = partial(self._formats.get, engine=engine, session=session)

@@ -5,8 +5,9 @@ from __future__ import annotations
 from collections.abc import AsyncIterator, Sequence
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
 
-from inferd.chat import ChatEvent, PromptScores, ReasoningDelta, TextDelta, TokenScore, ToolArguments
+from inferd.chat import ChatEvent, PromptScores, ReasoningDelta, TextDelta, ToolArguments, UsageReport
 from inferd.protocol import LimitExceeded
+from inferd_runtime.server.chat.answer_pace import numbers_of
 from inferd_runtime.server.chat.answer_source import AnswerSource
 from inferd_runtime.server.tenancy.shares import SharedPlaces
 
@@ -19,9 +20,13 @@ EVENT_BYTES, TOKEN_BYTES, SCORE_BYTES = 64, 36, 450
 
 
 class AnswerRoom:
-    """What one request's answers take of what the tenants share; give it back with :meth:`close`."""
+    """What one request's answers take of what the tenants share; give it back with :meth:`close`.
 
-    def __init__(self, places: SharedPlaces, tenant: str) -> None:
+    ``prompts``: how often the answer repeats what it tells of a prompt.
+    """
+
+    def __init__(self, places: SharedPlaces, tenant: str, prompts: int = 1) -> None:
+        self._prompts = prompts
         self.size = 0
         self._places = places
         self._tenant = tenant
@@ -29,7 +34,7 @@ class AnswerRoom:
 
     def take(self, events: Sequence[ChatEvent]) -> None:
         """Count events. Raises LimitExceeded where the answers become too large, or the tenant's together do."""
-        self.size += sum(map(size_of, events))
+        self.size += sum(map(self._size_of, events))
         if self.size > MAX_ANSWER_BYTES:
             text = f"the answers take more than {MAX_ANSWER_BYTES} bytes until they are complete"
             raise LimitExceeded(
@@ -43,6 +48,9 @@ class AnswerRoom:
             self._places.take(self._tenant, steps * STEP_BYTES)
             self._taken += steps * STEP_BYTES
 
+    def _size_of(self, event: ChatEvent) -> int:
+        return size_of(event) * (self._prompts if isinstance(event, PromptScores | UsageReport) else 1)
+
     def close(self) -> None:
         """Give everything back."""
         self._places.give_back(self._tenant, self._taken)
@@ -53,17 +61,17 @@ def size_of(event: ChatEvent) -> int:
     """Return about how many bytes an event takes."""
     match event:
         case TextDelta() | ReasoningDelta():
-            return EVENT_BYTES + len(event.text) + TOKEN_BYTES * len(event.tokens) + _size_of_scores(event.scores)
+            return (
+                EVENT_BYTES + len(event.text) + TOKEN_BYTES * len(event.tokens) + SCORE_BYTES * numbers_of(event.scores)
+            )
         case PromptScores():
-            return EVENT_BYTES + _size_of_scores(event.scores)
+            return EVENT_BYTES + SCORE_BYTES * numbers_of(event.scores)
         case ToolArguments():
             return EVENT_BYTES + len(event.text)
+        case UsageReport():
+            return EVENT_BYTES + TOKEN_BYTES * len(event.prompt_tokens)
         case _:
             return EVENT_BYTES
-
-
-def _size_of_scores(scores: Sequence[TokenScore]) -> int:
-    return SCORE_BYTES * sum(1 + len(score.top) for score in scores)
 
 
 class _HeldSource:
@@ -83,10 +91,10 @@ class _HeldSource:
 
 @asynccontextmanager
 async def held_answer(
-    answer: AbstractAsyncContextManager[AnswerSource], places: SharedPlaces, tenant: str
+    answer: AbstractAsyncContextManager[AnswerSource], places: SharedPlaces, tenant: str, prompts: int = 1
 ) -> AsyncIterator[AnswerSource]:
-    """Read an answer that is held until it is complete."""
-    room = AnswerRoom(places, tenant)
+    """Read an answer that is held until it is complete. ``prompts``: see :class:`AnswerRoom`."""
+    room = AnswerRoom(places, tenant, prompts)
     try:
         async with answer as source:
             yield _HeldSource(source, room)

@@ -10,7 +10,8 @@ import msgspec
 from inferd.chat import ChatEvent, ChatRequest, UsageReport
 from inferd.protocol import InferdError, ProgramError
 from inferd_runtime.carriable import read_json
-from inferd_runtime.server.chat.program_events import MAX_EVENTS, EventReader
+from inferd_runtime.server.chat.answer_pace import TURN_SECONDS, seconds_of
+from inferd_runtime.server.chat.program_events import EventReader
 from inferd_runtime.server.programs.bundles import Program
 from inferd_runtime.server.programs.launch_checks import check_arguments, check_limits
 from inferd_runtime.server.supervisor.held_runs import RunRequest
@@ -37,15 +38,18 @@ class LaunchedAnswer:
         """Wait for more events; see :class:`AnswerSource`."""
         while not self._run.complete or self._index < self._run.shown_end:
             events: list[ChatEvent] = []
+            taken = 0.0
             for event in await self._run.next_batch(self._index, IDLE_SECONDS):
                 try:
-                    events += self._events(event)
+                    more = self._events(event)
                 except InferdError:
                     if not events:
                         raise
                     return events  # what came before; the next call meets the error again
                 self._index = event.index + 1
-                if len(events) >= MAX_EVENTS:
+                events += more
+                taken += sum(map(seconds_of, more))
+                if taken >= TURN_SECONDS:
                     break  # the rest comes with the next call: other requests have their turns between
             if events:
                 return events

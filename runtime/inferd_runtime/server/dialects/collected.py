@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, field
+from typing import Any
+
+import msgspec
 
 from inferd.chat import (
     ChatEvent,
@@ -11,13 +15,12 @@ from inferd.chat import (
     PromptScores,
     ReasoningDelta,
     TextDelta,
-    TokenScore,
     ToolArguments,
     ToolCall,
     ToolCallStarted,
     UsageReport,
 )
-from inferd_runtime.server.dialects.packed_scores import PackedScores
+from inferd_runtime.server.dialects.written_scores import Columns, WrittenScores, no_columns
 
 
 @dataclass
@@ -36,12 +39,12 @@ class CollectedChoice:
     Texts are kept in pieces: adding each event's to a long one would copy the long one each time.
     """
 
+    scores: WrittenScores
+    prompt_scores: WrittenScores
     text_pieces: list[str] = field(default_factory=list)
     reasoning_pieces: list[str] = field(default_factory=list)
     open_calls: list[CollectedCall] = field(default_factory=list)
     tokens: list[int] = field(default_factory=list)
-    packed: PackedScores = field(default_factory=PackedScores)
-    packed_prompt: PackedScores = field(default_factory=PackedScores)
     reason: FinishReason | None = None
     stopped_by: str = ""
     stop_token: int | None = None
@@ -57,42 +60,33 @@ class CollectedChoice:
         return "".join(self.reasoning_pieces)
 
     @property
-    def scores(self) -> list[TokenScore]:
-        """Return the log-probabilities so far."""
-        return self.packed.read()
-
-    @property
-    def text_scores(self) -> list[TokenScore]:
-        """Return those of the text."""
-        return self.packed.read(text_only=True)
-
-    @property
-    def prompt_scores(self) -> list[TokenScore]:
-        """Return those of the prompt."""
-        return self.packed_prompt.read()
-
-    @property
     def calls(self) -> list[ToolCall]:
         """Return the calls so far."""
         return [ToolCall(call.id, call.name, "".join(call.pieces)) for call in self.open_calls]
 
 
-@dataclass
 class CollectedAnswer:
-    """The answers to one request, and what they used together."""
+    """The answers to one request, and what they used together; ``write`` makes them the JSON object that the client gets.
 
-    choices: list[CollectedChoice]
-    usage: UsageReport = field(default_factory=lambda: UsageReport(0, 0))
+    ``columns`` and ``prompt_columns``: for each answer, what is written of its tokens, and of its prompt's.
+    """
 
-    @classmethod
-    def of(cls, choices: int) -> CollectedAnswer:
-        """Return so many answers without text."""
-        return cls([CollectedChoice() for _ in range(choices)])
+    def __init__(
+        self,
+        choices: int,
+        write: Callable[[CollectedAnswer], dict[str, Any]],
+        columns: Callable[[], Columns] = lambda: no_columns,
+        prompt_columns: Columns = no_columns,
+    ) -> None:
+        self.choices = [
+            CollectedChoice(WrittenScores(columns()), WrittenScores(prompt_columns)) for _ in range(choices)
+        ]
+        self.usage = UsageReport(0, 0)
+        self._write = write
 
-    @property
-    def scored(self) -> int:
-        """How many tokens have log-probabilities."""
-        return sum(choice.packed.count + choice.packed_prompt.count for choice in self.choices)
+    def body(self) -> bytes:
+        """Return the whole answer."""
+        return msgspec.json.encode(self._write(self))
 
     def add(self, event: ChatEvent) -> None:
         """Add an event to the answer that it belongs to."""
@@ -104,13 +98,13 @@ class CollectedAnswer:
             case TextDelta():
                 choice.text_pieces.append(event.text)
                 choice.tokens += event.tokens
-                choice.packed.add(event.scores)
+                choice.scores.add(event.scores, event.text)
             case PromptScores():
-                choice.packed_prompt.add(event.scores)
+                choice.prompt_scores.add(event.scores)
             case ReasoningDelta():
                 choice.reasoning_pieces.append(event.text)
                 choice.tokens += event.tokens
-                choice.packed.add(event.scores, of_text=False)
+                choice.scores.add(event.scores)
             case ToolCallStarted():
                 choice.open_calls.append(CollectedCall(event.id, event.name))
             case ToolArguments():

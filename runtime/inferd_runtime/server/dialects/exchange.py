@@ -9,7 +9,18 @@ from typing import Any, Protocol
 from inferd.chat import ChatEvent, ChatRequest
 from inferd.protocol import InferdError, NotFound, cut, shown
 from inferd.protocol.carrying import MAX_NAME
-from inferd_runtime.server.dialects.collected import CollectedAnswer
+
+
+class WholeAnswer(Protocol):
+    """An answer that is not streamed: it takes all events, and is written when it has them."""
+
+    def add(self, event: ChatEvent) -> None:
+        """Take the next event."""
+        ...
+
+    def body(self) -> bytes:
+        """Return the JSON of the whole answer."""
+        ...
 
 
 class Exchange(Protocol):
@@ -17,7 +28,7 @@ class Exchange(Protocol):
 
     ``model`` is what the client calls the model, which need not be a model. ``streams``: the client wants events as they
     come; then :meth:`opening`, :meth:`chunks` for each event and :meth:`closing` bring the bytes of the stream, and
-    :meth:`failure` ends it in place of :meth:`closing`. Otherwise :meth:`body` is the answer. ``holds``: the end of a stream
+    :meth:`failure` ends it in place of :meth:`closing`. Otherwise :meth:`whole` is the answer. ``holds``: the end of a stream
     brings the whole answer, which is held until then. ``output_field``: the field that says what an answer has to be.
     """
 
@@ -43,8 +54,8 @@ class Exchange(Protocol):
         """Return the end of a stream that broke off."""
         ...
 
-    def body(self, answer: CollectedAnswer) -> dict[str, Any]:
-        """Return the whole answer as a JSON object."""
+    def whole(self) -> WholeAnswer:
+        """Return the whole answer, of which nothing is known yet."""
         ...
 
 

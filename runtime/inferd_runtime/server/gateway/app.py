@@ -26,6 +26,7 @@ from starlette.routing import BaseRoute, Match, Route
 from starlette.types import ASGIApp
 
 from inferd.protocol import MAX_EXPORT_BYTES, InferdError, InternalError, InvalidRequest, NotFound
+from inferd_runtime.server.chat.answer_pace import AnswerPace
 from inferd_runtime.server.chat.builtin import builtin_main
 from inferd_runtime.server.chat.direct import DirectChat
 from inferd_runtime.server.chat.targets import ChatServing
@@ -216,6 +217,12 @@ async def _bug(request: Request, error: Exception) -> Response:
     return error_reply(InternalError(f"a bug in the runtime: {type(error).__name__}"), request.scope)
 
 
+COLLECTIONS = (700, 10, 100)
+"""When the garbage collector runs: as by default, but for collections of everything, which are ten times rarer. They take as
+long as there are objects, and answers that are being written have hundreds of thousands, none of them garbage.
+"""
+
+
 @contextmanager
 def open_entrance(
     settings: Settings, tokens: AccessTokens | None = None, quotas: Callable[[QuotasOf], QuotasOf] = as_settings_say
@@ -276,11 +283,12 @@ async def open_gateway(
         runtime.services.join(Launches(runtime, programs.find, runtime.call_log.audit, role.admit_child))
         provider = None if settings.otel_endpoint is None else otlp_provider(settings.otel_endpoint)
         await stack.enter_async_context(traced(runtime, provider))
-        kept = open_response_store(settings.data_dir / RESPONSES_FILE, use.quotas, settings.max_body_bytes)
+        pace = AnswerPace()
+        kept = open_response_store(settings.data_dir / RESPONSES_FILE, use.quotas, settings.max_body_bytes, pace)
         responses = await stack.enter_async_context(kept)
         sessions, warm = TenantSessions(runtime), await stack.enter_async_context(warm_sessions())
-        serving = ChatServing(runtime, programs, sessions, DirectChat(runtime, sessions, builtin_main(), warm))
-        own, chat = Api(runtime, programs, tokens), ChatApi(runtime, serving)
+        serving = ChatServing(runtime, programs, sessions, DirectChat(runtime, sessions, builtin_main(), warm, pace))
+        own, chat = Api(runtime, programs, tokens), ChatApi(runtime, serving, pace)
         routes = [*role.routes(runtime, responses), *all_routes(own, ModelApi(chat, sessions), chat, responses)]
         async with serve_app(make_app(routes, tokens, entrance.front), settings, entrance):
             try:
@@ -354,6 +362,7 @@ async def serve(settings: Settings, ready: Callable[[Gateway], None], commands: 
         with announced(settings.state_dir, gateway.url):
             await gateway.runtime.wait_ready()
             gc.freeze()  # what is loaded stays: collections, which all requests wait for, do not look at it
+            gc.set_threshold(*COLLECTIONS)
             ready(gateway)
             async with background_tasks() as tasks:
                 if settings.idle_minutes:

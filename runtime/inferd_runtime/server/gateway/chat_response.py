@@ -4,36 +4,31 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from contextlib import AbstractAsyncContextManager
-from functools import partial
 
 import anyio
 import anyio.to_thread
-import msgspec
 from starlette.responses import Response
 from starlette.types import Message, Receive, Scope, Send
 
 from inferd.chat import UsageReport
 from inferd.protocol import ConstraintError, InferdError
-from inferd_runtime.carriable import no_collections
-from inferd_runtime.server.chat.answer_source import AnswerSource, in_turns
-from inferd_runtime.server.dialects.collected import CollectedAnswer
+from inferd_runtime.server.chat.answer_pace import Turn, in_turns
+from inferd_runtime.server.chat.answer_source import AnswerSource
 from inferd_runtime.server.dialects.exchange import Exchange
 from inferd_runtime.server.gateway.event_stream import SSE
 from inferd_runtime.server.gateway.replies import JSON_TYPE
 
 RUN_HEADER = b"x-inferd-run"
-FEW_SCORES = 256
-"""Tokens with log-probabilities: an answer with more is written in a thread, as each takes some 50 microseconds."""
 
 
 class ChatResponse(Response):
-    """Sends what ``exchange`` makes of an answer with so many choices. Raises the error of one that fails before anything was
-    sent.
+    """Sends what ``exchange`` makes of an answer, each part when its ``turn`` has come. Raises the error of one that fails before
+    anything was sent.
     """
 
-    def __init__(self, exchange: Exchange, answer: AbstractAsyncContextManager[AnswerSource], choices: int) -> None:
+    def __init__(self, exchange: Exchange, answer: AbstractAsyncContextManager[AnswerSource], turn: Turn) -> None:
         self._exchange = exchange
-        self._choices = choices
+        self._turn = turn
         self._answer = answer
         self._error: InferdError | None = None
 
@@ -65,19 +60,14 @@ class ChatResponse(Response):
 
     async def _whole(self, source: AnswerSource) -> list[Message]:
         """Return the messages of a whole answer."""
-        answer = CollectedAnswer.of(self._choices)
+        answer = self._exchange.whole()
         while events := await source.next():
-            async for part in in_turns(events):
+            async for part in in_turns(events, self._turn):
                 for event in part:
                     answer.add(event)
-        write = partial(self._written, answer)
-        body = write() if answer.scored <= FEW_SCORES else await anyio.to_thread.run_sync(write)
+        body = answer.body()
         start = _start({"content-type": JSON_TYPE, "content-length": str(len(body))}, source)
         return [start, {"type": "http.response.body", "body": body}]
-
-    def _written(self, answer: CollectedAnswer) -> bytes:
-        with no_collections():  # which would walk over all of it again and again
-            return msgspec.json.encode(self._exchange.body(answer))
 
     async def _stream(self, source: AnswerSource, send: Send) -> list[Message]:
         """Send all but the last message, which is returned. The head comes with the first events: what fails before them gets an
@@ -90,7 +80,7 @@ class ChatResponse(Response):
         data = self._exchange.opening()
         try:
             while events:
-                async for part in in_turns(events):
+                async for part in in_turns(events, self._turn):
                     data += b"".join(map(self._exchange.chunks, part))
                     if data:
                         await send({"type": "http.response.body", "body": data, "more_body": True})

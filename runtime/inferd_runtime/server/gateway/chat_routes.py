@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
+from functools import partial
 from typing import TypeVar
 
 import anyio.to_thread
@@ -11,6 +12,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import BaseRoute, Route
 
+from inferd_runtime.server.chat.answer_pace import AnswerPace
 from inferd_runtime.server.chat.held_answers import held_answer
 from inferd_runtime.server.chat.several_answers import Answer, several_answers
 from inferd_runtime.server.chat.targets import ChatServing
@@ -35,6 +37,7 @@ class ChatApi:
 
     runtime: Runtime
     serving: ChatServing
+    pace: AnswerPace
 
     def routes(self) -> list[BaseRoute]:
         """Return the routing table."""
@@ -66,13 +69,14 @@ class ChatApi:
         target = await self.serving.target(exchange.model, tenant)
         if isinstance(exchange, CompletionExchange) and len(exchange.requests) > 1:
             answers = [self.serving.answer(target, tenant, each) for each in exchange.requests]
-            together = several_answers(answers, exchange.request.n)
-            return ChatResponse(exchange, self._held(exchange, together, tenant), exchange.choices)
-        answer = self.serving.answer(target, tenant, exchange.request)
-        return ChatResponse(exchange, self._held(exchange, answer, tenant), exchange.request.n)
+            answer: Answer = several_answers(answers, exchange.request.n)
+        else:
+            answer = self.serving.answer(target, tenant, exchange.request)
+        return ChatResponse(exchange, self._held(exchange, answer, tenant), partial(self.pace.turn, tenant))
 
     def _held(self, exchange: Exchange, answer: Answer, tenant: str) -> Answer:
         """Return an answer that counts what is held of it, where it is not sent on as it comes."""
         if exchange.streams and not exchange.holds:
             return answer
-        return held_answer(answer, self.runtime.use.outstanding, tenant)
+        prompts = exchange.request.n if isinstance(exchange, CompletionExchange) else 1
+        return held_answer(answer, self.runtime.use.outstanding, tenant, prompts)

@@ -5,13 +5,14 @@ from __future__ import annotations
 import logging
 from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass, field
+from functools import partial
 
 import anyio
-import anyio.to_thread
 from anyio.abc import TaskGroup, TaskStatus
 
 from inferd.protocol import InferdError, InternalError
-from inferd_runtime.server.chat.answer_source import AnswerSource, in_turns
+from inferd_runtime.server.chat.answer_pace import AnswerPace, Turn, in_turns
+from inferd_runtime.server.chat.answer_source import AnswerSource
 from inferd_runtime.server.dialects.responses.answer import ResponsesExchange
 from inferd_runtime.server.dialects.responses.stored import StoredResponse
 
@@ -29,8 +30,9 @@ class _OpenResponse:
 class BackgroundResponses:
     """Those that are in progress, by tenant and id. They live as long as the server: what it is at when it ends is lost."""
 
-    def __init__(self, tasks: TaskGroup) -> None:
+    def __init__(self, tasks: TaskGroup, pace: AnswerPace) -> None:
         self._tasks = tasks
+        self._pace = pace
         self._open: dict[tuple[str, str], _OpenResponse] = {}
 
     async def start(self, exchange: ResponsesExchange, answer: Answer, tenant: str) -> StoredResponse:
@@ -60,7 +62,7 @@ class BackgroundResponses:
                 async with answer as source:
                     self._open[key] = one
                     task_status.started()
-                    await _read(exchange, source)
+                    await _read(exchange, source, partial(self._pace.turn, tenant))
             except InferdError as error:
                 if key not in self._open:  # it did not begin: the request gets the error
                     raise
@@ -75,10 +77,10 @@ class BackgroundResponses:
         one.over.set()
 
 
-async def _read(exchange: ResponsesExchange, source: AnswerSource) -> None:
+async def _read(exchange: ResponsesExchange, source: AnswerSource, turn: Turn) -> None:
     """Read an answer to its end."""
     while events := await source.next():
-        async for part in in_turns(events):
+        async for part in in_turns(events, turn):
             for event in part:
                 exchange.chunks(event)
-    await anyio.to_thread.run_sync(exchange.closing)
+    exchange.closing()

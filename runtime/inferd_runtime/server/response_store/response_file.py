@@ -6,8 +6,9 @@ own. What goes wrong with the file is Unavailable.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
+from typing import Any
 
 import msgspec
 
@@ -110,7 +111,7 @@ class ResponseFile:
         with self._file.reading() as db:
             query = "SELECT stored FROM responses WHERE id = ? AND tenant = ?"
             row = db.execute(query, (response_id, tenant)).fetchone()
-        return None if row is None else _stored.decode(row[0])
+        return None if row is None else _opened(row[0])
 
     def size(self, tenant: str, response_id: str, items: Sequence[str]) -> int:
         """Return how many bytes :meth:`find` and :meth:`items` would read, without reading them: each response once."""
@@ -130,14 +131,42 @@ class ResponseFile:
             query = "SELECT stored FROM responses WHERE number = ?"
             packed = [db.execute(query, (number,)).fetchone()[0] for number in sorted(numbers)]
         wanted = set(ids)
-        found = [item for one in packed for item in _stored.decode(one).conversation]
+        found = [item for one in packed for item in _opened(one).conversation]
         return {item["id"]: item for item in found if item["id"] in wanted}
 
 
 def packed_response(stored: StoredResponse) -> tuple[bytes, list[str]]:
     """Return a response as it is kept, and the ids of its items that can be referred to."""
     ids = dict.fromkeys(item["id"] for item in stored.conversation[-MOST_ITEMS:])
-    return msgspec.msgpack.encode(stored), list(ids)
+    return msgspec.msgpack.encode(_changed(stored, _as_bytes)), list(ids)
+
+
+def _opened(packed: bytes) -> StoredResponse:
+    return _changed(_stored.decode(packed), _as_json)
+
+
+def _changed(stored: StoredResponse, change: Callable[[Any], Any]) -> StoredResponse:
+    """Return a response with other log-probabilities."""
+    output, before = (
+        [_with_logprobs(item, change) for item in items] for items in (stored.response["output"], stored.input)
+    )
+    return StoredResponse({**stored.response, "output": output}, before)
+
+
+def _with_logprobs(item: Item, change: Callable[[Any], Any]) -> Item:
+    parts = item.get("content")
+    if not isinstance(parts, list) or not any("logprobs" in part for part in parts):
+        return item
+    return {**item, "content": [part | {"logprobs": change(part.get("logprobs"))} for part in parts]}
+
+
+def _as_bytes(logprobs: Any) -> Any:
+    """Return log-probabilities that were written as JSON as bytes, which no client can send, and others as they are."""
+    return bytes(logprobs) if isinstance(logprobs, msgspec.Raw) else logprobs
+
+
+def _as_json(logprobs: Any) -> Any:
+    return msgspec.Raw(logprobs) if isinstance(logprobs, bytes) else logprobs
 
 
 def about_bytes(stored: StoredResponse) -> int:
@@ -152,4 +181,10 @@ def _about_bytes(item: Item) -> int:
     parts = [part for each in lists for part in each]
     texts = sum(len(part.get("text") or part.get("refusal") or "") for part in parts)
     texts += sum(len(item[name]) for name in ("arguments", "output") if isinstance(item.get(name), str))
-    return ITEM_BYTES + texts + SCORE_BYTES * sum(len(part.get("logprobs") or ()) for part in parts)
+    return ITEM_BYTES + texts + sum(map(_about_logprobs, parts))
+
+
+def _about_logprobs(part: dict[str, Any]) -> int:
+    """Return about how many bytes the log-probabilities of a part take: written as JSON they are known."""
+    logprobs = part.get("logprobs") or ()
+    return len(logprobs) if isinstance(logprobs, msgspec.Raw) else SCORE_BYTES * len(logprobs)

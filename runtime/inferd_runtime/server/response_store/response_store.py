@@ -12,6 +12,7 @@ import anyio
 import anyio.to_thread
 
 from inferd.protocol import InferdError, Unavailable
+from inferd_runtime.server.chat.answer_pace import AnswerPace
 from inferd_runtime.server.dialects.responses.answer import ResponsesExchange
 from inferd_runtime.server.dialects.responses.items import Item
 from inferd_runtime.server.dialects.responses.stored import (
@@ -146,12 +147,17 @@ class ResponseStore:
 
 
 @asynccontextmanager
-async def open_response_store(path: Path, quotas: QuotasOf, most_bytes: int) -> AsyncIterator[ResponseStore]:
-    """Open the store, whose conversations take so many bytes at most; what waits to be written at the end is written."""
+async def open_response_store(
+    path: Path, quotas: QuotasOf, most_bytes: int, pace: AnswerPace
+) -> AsyncIterator[ResponseStore]:
+    """Open the store, whose conversations take so many bytes at most; what waits to be written at the end is written.
+
+    ``pace``: of all answers of the process.
+    """
     archive = FileArchive(lambda: ResponseFile(path), "the store of responses")
     try:
         async with background_tasks() as tasks:
-            yield ResponseStore(archive, quotas, BackgroundResponses(tasks), most_bytes)
+            yield ResponseStore(archive, quotas, BackgroundResponses(tasks, pace), most_bytes)
     finally:
         with anyio.CancelScope(shield=True):
             await archive.close()

@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Any, cast
 
+import anyio
 import pytest
 
-from inferd.chat import ChatEvent, TextDelta
-from inferd.protocol import ChatFormat, GetChatFormat, ProgramError
-from inferd_runtime.server.chat.direct import ChatFormats, DirectAnswer, Item, Written
+from inferd.chat import ChatEvent, TextDelta, TokenScore
+from inferd.chat.events import to_message
+from inferd.protocol import ChatFormat, GetChatFormat, ProgramError, SendMessage
+from inferd_runtime.server.chat.answer_pace import AnswerPace
+from inferd_runtime.server.chat.direct import ChatFormats, DirectAnswer, Item, ProgramTransport, Written
+from inferd_runtime.server.chat.program_events import EventReader
 
 
 @pytest.fixture
@@ -69,3 +74,28 @@ async def test_each_engine_is_asked_once_for_a_models_format() -> None:
             found = await formats.get(GetChatFormat(model), engine, cast(Any, session))
             assert found.reasoning_begin == model
     assert session.asked == 4
+
+
+@pytest.mark.anyio
+async def test_log_probabilities_wait_for_their_reader() -> None:
+    """Those of many answers that nobody reads would be hundreds of thousands of objects in every collection of garbage."""
+    written = Written()
+    transport = ProgramTransport(
+        cast(Any, None), EventReader(1), written, cast(Any, None), partial(AnswerPace().turn, "mallory")
+    )
+    event = TextDelta("a", scores=[TokenScore(1, "a", [97], -1.0)])
+    sent: list[int] = []
+
+    async def program() -> None:
+        for number in range(3):
+            await transport.call(SendMessage({"chat": [to_message(event)]}))
+            sent.append(number)
+
+    async with anyio.create_task_group() as tasks:
+        tasks.start_soon(program)
+        await anyio.wait_all_tasks_blocked()
+        assert sent == []
+        assert await DirectAnswer(written).next() == [event]
+        await anyio.wait_all_tasks_blocked()
+        assert sent == [0]
+        tasks.cancel_scope.cancel()

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 
 import pytest
 
-from inferd.chat import ChatEvent, TextDelta, TokenScore
+from inferd.chat import ChatEvent, PromptScores, TextDelta, TokenScore
 from inferd.protocol import LimitExceeded
 from inferd_runtime.server.chat.held_answers import MAX_ANSWER_BYTES, SCORE_BYTES, held_answer
 from inferd_runtime.server.tenancy.shares import SharedPlaces
@@ -29,9 +29,10 @@ class Endless:
     """Writes the same for ever."""
 
     run = "run-1"
+    events: Sequence[ChatEvent] = [SCORED]
 
     async def next(self) -> list[ChatEvent]:
-        return [SCORED]
+        return list(self.events)
 
 
 @asynccontextmanager
@@ -71,3 +72,17 @@ async def test_what_many_answers_of_a_tenant_hold_leaves_room_for_others() -> No
         await fill(16)
     assert caught.value.detail["limit"] == "outstanding_bytes"
     assert places.used == 0
+
+
+async def test_what_is_told_of_a_prompt_counts_as_often_as_the_answer_repeats_it() -> None:
+    places = SharedPlaces(OUTSTANDING_RULE, "outstanding_bytes", "")
+
+    @asynccontextmanager
+    async def told() -> AsyncIterator[Endless]:
+        source = Endless()
+        source.events = [PromptScores([SCORE] * 256)]
+        yield source
+
+    async with held_answer(told(), places, "mallory", 16) as source:
+        await source.next()
+        assert places.held("mallory") >= 16 * SCORED_BYTES

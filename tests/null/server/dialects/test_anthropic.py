@@ -27,7 +27,6 @@ from inferd.protocol import InferdError, InvalidRequest, LimitExceeded, NotFound
 from inferd_runtime.server.dialects.anthropic.answer import AnthropicExchange
 from inferd_runtime.server.dialects.anthropic.dialect import AnthropicCountTokens, AnthropicMessages
 from inferd_runtime.server.dialects.anthropic.errors import error_reply_anthropic
-from inferd_runtime.server.dialects.collected import CollectedAnswer
 from inferd_runtime.server.dialects.exchange import ClientHeaders
 
 HELLO: list[ChatEvent] = [
@@ -77,10 +76,10 @@ class Recorded:
             return httpx2.Response(
                 200, content=self._stream(self.exchange), headers={"content-type": "text/event-stream"}
             )
-        answer = CollectedAnswer.of(1)
+        answer = self.exchange.whole()
         for event in self._events:
             answer.add(event)
-        return httpx2.Response(200, json=self.exchange.body(answer))
+        return httpx2.Response(200, content=answer.body(), headers={"content-type": "application/json"})
 
     def _stream(self, exchange: AnthropicExchange) -> bytes:
         data = exchange.opening() + b"".join(map(exchange.chunks, self._events))
@@ -417,9 +416,9 @@ def test_a_text_has_no_citations_that_are_null() -> None:
     exchange = AnthropicMessages().read(
         b'{"model":"m","max_tokens":1,"messages":[{"role":"user","content":"x"}]}', ClientHeaders()
     )
-    answer = CollectedAnswer.of(1)
+    answer = exchange.whole()
     answer.add(TextDelta("a"))
-    assert exchange.body(answer)["content"] == [{"type": "text", "text": "a"}]
+    assert json.loads(answer.body())["content"] == [{"type": "text", "text": "a"}]
 
 
 def test_a_prompt_that_is_too_long_is_told_in_anthropics_words() -> None:

@@ -2,15 +2,27 @@
 
 from __future__ import annotations
 
+import json
 import time
 from collections.abc import Callable, Sequence
 from typing import Any
 
 import pytest
 
-from inferd.chat import ChatEvent, ReasoningDelta, TextDelta, ToolArguments, ToolCall, ToolCallStarted
+from inferd.chat import (
+    ChatEvent,
+    ChoiceFinished,
+    ReasoningDelta,
+    TextDelta,
+    TokenScore,
+    ToolArguments,
+    ToolCall,
+    ToolCallStarted,
+)
 from inferd_runtime.server.dialects.collected import CollectedAnswer
-from inferd_runtime.server.dialects.exchange import ClientHeaders
+from inferd_runtime.server.dialects.exchange import ClientHeaders, Dialect
+from inferd_runtime.server.dialects.openai.chat import ChatCompletions
+from inferd_runtime.server.dialects.openai.completions import Completions
 from inferd_runtime.server.dialects.responses.answer import OpenAiResponses
 
 LONG = "y" * (8 << 20)
@@ -19,7 +31,7 @@ CALL = ToolCallStarted(0, "c", "f")
 
 
 def collect() -> Callable[[ChatEvent], Any]:
-    return CollectedAnswer.of(1).add
+    return CollectedAnswer(1, vars).add
 
 
 def stream() -> Callable[[ChatEvent], Any]:
@@ -52,8 +64,29 @@ def test_one_letter_events_behind_a_long_text_do_not_copy_it(
     assert cpu_of(add, event) < 2  # copying: more than 4 s
 
 
+@pytest.mark.parametrize(
+    ("dialect", "fields"),
+    [
+        (ChatCompletions(), {"messages": [{"role": "user", "content": "x"}], "logprobs": True, "top_logprobs": 20}),
+        (Completions(), {"prompt": "x", "logprobs": 5}),
+        (OpenAiResponses(), {"input": "x", "include": ["message.output_text.logprobs"], "top_logprobs": 20}),
+    ],
+)
+def test_the_logprobs_of_a_whole_answer_are_written_before_its_end(dialect: Dialect, fields: dict[str, Any]) -> None:
+    """Written at its end, they hold up everybody: 80,000 of them for half a second."""
+    answer = dialect.read(json.dumps({"model": "m", **fields}).encode(), ClientHeaders()).whole()
+    score = TokenScore(1, "a", [97], -1.0, [TokenScore(2, "b", [98], -1.5)] * 20)
+    for _ in range(MANY):
+        answer.add(TextDelta("a", scores=[score]))
+    answer.add(ChoiceFinished("stop"))
+    before = time.process_time()
+    body = answer.body()
+    assert time.process_time() - before < 0.1
+    assert body.count(b'"b"') >= MANY
+
+
 def test_the_pieces_are_the_answer() -> None:
-    answer = CollectedAnswer.of(1)
+    answer = CollectedAnswer(1, vars)
     for event in (
         ReasoningDelta("a"),
         ReasoningDelta("b"),

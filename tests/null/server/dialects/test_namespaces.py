@@ -9,7 +9,6 @@ import pytest
 
 from inferd.chat import ChoiceFinished, ToolArguments, ToolCallStarted, UsageReport
 from inferd.protocol import InvalidRequest
-from inferd_runtime.server.dialects.collected import CollectedAnswer
 from inferd_runtime.server.dialects.exchange import ClientHeaders
 from inferd_runtime.server.dialects.responses.answer import OpenAiResponses, ResponsesExchange
 
@@ -39,7 +38,7 @@ def test_the_model_sees_one_name_and_what_the_namespace_is() -> None:
 @pytest.mark.parametrize(("called", "shown"), [("agents__spawn", ("agents", "spawn")), ("spawn", (None, "spawn"))])
 def test_a_call_has_both_names_and_can_be_sent_back(called: str, shown: tuple[str | None, str]) -> None:
     first = exchange()
-    answer = CollectedAnswer.of(1)
+    answer = first.whole()
     for event in (
         ToolCallStarted(0, "call_1", called),
         ToolArguments(0, "{}"),
@@ -47,7 +46,7 @@ def test_a_call_has_both_names_and_can_be_sent_back(called: str, shown: tuple[st
         UsageReport(1, 1),
     ):
         answer.add(event)
-    response = first.body(answer)
+    response = json.loads(answer.body())
     (call,) = response["output"]
     assert (call.get("namespace"), call["name"]) == shown
     assert response["tools"][0] == GROUP

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from typing import Any
 
 import httpx2
+import msgspec
 import openai
 import pytest
 from pydantic import BaseModel
@@ -25,7 +26,6 @@ from inferd.chat import (
     UsageReport,
 )
 from inferd.protocol import InferdError, InvalidRequest, NotFound, Unavailable
-from inferd_runtime.server.dialects.collected import CollectedAnswer
 from inferd_runtime.server.dialects.exchange import ClientHeaders
 from inferd_runtime.server.dialects.responses.answer import MAX_ITEMS, OpenAiResponses, ResponsesExchange
 from inferd_runtime.server.dialects.responses.stored import (
@@ -78,10 +78,10 @@ class Served:
             exchange.follow(self.kept.get(exchange.previous), items)
         exchange.when_complete = lambda stored: self.kept.update({stored.id: stored})
         if not exchange.streams:
-            answer = CollectedAnswer.of(1)
+            answer = exchange.whole()
             for event in self.events:
                 answer.add(event)
-            response = httpx2.Response(200, json=exchange.body(answer))
+            response = replied(answer.body())
         else:
             data = exchange.opening() + b"".join(map(exchange.chunks, self.events))
             data += exchange.closing() if self._failure is None else exchange.failure(self._failure)
@@ -100,18 +100,22 @@ class Served:
                 query.get("order", "desc"),
                 query.get("after", ""),
             )
-            return httpx2.Response(200, json=page)
+            return replied(msgspec.json.encode(page))
         if rest == ["cancel"]:
             raise not_cancellable(response_id)
         if request.method == "DELETE":
             del self.kept[response_id]
             return httpx2.Response(200, json=deleted_json(response_id))
-        return httpx2.Response(200, json=self.kept[response_id].response)
+        return replied(msgspec.json.encode(self.kept[response_id].response))
 
     @property
     def client(self) -> openai.OpenAI:
         http = httpx2.Client(transport=httpx2.MockTransport(self))
         return openai.OpenAI(api_key="k", base_url="http://test/v1", http_client=http, max_retries=0)
+
+
+def replied(content: bytes) -> httpx2.Response:
+    return httpx2.Response(200, content=content, headers={"content-type": "application/json"})
 
 
 def read(body: dict[str, Any]) -> Any:

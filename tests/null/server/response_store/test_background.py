@@ -13,6 +13,7 @@ import pytest
 
 from inferd.chat import ChatEvent, ChoiceFinished, TextDelta, UsageReport
 from inferd.protocol import InferdError, LimitExceeded, Unavailable
+from inferd_runtime.server.chat.answer_pace import AnswerPace
 from inferd_runtime.server.dialects.exchange import ClientHeaders
 from inferd_runtime.server.dialects.responses.answer import OpenAiResponses, ResponsesExchange
 from inferd_runtime.server.dialects.responses.stored import StoredResponse
@@ -73,7 +74,7 @@ async def until_kept(kept: list[StoredResponse]) -> dict[str, Any]:
 async def test_it_is_in_progress_and_then_kept() -> None:
     asked, kept = exchange()
     async with background_tasks() as tasks:
-        background = BackgroundResponses(tasks)
+        background = BackgroundResponses(tasks, AnswerPace())
         begun = await background.start(asked, answered(Source()), "ann")
         assert begun.response["status"] == "in_progress"
         ended = await until_kept(kept)
@@ -85,7 +86,7 @@ async def test_one_that_fails_is_kept_and_harms_no_other(ending: Exception) -> N
     asked, kept = exchange()
     other, others = exchange()
     async with background_tasks() as tasks:
-        background = BackgroundResponses(tasks)
+        background = BackgroundResponses(tasks, AnswerPace())
         await background.start(asked, answered(Source(ending)), "ann")
         failed = await until_kept(kept)
         await background.start(other, answered(Source()), "ann")
@@ -96,7 +97,7 @@ async def test_one_that_fails_is_kept_and_harms_no_other(ending: Exception) -> N
 async def test_one_that_cannot_begin_is_refused() -> None:
     asked, kept = exchange()
     async with background_tasks() as tasks:
-        background = BackgroundResponses(tasks)
+        background = BackgroundResponses(tasks, AnswerPace())
         with pytest.raises(LimitExceeded):
             await background.start(asked, answered(Source(), LimitExceeded("full", limit="sockets")), "ann")
         assert background.find("ann", asked.id) is None
@@ -107,7 +108,7 @@ async def test_a_cancelled_one_keeps_what_it_has_and_is_its_tenants_alone() -> N
     asked, kept = exchange()
     source = Source(waits=True)
     async with background_tasks() as tasks:
-        background = BackgroundResponses(tasks)
+        background = BackgroundResponses(tasks, AnswerPace())
         await background.start(asked, answered(source), "ann")
         await source.waiting.wait()
         assert background.find("bob", asked.id) is None
@@ -124,7 +125,7 @@ async def test_one_that_is_cancelled_as_it_ends_is_kept_once() -> None:
     asked, kept = exchange()
     leaving = anyio.Event()
     async with background_tasks() as tasks:
-        background = BackgroundResponses(tasks)
+        background = BackgroundResponses(tasks, AnswerPace())
         await background.start(asked, answered(Source(), leaves=leaving), "ann")
         await leaving.wait()
         await background.cancel("ann", asked.id)

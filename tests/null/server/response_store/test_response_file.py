@@ -6,6 +6,7 @@ import sqlite3
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 
 from inferd.protocol import Unavailable
@@ -48,6 +49,19 @@ def test_a_response_is_found_by_its_tenant_alone(file: ResponseFile) -> None:
     assert file.delete("ann", "a")
     assert file.find("ann", "a") is None
     assert file.items("ann", ["msg_a"]) == {}
+
+
+def test_logprobs_are_kept_as_the_json_that_they_were_and_no_text_of_a_client_becomes_json(file: ResponseFile) -> None:
+    said = {"type": "output_text", "text": "a", "logprobs": msgspec.Raw(b'[{"token":"a"}]')}
+    sent = {"type": "output_text", "text": "b", "logprobs": '","injected":"'}
+    stored = response("a")
+    stored.response["output"][0]["content"], stored.input[0]["content"] = [said], [sent]
+    keep(file, "ann", stored)
+    found = file.find("ann", "a")
+    assert found is not None
+    assert msgspec.json.encode(found) == msgspec.json.encode(stored)
+    (item,) = file.items("ann", ["msg_a"]).values()
+    assert msgspec.json.encode(item["content"]) == msgspec.json.encode([said])
 
 
 def test_responses_survive_a_restart(tmp_path: Path) -> None:

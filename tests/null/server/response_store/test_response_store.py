@@ -15,6 +15,7 @@ import pytest
 
 from inferd.chat import ChoiceFinished, TextDelta, UsageReport
 from inferd.protocol import InvalidRequest, NotFound, Unavailable
+from inferd_runtime.server.chat.answer_pace import AnswerPace
 from inferd_runtime.server.dialects.exchange import ClientHeaders
 from inferd_runtime.server.dialects.responses.answer import OpenAiResponses, ResponsesExchange
 from inferd_runtime.server.dialects.responses.stored import StoredResponse
@@ -33,7 +34,7 @@ def scenario(
     async def main() -> None:
         with anyio.fail_after(20):
             path, quotas_of = folder / RESPONSES_FILE, same_for_all(quotas or Quotas())
-            async with open_response_store(path, quotas_of, most_bytes) as store:
+            async with open_response_store(path, quotas_of, most_bytes, AnswerPace()) as store:
                 await body(store)
 
     anyio.run(main)

@@ -90,8 +90,11 @@ class AnthropicExchange:
         """Return the end of a stream that broke off."""
         return named_event("error", error_body(error, self._request_id))
 
-    def body(self, answer: CollectedAnswer) -> dict[str, Any]:
-        """Return the whole message."""
+    def whole(self) -> CollectedAnswer:
+        """Return the whole message, of which nothing is known yet."""
+        return CollectedAnswer(1, self._body)
+
+    def _body(self, answer: CollectedAnswer) -> dict[str, Any]:
         choice = answer.choices[0]
         blocks: list[dict[str, Any]] = []
         if choice.reasoning:

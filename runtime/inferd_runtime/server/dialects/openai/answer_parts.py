@@ -26,6 +26,11 @@ def sse(value: Any) -> bytes:
     return b"data: " + msgspec.json.encode(value) + b"\n\n"
 
 
+def encoded(value: Any) -> msgspec.Raw:
+    """Return the JSON of what an answer repeats."""
+    return msgspec.Raw(msgspec.json.encode(value))
+
+
 def shown_logprob(score: TokenScore) -> float:
     """Return a token's log-probability as JSON can hold it: one that is impossible, or has none, has OpenAI's lowest."""
     return LOWEST_LOGPROB if score.logprob is None else max(score.logprob, LOWEST_LOGPROB)
@@ -36,14 +41,15 @@ def by_id(scores: Sequence[TokenScore]) -> list[TokenScore]:
     return [replace(score, text=f"token_id:{score.token}", top=by_id(score.top)) for score in scores]
 
 
-def prompt_logprobs_json(scores: Sequence[TokenScore]) -> list[dict[str, Any] | None]:
+def prompt_columns(scores: Sequence[TokenScore], text: str = "") -> dict[str, list[Any]]:
     """Return what vLLM tells of a prompt: for each token the most likely ones at its place and itself, by their ids; null for
     the first, which has nothing before it.
     """
-    return [
+    told = [
         None if score.logprob is None else {str(each.token): _prompt_score(each) for each in (*score.top, score)}
         for score in scores
     ]
+    return {"prompt_logprobs": told}
 
 
 def _prompt_score(score: TokenScore) -> dict[str, Any]:
@@ -110,6 +116,7 @@ class ChunkWriter:
         self._counted = 0
         self._prompt_in_choices = prompt_in_choices
         self._told: set[int] = set()
+        self._prompt: msgspec.Raw | None = None
 
     def count(self, event: ChatEvent) -> None:
         """Take note of what an event says about the usage."""
@@ -143,7 +150,7 @@ class ChunkWriter:
         told_for = choice if self._prompt_in_choices else 0
         if told_for not in self._told:
             self._told.add(told_for)
-            place["prompt_token_ids"] = self._report.prompt_tokens
+            place["prompt_token_ids"] = self._prompt = self._prompt or encoded(self._report.prompt_tokens)
 
     def _so_far(self) -> UsageReport:
         """Return what was reported, and the tokens that have come since."""

@@ -27,7 +27,7 @@ from inferd_runtime.server.dialects.openai.answer_parts import (
     answer_head,
     by_id,
     ending,
-    prompt_logprobs_json,
+    prompt_columns,
     shown_logprob,
     usage_json,
 )
@@ -97,15 +97,18 @@ class ChatCompletionExchange:
         """Return the error, and the end."""
         return self._writer.failure(error)
 
-    def body(self, answer: CollectedAnswer) -> dict[str, Any]:
-        """Return the whole answer."""
+    def whole(self) -> CollectedAnswer:
+        """Return the whole answer, of which nothing is known yet."""
+        return CollectedAnswer(self.request.n, self._body, lambda: self._columns, prompt_columns)
+
+    def _body(self, answer: CollectedAnswer) -> dict[str, Any]:
         value = self._head.json(WHOLE)
         value["choices"] = [self._choice(index, choice) for index, choice in enumerate(answer.choices)]
         value["usage"] = usage_json(answer.usage)
         if self._told.token_ids:
             value["prompt_token_ids"] = answer.usage.prompt_tokens or None
         if self.request.prompt_logprobs is not None:
-            value["prompt_logprobs"] = prompt_logprobs_json(answer.choices[0].prompt_scores)
+            value |= answer.choices[0].prompt_scores.json()
         return value
 
     def _call_delta(self, event: ToolCallStarted | ToolArguments) -> dict[str, Any]:
@@ -120,7 +123,8 @@ class ChatCompletionExchange:
         if not event.text and not shown and not event.scores:
             return b""
         extra: dict[str, Any] = {"token_ids": shown} if self._told.token_ids else {}
-        return self._chunk(event.choice, delta, logprobs=_logprobs_json(self._named(event.scores)), **extra)
+        logprobs = {**self._columns(event.scores), "refusal": None} if event.scores else None
+        return self._chunk(event.choice, delta, logprobs=logprobs, **extra)
 
     def _chunk(self, choice: int, delta: dict[str, Any], **extra: Any) -> bytes:
         return self._writer.chunk({"index": choice, "delta": delta, "logprobs": None, "finish_reason": None, **extra})
@@ -129,16 +133,16 @@ class ChatCompletionExchange:
         value = {
             "index": index,
             "message": self._message(choice),
-            "logprobs": None
-            if self.request.logprobs is None
-            else _logprobs_json(self._named(choice.scores), always=True),
+            "logprobs": None if self.request.logprobs is None else {**choice.scores.json(), "refusal": None},
             "finish_reason": self._reason(choice.reason or "stop"),
             "stop_reason": stop_reason(choice.stopped_by, choice.stop_token, self.request),
         }
         return value | ({"token_ids": choice.tokens} if self._told.token_ids else {})
 
-    def _named(self, scores: Sequence[TokenScore]) -> Sequence[TokenScore]:
-        return by_id(scores) if self._told.tokens_as_ids else scores
+    def _columns(self, scores: Sequence[TokenScore], text: str = "") -> dict[str, list[Any]]:
+        """Return what is told of some tokens."""
+        named = by_id(scores) if self._told.tokens_as_ids else scores
+        return {"content": [{**_score(each), "top_logprobs": [_score(top) for top in each.top]} for each in named]}
 
     def _message(self, choice: CollectedChoice) -> dict[str, Any]:
         """Return an answer's message. Its content is null where there are calls and no text."""
@@ -163,14 +167,6 @@ def _begun(event: ToolCallStarted) -> dict[str, Any]:
 
 def _call_json(call_id: str, name: str, arguments: str = "") -> dict[str, Any]:
     return {"id": call_id, "type": "function", "function": {"name": name, "arguments": arguments}}
-
-
-def _logprobs_json(scores: Sequence[TokenScore], *, always: bool = False) -> dict[str, Any] | None:
-    """Return the log-probabilities of some tokens; None for none, unless ``always``."""
-    if not scores and not always:
-        return None
-    content = [{**_score(each), "top_logprobs": [_score(top) for top in each.top]} for each in scores]
-    return {"content": content, "refusal": None}
 
 
 def _score(score: TokenScore) -> dict[str, Any]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -17,8 +17,9 @@ from inferd_runtime.server.dialects.openai.answer_parts import (
     ChunkWriter,
     answer_head,
     by_id,
+    encoded,
     ending,
-    prompt_logprobs_json,
+    prompt_columns,
     shown_logprob,
     usage_json,
 )
@@ -86,17 +87,24 @@ class CompletionExchange:
         """Return the error, and the end."""
         return self._writer.failure(error)
 
-    def body(self, answer: CollectedAnswer) -> dict[str, Any]:
-        """Return the whole answer."""
+    def whole(self) -> CollectedAnswer:
+        """Return the whole answer, of which nothing is known yet."""
+        return CollectedAnswer(
+            self.choices, self._body, lambda: _Columns(by_ids=self._told.tokens_as_ids), prompt_columns
+        )
+
+    def _body(self, answer: CollectedAnswer) -> dict[str, Any]:
         value = self._head.json(KIND)
         value["choices"] = [self._choice(index, choice) for index, choice in enumerate(answer.choices)]
         if self._told.token_ids:
+            prompt = encoded(answer.usage.prompt_tokens or None)
             for choice in value["choices"]:
-                choice["prompt_token_ids"] = answer.usage.prompt_tokens or None
+                choice["prompt_token_ids"] = prompt
         if self.request.prompt_logprobs is not None:
-            for choice in value["choices"]:
-                first = answer.choices[choice["index"] // self.request.n * self.request.n]  # of its prompt
-                choice["prompt_logprobs"] = prompt_logprobs_json(first.prompt_scores)
+            for first in range(0, self.choices, self.request.n):  # the first answer to each prompt
+                told = answer.choices[first].prompt_scores.json()
+                for choice in value["choices"][first : first + self.request.n]:
+                    choice |= told
         return value | {"usage": usage_json(answer.usage)}
 
     def _text(self, event: TextDelta) -> bytes:
@@ -106,7 +114,7 @@ class CompletionExchange:
             return b""
         extra: dict[str, Any] = {"token_ids": shown} if self._told.token_ids else {}
         if event.scores:
-            extra["logprobs"] = self._logprobs(event.scores, TokenPlaces(event.text, start))
+            extra["logprobs"] = _Columns(start, by_ids=self._told.tokens_as_ids)(event.scores, event.text)
         return self._chunk(event.choice, event.text, **extra)
 
     def _chunk(self, choice: int, text: str, **extra: Any) -> bytes:
@@ -116,17 +124,11 @@ class CompletionExchange:
         value: dict[str, Any] = {
             "index": index,
             "text": choice.text,
-            "logprobs": None
-            if self.request.logprobs is None
-            else self._logprobs(choice.scores, TokenPlaces(choice.text)),
+            "logprobs": None if self.request.logprobs is None else choice.scores.json(),
             "finish_reason": _reason(choice.reason or "stop"),
             "stop_reason": stop_reason(choice.stopped_by, choice.stop_token, self.request),
         }
         return value | ({"token_ids": choice.tokens} if self._told.token_ids else {})
-
-    def _logprobs(self, scores: list[TokenScore], places: TokenPlaces) -> dict[str, Any]:
-        offsets = [places.of(score) for score in scores]
-        return _logprobs_json(by_id(scores) if self._told.tokens_as_ids else scores, offsets)
 
 
 class PromptMerger:
@@ -165,16 +167,25 @@ def _reason(reason: FinishReason) -> FinishReason:
     return "stop" if reason == "tool_calls" else reason
 
 
-def _logprobs_json(scores: list[TokenScore], offsets: list[int]) -> dict[str, Any]:
-    """Return log-probabilities as lists side by side. The token itself is always among the most likely ones of its place; the
-    first of a prompt has none, and null for them.
+class _Columns:
+    """Writes log-probabilities as lists side by side. The token itself is always among the most likely ones of its place; the
+    first of a prompt has none, and null for them. ``start``: where in the answer the next text begins.
     """
-    return {
-        "tokens": [score.text for score in scores],
-        "token_logprobs": [None if score.logprob is None else shown_logprob(score) for score in scores],
-        "top_logprobs": [_top_logprobs(score) for score in scores],
-        "text_offset": offsets,
-    }
+
+    def __init__(self, start: int = 0, *, by_ids: bool) -> None:
+        self._start = start
+        self._by_ids = by_ids
+
+    def __call__(self, scores: Sequence[TokenScore], text: str) -> dict[str, list[Any]]:
+        """Return the lists of the tokens of the next text."""
+        places, self._start = TokenPlaces(text, self._start), self._start + len(text)
+        named = by_id(scores) if self._by_ids else scores
+        return {
+            "tokens": [score.text for score in named],
+            "token_logprobs": [None if score.logprob is None else shown_logprob(score) for score in named],
+            "top_logprobs": [_top_logprobs(score) for score in named],
+            "text_offset": [places.of(score) for score in scores],
+        }
 
 
 def _top_logprobs(score: TokenScore) -> dict[str, float] | None:

@@ -3,21 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import Any, Literal
+
+import msgspec
 
 from inferd.chat import (
     ChatEvent,
     ChatRequest,
     ChoiceFinished,
-    ReasoningDelta,
-    TextDelta,
-    ToolArguments,
-    ToolCallStarted,
     UsageReport,
 )
 from inferd.protocol import InferdError, NotFound
-from inferd_runtime.server.dialects.collected import CollectedAnswer
 from inferd_runtime.server.dialects.exchange import ClientHeaders
 from inferd_runtime.server.dialects.reading import invalid
 from inferd_runtime.server.dialects.responses.conversation import messages_of
@@ -65,7 +62,7 @@ class ResponsesExchange:
         self.holds = True
         self.output_field = output_field(read)
         self._response = ResponseObject(read)
-        self._events = NumberedEvents()
+        self._events = NumberedEvents(written=self.streams)
         self._output = OutputStream(self._events, names_of(read.tools or []))
         self._end: ChoiceFinished | None = None
         self._usage = UsageReport(0, 0)
@@ -138,10 +135,13 @@ class ResponsesExchange:
         cancelled = self._response.state("cancelled", self._output.items, self._usage)
         self._keep(cancelled, self._items)
 
-    def body(self, answer: CollectedAnswer) -> dict[str, Any]:
-        """Return the whole response."""
-        for event in _events_of(answer):
-            self.chunks(event)
+    def whole(self) -> WholeResponse:
+        """Return the whole response, of which nothing is known yet."""
+        return WholeResponse(self)
+
+    def complete(self) -> dict[str, Any]:
+        """Return the response as it is once all events were taken."""
+        self._output.finish(self._status)
         return self._complete()
 
     def _complete(self) -> dict[str, Any]:
@@ -158,6 +158,21 @@ class ResponsesExchange:
     @property
     def _status(self) -> Status:
         return "incomplete" if self._end is not None and self._end.reason == "length" else "completed"
+
+
+@dataclass(frozen=True)
+class WholeResponse:
+    """A response that is not streamed: it is made as a streamed one is."""
+
+    exchange: ResponsesExchange
+
+    def add(self, event: ChatEvent) -> None:
+        """Take the next event."""
+        self.exchange.chunks(event)
+
+    def body(self) -> bytes:
+        """Return the JSON of the response."""
+        return msgspec.json.encode(self.exchange.complete())
 
 
 class OpenAiResponses:
@@ -185,12 +200,3 @@ def _resolved(item: Item | ItemReference, referenced: Mapping[str, Item], number
     if item.id not in referenced:
         raise NotFound(f"Item with id {item.id!r} not found.", param=f"input[{number}].id")
     return referenced[item.id]
-
-
-def _events_of(answer: CollectedAnswer) -> list[ChatEvent]:
-    """Return the answer as the fewest events: a whole response and a streamed one are made in one way."""
-    choice = answer.choices[0]
-    events: list[ChatEvent] = [ReasoningDelta(choice.reasoning), TextDelta(choice.text, scores=choice.text_scores)]
-    for number, call in enumerate(choice.calls):
-        events += [ToolCallStarted(number, call.id, call.name), ToolArguments(number, call.arguments)]
-    return [*events, answer.usage, ChoiceFinished(choice.reason or "stop", 0, choice.stopped_by)]

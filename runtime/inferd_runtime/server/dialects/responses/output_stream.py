@@ -7,27 +7,30 @@ from dataclasses import dataclass, field
 from typing import Any, Literal
 
 from inferd.chat import ChatEvent, ReasoningDelta, TextDelta, TokenScore, ToolArguments, ToolCallStarted
-from inferd_runtime.server.dialects.packed_scores import PackedScores
 from inferd_runtime.server.dialects.responses.ids import new_id
 from inferd_runtime.server.dialects.responses.items import Item, call_item
 from inferd_runtime.server.dialects.responses.response_object import (
+    logprob_columns,
     said_item,
-    score_json,
     text_part,
     thought_item,
     thought_part,
 )
 from inferd_runtime.server.dialects.server_sent import named_event
+from inferd_runtime.server.dialects.written_scores import WrittenScores
 
 
 class NumberedEvents:
-    """Makes events, each with its number in the stream."""
+    """Makes events, each with its number in the stream; not ``written``, they are all empty: nobody gets them."""
 
-    def __init__(self) -> None:
+    def __init__(self, *, written: bool) -> None:
         self._next = 0
+        self._written = written
 
     def event(self, name: str, /, **data: Any) -> bytes:
         """Return the next event."""
+        if not self._written:
+            return b""
         number, self._next = self._next, self._next + 1
         return named_event(name, {"type": name, "sequence_number": number, **data})
 
@@ -40,7 +43,7 @@ class _OpenItem:
     id: str
     index: int
     pieces: list[str] = field(default_factory=list)
-    scores: PackedScores = field(default_factory=PackedScores)
+    scores: WrittenScores = field(default_factory=lambda: WrittenScores(logprob_columns))
     call: int = -1
     call_id: str = ""
     name: str = ""
@@ -65,7 +68,7 @@ class _OpenItem:
 
     def part(self) -> dict[str, Any]:
         """Return what the item holds."""
-        return text_part(self.text, self.scores.read()) if self.kind == "message" else thought_part(self.text)
+        return text_part(self.text, self.scores) if self.kind == "message" else thought_part(self.text)
 
     @property
     def place(self) -> dict[str, Any]:
@@ -147,7 +150,7 @@ class OutputStream:
     def _say(self, text: str, scores: list[TokenScore]) -> bytes:
         assert self._open is not None
         self._open.scores.add(scores)
-        return self._more("response.output_text.delta", text, logprobs=[score_json(score) for score in scores])
+        return self._more("response.output_text.delta", text, **logprob_columns(scores))
 
     def _more(self, name: str, text: str, **data: Any) -> bytes:
         assert self._open is not None

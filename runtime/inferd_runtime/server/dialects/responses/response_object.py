@@ -15,6 +15,7 @@ from inferd_runtime.server.dialects.responses.ids import new_id
 from inferd_runtime.server.dialects.responses.items import Item
 from inferd_runtime.server.dialects.responses.namespaces import NAMESPACE
 from inferd_runtime.server.dialects.statuses import status_of
+from inferd_runtime.server.dialects.written_scores import WrittenScores
 
 ResponseStatus = Literal["in_progress", "completed", "incomplete", "failed", "cancelled"]
 
@@ -107,15 +108,18 @@ def error_json(error: InferdError) -> dict[str, Any]:
     return {"code": code, "message": error.to_wire().message}
 
 
-def text_part(text: str, scores: Sequence[TokenScore]) -> dict[str, Any]:
+def text_part(text: str, scores: WrittenScores) -> dict[str, Any]:
     """Return a text that the model wrote."""
-    return {"type": "output_text", "text": text, "annotations": [], "logprobs": [score_json(score) for score in scores]}
+    return {"type": "output_text", "text": text, "annotations": [], **scores.json()}
 
 
-def score_json(score: TokenScore) -> dict[str, Any]:
-    """Return a token with its log-probability, and the most likely ones at its place."""
-    top = [{"token": one.text, "bytes": one.data, "logprob": one.logprob} for one in score.top]
-    return {"token": score.text, "bytes": score.data, "logprob": score.logprob, "top_logprobs": top}
+def logprob_columns(scores: Sequence[TokenScore], text: str = "") -> dict[str, list[Any]]:
+    """Return tokens with their log-probabilities, and the most likely ones at their places."""
+    return {"logprobs": [{**_score(score), "top_logprobs": [_score(one) for one in score.top]} for score in scores]}
+
+
+def _score(score: TokenScore) -> dict[str, Any]:
+    return {"token": score.text, "bytes": score.data, "logprob": score.logprob}
 
 
 def said_item(item_id: str, status: str, content: Sequence[dict[str, Any]]) -> Item:

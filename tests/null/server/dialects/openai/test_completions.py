@@ -12,7 +12,6 @@ from recorded_answers import USAGE, RecordedServer, call_events, openai_client, 
 
 from inferd.chat import ChatEvent, ChatRequest, ChoiceFinished, TextDelta, TokenScore, UsageReport
 from inferd.protocol import InvalidRequest
-from inferd_runtime.server.dialects.collected import CollectedAnswer
 from inferd_runtime.server.dialects.exchange import ClientHeaders
 from inferd_runtime.server.dialects.openai.completions import CompletionExchange, Completions, PromptMerger
 
@@ -158,13 +157,13 @@ def test_the_prompts_tokens_are_told_with_each_answer() -> None:
 def test_answers_to_several_prompts_become_one() -> None:
     read = exchange(prompt=["a", "b"], n=2)
     merger = PromptMerger(prompts=2, n=2)
-    answer = CollectedAnswer.of(read.choices)
+    answer = read.whole()
     for prompt, event in [
         (1, TextDelta("second, other", 1)), (0, TextDelta("first")), (1, ChoiceFinished("length", 1)),
         (0, UsageReport(3, 4, cached=1)), (1, UsageReport(5, 6)),
     ]:  # fmt: skip
         answer.add(merger.event(prompt, event))
-    body = read.body(answer)
+    body = json.loads(answer.body())
     assert [choice["text"] for choice in body["choices"]] == ["first", "", "", "second, other"]
     assert body["choices"][3]["finish_reason"] == "length"
     assert body["usage"]["prompt_tokens"] == 8

@@ -19,7 +19,6 @@ from inferd.chat import (
     ToolCallStarted,
     UsageReport,
 )
-from inferd_runtime.server.dialects.collected import CollectedAnswer
 from inferd_runtime.server.dialects.exchange import ClientHeaders, Dialect
 from inferd_runtime.server.dialects.openai.chat import ChatCompletions
 from inferd_runtime.server.dialects.openai.completions import Completions
@@ -64,11 +63,11 @@ def both_ways(
 ) -> tuple[list[Any], dict[str, Any]]:
     """Return the data of a stream, and the whole body, of the same events."""
     exchange = dialect.read(json.dumps({"model": "m", "n": CHOICES, **fields}).encode(), ClientHeaders("r"))
-    answer = CollectedAnswer.of(CHOICES)
+    answer = exchange.whole()
     for event in events:
         answer.add(event)
     stream = b"".join([exchange.opening(), *map(exchange.chunks, events), exchange.closing()])
-    return data_lines(stream), exchange.body(answer)
+    return data_lines(stream), json.loads(answer.body())
 
 
 STREAMED = {"stream": True, "stream_options": {"include_usage": True}, "return_token_ids": True}
