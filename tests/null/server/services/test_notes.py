@@ -42,13 +42,14 @@ async def test_notes_of_a_tenant_are_bounded_in_number_and_bytes() -> None:
         if number:
             with pytest.raises(LimitExceeded) as raised:
                 await last
-            assert raised.value.detail["limit"] == "notes"
+            assert raised.value.detail["limit"] == "tenant_note_bytes"
         else:
             await last
     for number in range(MAX_NOTES):
         await ask(notes, PutNote("small", str(number), b""), BOB)
-    with pytest.raises(LimitExceeded):
+    with pytest.raises(LimitExceeded) as raised:
         await ask(notes, PutNote("small", "more", b""), BOB)
+    assert (raised.value.detail["limit"], raised.value.detail["value"]) == ("notes", MAX_NOTES)
 
 
 async def test_names_are_text_of_a_bounded_length() -> None:

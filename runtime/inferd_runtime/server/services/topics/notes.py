@@ -14,6 +14,7 @@ MAX_NOTES = 1024
 """Notes of a tenant."""
 MAX_TENANT_NOTES = 1 << 20
 """Bytes of a tenant's notes, their names included."""
+DELETE = "runtime.metadata_delete"
 Key = tuple[str, str]
 
 
@@ -50,10 +51,12 @@ def _check_room(others: Mapping[Key, bytes], key: Key, value: bytes) -> None:
     if len(value) > MAX_NOTE_BYTES:
         text = f"a note has {len(value)} bytes, and may have {MAX_NOTE_BYTES}"
         raise LimitExceeded(text, limit="note_bytes", value=MAX_NOTE_BYTES, raise_with="a saved context or a file")
-    size = sum(map(_size, others.items())) + _size((key, value))
-    if len(others) >= MAX_NOTES or size > MAX_TENANT_NOTES:
-        text = f"the tenant has {len(others)} notes of {size - _size((key, value))} bytes already"
-        raise LimitExceeded(text, limit="notes", value=MAX_NOTES, raise_with="runtime.metadata_delete")
+    size = sum(map(_size, others.items()))
+    text = f"the tenant has {len(others)} notes of {size} bytes already"
+    if len(others) >= MAX_NOTES:
+        raise LimitExceeded(text, limit="notes", value=MAX_NOTES, raise_with=DELETE)
+    if size + _size((key, value)) > MAX_TENANT_NOTES:
+        raise LimitExceeded(text, limit="tenant_note_bytes", value=MAX_TENANT_NOTES, raise_with=DELETE)
 
 
 def _size(note: tuple[Key, bytes]) -> int:
