@@ -19,9 +19,10 @@ from inferd_runtime.server.supervisor.run_keeper import RunKeeper
 from inferd_runtime.server.supervisor.runs import Run, RunStore
 from inferd_runtime.server.supervisor.runtime import Runtime
 from inferd_runtime.server.tenancy.quotas import Quotas, same_for_all
+from inferd_runtime.server.tenancy.tokens import TokenRights
 
 pytestmark = pytest.mark.anyio
-TENANTS = {"a": "ann", "b": "bob"}
+TENANTS = {"a": TokenRights("ann"), "b": TokenRights("bob")}
 
 
 @pytest.fixture
@@ -48,7 +49,7 @@ async def client(page: dict[str, Any], run: Run) -> AsyncIterator[httpx.AsyncCli
     api = page["ApiWithOutput"](
         cast(Runtime, SimpleNamespace(runs=runs, keeper=RunKeeper(runs, quotas))), cast(ProgramLibrary, None)
     )
-    transport = httpx.ASGITransport(app=make_app(api.routes(), AccessTokens.of_tenants(TENANTS)))
+    transport = httpx.ASGITransport(app=make_app(api.routes(), AccessTokens(TENANTS)))
     async with httpx.AsyncClient(transport=transport, base_url="http://x") as client:
         yield client
 

@@ -48,12 +48,12 @@ def test_an_admin_has_an_admins_quotas_from_the_first_request_on() -> None:
 )
 def test_anything_else_is_unauthorized(header: str | None) -> None:
     with pytest.raises(Unauthorized):
-        AccessTokens.of_tenants({"aaa": "ann"}).rights_of(header)
+        AccessTokens({"aaa": TokenRights("ann")}).rights_of(header)
 
 
 def test_an_empty_token_is_nobodys() -> None:
     with pytest.raises(Unauthorized, match="send the header"):
-        AccessTokens.of_tenants({"": "ann"}).rights_of("Bearer ")
+        AccessTokens({"": TokenRights("ann")}).rights_of("Bearer ")
 
 
 async def seen_by_the_app(kind: str, path: str, *headers: tuple[bytes, bytes]) -> tuple[list[Scope], list[Message]]:
@@ -74,7 +74,7 @@ async def seen_by_the_app(kind: str, path: str, *headers: tuple[bytes, bytes]) -
     scope["extensions"] = {"websocket.http.response": {}}
     if kind == "lifespan":
         scope = {"type": kind}
-    await BearerAuth(app, AccessTokens.of_tenants({"aaa": "ann"}))(scope, receive, send)
+    await BearerAuth(app, AccessTokens({"aaa": TokenRights("ann")}))(scope, receive, send)
     return passed, sent
 
 

@@ -13,6 +13,7 @@ from inferd_runtime.server.gateway.app import Front, make_app
 from inferd_runtime.server.gateway.auth import AccessTokens
 from inferd_runtime.server.tenancy.quotas import Quotas, same_for_all
 from inferd_runtime.server.tenancy.tenant_use import TenantUse
+from inferd_runtime.server.tenancy.tokens import TokenRights
 
 PAGE = "https://app.example"
 ASKS = {"access-control-request-method": "POST", "access-control-request-headers": "authorization,content-type"}
@@ -29,7 +30,7 @@ async def hello(request: Request) -> PlainTextResponse:
 
 
 async def ask(origins: tuple[str, ...], method: str, origin: str, **headers: str) -> httpx.Response:
-    tokens = AccessTokens.of_tenants({"secret": "alice"})
+    tokens = AccessTokens({"secret": TokenRights("alice")})
     front = Front(ConnectionTable(TenantUse(same_for_all(Quotas()))), origins=origins)
     app = make_app([Route("/v1/models", hello, methods=["GET", "POST"])], tokens, front)
     async with httpx.AsyncClient(transport=httpx.ASGITransport(app), base_url="http://x") as client:

@@ -20,6 +20,7 @@ from inferd_runtime.server.gateway.cycle_stream import MOST_STREAMS, Watchers, c
 from inferd_runtime.server.gateway.routes import Api
 from inferd_runtime.server.programs.library import ProgramLibrary
 from inferd_runtime.server.supervisor.runtime import Runtime
+from inferd_runtime.server.tenancy.tokens import TokenRights
 from inferd_runtime.session.wire import CyclePage, GetCycles, WatchedCycle
 
 pytestmark = pytest.mark.anyio
@@ -107,7 +108,7 @@ class Stub:
 
 async def test_the_route_tells_a_tenant_its_own() -> None:
     stub = Stub([CyclePage([], 4), CyclePage([FIRST, SECOND], 6)])
-    app = make_app(watched(stub).routes(), AccessTokens.of_tenants({"secret": "alice"}))
+    app = make_app(watched(stub).routes(), AccessTokens({"secret": TokenRights("alice")}))
     async with httpx.AsyncClient(transport=httpx.ASGITransport(app=app), base_url="http://x") as client:
         path = "/v1/speculation/cycles"
         assert (await client.get(path)).status_code == 401

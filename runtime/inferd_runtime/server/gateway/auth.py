@@ -44,11 +44,6 @@ class AccessTokens:
         self._seen: Mapping[bytes, TokenRights] | None = None
         self._roles = _highest_roles(self._known.values())
 
-    @classmethod
-    def of_tenants(cls, tenants: Mapping[str, str]) -> AccessTokens:
-        """Return tokens of users, by token."""
-        return cls({token: TokenRights(tenant) for token, tenant in tenants.items()})
-
     @property
     def tenants(self) -> Mapping[str, Role]:
         """The tenants that have a token, with the highest role of any of theirs."""
