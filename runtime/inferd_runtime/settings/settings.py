@@ -55,7 +55,7 @@ class EngineSettings:
     threads: int | None = setting(None, "threads of the engine; default: by the models' sizes")
     pages: int | None = setting(None, "pages of the KV cache; default: by the memory that is free")
     page_size: int = setting(16, "tokens per page")
-    token_budget: int | None = setting(None, "tokens that one step may feed; default: 512, for a model on one GPU 2048")
+    token_budget: int | None = setting(None, "tokens that one step may feed; default: 512, for a model on a GPU 2048")
     swap_mb: int = setting(
         256, "MiB of host memory for contexts that had to leave the cache; 0: they are computed again", NOT_NEGATIVE
     )
