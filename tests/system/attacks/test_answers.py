@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import textwrap
 from collections.abc import Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
@@ -10,7 +11,7 @@ from typing import Any
 
 import httpx
 
-from .arena import Arena, Wire, bounded_gateway
+from .arena import Arena, Wire, bounded_gateway, checked
 from .attack import OK, Attack, Calls, Conduct, Program, Request, attacks, withstood
 from .clients import others_are_served
 from .test_services import rude_session
@@ -113,6 +114,46 @@ def at_once(path: str, count: int, **fields: Any) -> Callable[[Arena], str]:
     return send
 
 
+def chat_program(body: str) -> Callable[[Arena], str]:
+    """Have a program with this body answer clients of every dialect: each is told an error, and it is no bug."""
+
+    def act(arena: Arena) -> str:
+        tracebacks = len(arena.tracebacks())
+        checked(arena.mallory.upload(CHAT_PROGRAM + textwrap.indent(body, "    "), "odd"))
+        for path, fields in ASKED.items():
+            response = arena.mallory.http.post(path, json={"model": "odd", **fields})
+            message = response.json()["error"]["message"]
+            assert response.status_code >= 400, path
+            assert "bug" not in message, path
+        assert arena.tracebacks()[tracebacks:] == []
+        return BAD
+
+    return act
+
+
+CHAT_PROGRAM = """
+# /// script
+# [tool.inferd]
+# serves = "chat"
+# ///
+import inferd
+from inferd.chat.reply import MESSAGE_KEY
+def say(kind, **fields):
+    return inferd.session.send({MESSAGE_KEY: [{"event": kind, **fields}]})
+async def main(request):
+"""
+BYTE = {"token": 1, "text": "x", "data": [999], "logprob": 0.0}
+ODD_CALL = """
+await say("text", text="x")
+await say("tool_call", call=1, id="c", name="f")
+await say("arguments", call=1, text="{}")
+"""
+ASKED: Mapping[str, dict[str, Any]] = {
+    CHAT: {"messages": [{"role": "user", "content": "x"}], "logprobs": True},
+    "/v1/completions": {"prompt": "x", "logprobs": 1},
+    "/v1/messages": {"messages": [{"role": "user", "content": "x"}], "max_tokens": 5},
+    "/v1/responses": {"input": "x"},
+}
 LARGEST_FLOATS, SMALLEST_FLOATS = b"1e308," * 600_000, b"4.9e-324," * 400_000
 DEEP_TOOL = {"type": "function", "function": {"name": "f", "parameters": nested(300)}}
 CHOICE = {"kind": "choice", "options": [""] * MILLIONS}
@@ -149,6 +190,10 @@ ANSWERS: list[Attack] = [
     Calls("a choice of millions", listed("grammar.compile", constraint=CHOICE), "client.constraint"),
     Calls("a sequence of 60,000", listed("grammar.compile", constraint=SEQUENCE), "client.constraint"),
     Conduct("passes that nobody reads", unread_passes, "ok limit"),
+    Conduct("a program's limit that is a list", chat_program("raise inferd.LimitExceeded('x', limit=[1])"), BAD),
+    Conduct("a program's bytes that are none", chat_program(f"await say('text', text='x', scores=[{BYTE}])"), BAD),
+    Conduct("a program's call of the wrong number", chat_program(ODD_CALL), BAD),
+    Conduct("a program's use beyond 64 bits", chat_program("await say('usage', prompt=2**64 - 1, completion=9)"), BAD),
 ]  # fmt: skip
 
 

@@ -12,6 +12,8 @@ from inferd.chat.events import (
     KIND,
     ChatEvent,
     ChoiceFinished,
+    PromptScores,
+    ReasoningDelta,
     TextDelta,
     ToolArguments,
     ToolCallStarted,
@@ -23,6 +25,7 @@ from inferd.protocol import ProgramError
 T = TypeVar("T")
 MAX_EVENTS = 4096
 """Events in one message of a program: reading so many takes the gateway about 30 ms."""
+MOST_TOKENS = (1 << 53) - 1
 MAX_RETURNED = 256 << 10
 """Characters of a text that a program returns instead of writing it."""
 
@@ -37,9 +40,19 @@ class EventReader:
         """Answers whose last event was of a call: only behind it may its arguments go on."""
         self._written = False
         self._reported = False
+        self._refusal: ProgramError | None = None
 
     def read(self, message: Any) -> list[ChatEvent]:
-        """Return the events of a message. Raises ProgramError for one that breaks the form."""
+        """Return the events of a message. Raises ProgramError for one that breaks the form, and from then on for any."""
+        try:
+            if self._refusal is None:
+                return self._events(message)
+        except ProgramError as error:
+            self._refusal = error
+        assert self._refusal is not None
+        raise self._refusal
+
+    def _events(self, message: Any) -> list[ChatEvent]:
         if not isinstance(message, dict) or MESSAGE_KEY not in message:
             return []
         values = message[MESSAGE_KEY]
@@ -67,6 +80,7 @@ class EventReader:
         return events if self._reported else [*events, usage]
 
     def _checked(self, event: ChatEvent) -> ChatEvent:
+        _check_numbers(event)
         if isinstance(event, UsageReport):
             self._reported = not self._open
             return event
@@ -102,3 +116,17 @@ def _event(value: Any) -> ChatEvent:
     except msgspec.ValidationError as error:
         raise ProgramError(f"the program sent an event {kind!r} that cannot be read: {error}") from None
     return event
+
+
+def _check_numbers(event: ChatEvent) -> None:
+    """Raise ProgramError for bytes that are none, and for numbers of tokens whose sums no store could hold."""
+    if isinstance(event, UsageReport):
+        counts = [value for value in vars(event).values() if isinstance(value, int)]
+        if not 0 <= min(counts) <= max(counts) <= MOST_TOKENS:
+            raise ProgramError(f"the program reported a number of tokens that is not in 0..{MOST_TOKENS}")
+    elif isinstance(event, TextDelta | ReasoningDelta | PromptScores):
+        scores = list(event.scores)
+        for score in scores:  # which grows
+            scores += score.top
+            if score.data and not 0 <= min(score.data) <= max(score.data) < 256:
+                raise ProgramError("the program sent a token with a byte that is not in 0..255")

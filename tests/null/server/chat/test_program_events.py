@@ -6,7 +6,15 @@ from typing import Any
 
 import pytest
 
-from inferd.chat import TextDelta, ToolArguments, ToolCallStarted, UsageReport
+from inferd.chat import (
+    PromptScores,
+    ReasoningDelta,
+    TextDelta,
+    TokenScore,
+    ToolArguments,
+    ToolCallStarted,
+    UsageReport,
+)
 from inferd.chat.events import to_message
 from inferd.chat.reply import MESSAGE_KEY
 from inferd.protocol import ProgramError
@@ -42,6 +50,31 @@ def test_answers_are_written_side_by_side() -> None:
 def test_arguments_anywhere_else_are_the_programs_fault(events: tuple[Any, ...]) -> None:
     with pytest.raises(ProgramError, match="tool call"):
         EventReader(1).read(message(*events))
+
+
+def test_a_message_that_was_refused_is_refused_when_it_is_read_again() -> None:
+    """What came before it is sent first: read a second time, a call of the wrong number had become the right one."""
+    reader = EventReader(1)
+    for _ in range(3):
+        with pytest.raises(ProgramError, match="tool call 1"):
+            reader.read(message(ToolCallStarted(1, "c", "f")))
+    with pytest.raises(ProgramError, match="tool call 1"):
+        reader.read(message(STARTED))
+
+
+def test_bytes_of_tokens_are_bytes() -> None:
+    for data in ([256], [-1], [0, 1 << 63]):
+        wrong = TokenScore(1, "x", data, 0.0)
+        for scores in ([wrong], [TokenScore(1, "x", [0, 255], 0.0, [wrong])]):
+            for event in (TextDelta("x", scores=scores), ReasoningDelta("x", scores=scores), PromptScores(scores)):
+                with pytest.raises(ProgramError, match="byte"):
+                    EventReader(1).read(message(event))
+
+
+@pytest.mark.parametrize("report", [UsageReport(1 << 53, 0), UsageReport(0, -1), UsageReport(0, 0, cached=1 << 64)])
+def test_what_was_used_fits_into_the_store_of_responses(report: UsageReport) -> None:
+    with pytest.raises(ProgramError, match="tokens"):
+        EventReader(1).read(message(report))
 
 
 def test_one_message_cannot_bring_so_many_events_that_the_gateway_stands_still() -> None:
