@@ -140,11 +140,15 @@ def benches() -> tuple[CudaBench, CudaBench]:
     return first, second
 
 
+def led_by(bench: CudaBench, channel: Connection, seconds: float) -> LeadingSampler:
+    for slot in bench.driver._slots:
+        slot.taken = False  # by a step that nobody waited for
+    return LeadingSampler(bench.driver, unused(), [channel], lost, timeout_s=seconds)
+
+
 @pytest.fixture
 def leading(benches: tuple[CudaBench, CudaBench], ends: tuple[Connection, Connection]) -> LeadingSampler:
-    for slot in benches[0].driver._slots:
-        slot.taken = False  # by a step that nobody waited for
-    return LeadingSampler(benches[0].driver, unused(), [ends[0]], lost, timeout_s=20.0)
+    return led_by(benches[0], ends[0], 20.0)
 
 
 @contextmanager
@@ -195,7 +199,7 @@ def test_a_rank_that_does_not_begin_a_step_ends_the_process(
     benches: tuple[CudaBench, CudaBench], ends: tuple[Connection, Connection]
 ) -> None:
     """Before this one's device is asked, which would wait for it without end."""
-    leading = LeadingSampler(benches[0].driver, unused(), [ends[0]], lost, timeout_s=0.05)
+    leading = led_by(benches[0], ends[0], 0.05)
     step = leading.launch(a_batch(), greedy_inputs(a_batch(), VOCAB))
     with pytest.raises(Lost, match="no answer for"):
         step.wait()
