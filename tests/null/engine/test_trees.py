@@ -378,3 +378,14 @@ def test_a_tree_near_the_end_of_the_context_is_cut_to_what_fits() -> None:
         engine.step()
     assert job.error is None
     assert len(context.tokens) <= 8
+
+
+def test_a_mask_that_takes_too_long_ends_its_generation_by_name(table: TokenTable) -> None:
+    """All streams wait for it, and the next one would take as long."""
+    compiled, draft = GrammarCompiler(table).compile(RegexGrammar("[ab]+")), draft_of(([], []))
+    now = iter([0.0, 0.2, 1.0, 1.3])
+    cursor = GrammarCursor(compiled.matcher(), table.words, [END], clock=lambda: next(now))
+    cursor.masks(draft)
+    with pytest.raises(LimitExceeded) as caught:
+        cursor.masks(draft)
+    assert caught.value.detail["limit"] == "mask_seconds"

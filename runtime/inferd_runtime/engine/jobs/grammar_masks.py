@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import time
+from collections.abc import Callable, Sequence
 from typing import Protocol
 
 import numpy as np
 
-from inferd.protocol import ConstraintError, check_step_mask
+from inferd.protocol import ConstraintError, LimitExceeded, check_step_mask
 from inferd_grammar import EndPlanner, GuardedMatcher, walk
 from inferd_grammar.errors import DeadEnd
 from inferd_grammar.tokens import bit_mask
@@ -16,6 +17,8 @@ from inferd_runtime.models.batch import Seen
 from inferd_runtime.speculation.drafts import NO_DRAFT, ROOT, Draft
 
 UNBOUNDED = 1 << 30
+MASK_SECONDS = 0.25
+"""Processor time of one mask: all streams wait for it. Compiling tries the first ones, and allows them a fifth of this."""
 FORCED = "grammar"
 """The source of tokens that the grammar forces."""
 
@@ -125,7 +128,10 @@ class GrammarCursor:
         planner: EndPlanner | None = None,
         *,
         bounded: bool = True,
+        clock: Callable[[], float] = time.thread_time,
     ) -> None:
+        """``clock``: seconds of processor time of the calling thread."""
+        self._clock = clock
         self._matcher = matcher
         self._planner = planner
         self._bounded = bounded
@@ -155,7 +161,18 @@ class GrammarCursor:
             self._matcher.rollback(taken)
 
     def masks(self, draft: Draft) -> tuple[Draft, Masks]:
-        """Walk the matcher along the draft, and return its legal part with the masks. See :class:`OutputMasks`."""
+        """Walk the matcher along the draft, and return its legal part with the masks. See :class:`OutputMasks`.
+
+        Raises LimitExceeded if one takes longer than MASK_SECONDS.
+        """
+        started = self._clock()
+        found = self._masks(draft)
+        if self._clock() - started > MASK_SECONDS * len(found[1]):
+            text = f"a mask of the constraint takes more than {MASK_SECONDS:g} s"
+            raise LimitExceeded(text, limit="mask_seconds", value=MASK_SECONDS, raise_with="a smaller constraint")
+        return found
+
+    def _masks(self, draft: Draft) -> tuple[Draft, Masks]:
         masks = np.empty((len(draft) + 1, self._rest.shape[0]), np.int32)
         self._roll_back()
         if draft.is_chain:

@@ -13,6 +13,7 @@ from typing import Any
 
 import anyio
 import anyio.abc
+import msgspec
 
 from inferd.protocol import Done, InferdError, InvalidRequest, LimitExceeded, Unavailable
 from inferd.protocol.mcp import (
@@ -171,8 +172,11 @@ class McpService:
 
     async def _asked(self, held: HeldServer, request: Any, seconds: float) -> Any:
         """Ask, and end a process that does not even say that its server is late."""
+        packed = msgspec.Raw(msgspec.msgpack.encode(request))
+        if isinstance(request, CallMcpTool):
+            request.arguments.clear()  # packed they are many times smaller, and counted as the request's bytes while they wait
         with anyio.move_on_after(seconds + MARGIN_SECONDS) as waiting:
-            return await held.process.call(request.op, request, REPLIES[type(request)])
+            return await held.process.call(request.op, packed, REPLIES[type(request)])
         if waiting.cancelled_caught:
             held.process.stop()
             raise Unavailable(f"the server of tools {request.server} hung, and was ended")

@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import threading
-from typing import Any
+from types import SimpleNamespace
+from typing import Any, cast
 
 import anyio
 import anyio.lowlevel
 import pytest
 
 from inferd_runtime.server.programs.library import ProgramLibrary
+from inferd_runtime.server.programs.parser_pool import ParserPool
 from inferd_runtime.server.tenancy.quotas import Quotas, same_for_all
 
 pytestmark = pytest.mark.anyio
@@ -48,3 +50,38 @@ async def test_a_flood_of_names_of_programs_leaves_the_thread_to_others() -> Non
         registry.go.set()
     assert registry.asked.index("bob") <= 2
     assert len(registry.asked) == 201
+
+
+async def test_one_tenants_uploads_take_one_place_of_those_where_packages_are_found() -> None:
+    """A tenant whose dependencies take minutes to find would keep everybody's uploads waiting."""
+    asked: list[str] = []
+
+    class Finder:
+        async def find(self, requirements: tuple[str, ...]) -> Any:
+            asked.extend(requirements)
+            await anyio.sleep_forever()
+
+    class Parsers(ParserPool):
+        async def parse(self, upload: bytes) -> Any:
+            manifest = SimpleNamespace(dependencies=[upload.decode()])
+            return SimpleNamespace(
+                bundle=SimpleNamespace(packages={}, lock=[]), interface=SimpleNamespace(manifest=manifest)
+            )
+
+    finder: Any = Finder()
+    library = ProgramLibrary(cast(Any, None), Parsers(), same_for_all(Quotas()), finder)
+
+    async def upload(tenant: str, name: str) -> None:
+        async def read() -> bytes:
+            return name.encode()
+
+        await library.upload(read, tenant)
+
+    async with anyio.create_task_group() as tasks:
+        for number in range(4):
+            tasks.start_soon(upload, "mallory", f"slow{number}")
+        await anyio.wait_all_tasks_blocked()
+        tasks.start_soon(upload, "bob", "other")
+        await anyio.wait_all_tasks_blocked()
+        tasks.cancel_scope.cancel()
+    assert asked == ["slow0", "other"]

@@ -9,6 +9,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import anyio
+import msgspec
 import pytest
 
 from inferd import Forbidden, InferdError, InvalidRequest, LimitExceeded, NotFound, Unavailable
@@ -48,7 +49,8 @@ class StillProcess:
         self.stopped = 0
 
     async def call(self, op: str, request: Any, kind: Any) -> Any:
-        return {McpTools: McpTools([]), McpConnected: McpConnected(request.server)}[kind]
+        self.asked = msgspec.msgpack.decode(request)
+        return {McpTools: McpTools([]), McpConnected: McpConnected(self.asked["server"])}[kind]
 
     def stop(self) -> None:
         self.stopped += 1
@@ -68,6 +70,15 @@ class Family:
 
     async def ask(self, caller: Caller, request: Any) -> Any:
         return await self.mcp.operations()[request.op](caller, request)
+
+
+async def test_arguments_for_an_operators_server_wait_packed() -> None:
+    """As Python's values, a request of a MiB takes twenty, for as long as the server makes it wait."""
+    at, request = Family(), CallMcpTool("tools", "look", {"values": [[1]] * 100})
+    with pytest.raises(KeyError):  # the process has no reply of that kind
+        await at.ask(PROGRAM, request)
+    assert request.arguments == {}
+    assert at.processes[0].asked["arguments"] == {"values": [[1]] * 100}
 
 
 async def test_operator_tenant_and_manifest_have_to_agree() -> None:
