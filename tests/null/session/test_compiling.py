@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from inferd import protocol as p
-from inferd_grammar import Constraint, GrammarCompiler, RegexGrammar, TokenTable
+from inferd_grammar import Constraint, GrammarCompiler, RegexGrammar, TokenTable, compiler
 from inferd_grammar.limits import CompileLimits
 from inferd_grammar.trials.messages import Tried
 from inferd_grammar.trials.pool import TrialLimits, TrialPool
@@ -148,6 +148,29 @@ def test_a_slow_compile_holds_up_no_step() -> None:
     finally:
         caller.session.close()
         queue.close()
+
+
+def test_the_end_of_a_constraint_is_not_looked_for_in_the_step_loop(
+    gate: Gate, queue: CompileQueue, model: ServedModel, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The first search of an end takes half a second for a pattern of 10,000 bytes; what was found is kept."""
+    searched: list[threading.Thread] = []
+    search = compiler.first_end
+
+    def noted(*arguments: Any) -> bytes | None:
+        searched.append(threading.current_thread())
+        return search(*arguments)
+
+    monkeypatch.setattr(compiler, "first_end", noted)
+    gate.let(QUICK.value)
+    compiled: list[Any] = []
+    queue.submit("a", model.grammars, RegexGrammar(QUICK.value), compiled.append)
+    while not compiled:
+        queue.wait(1)
+        queue.poll()
+    assert compiled[0].shortest() is not None
+    assert len(searched) == 1
+    assert searched[0] is not threading.current_thread()
 
 
 def test_what_is_compiled_or_trivial_is_answered_at_once(gate: Gate, queue: CompileQueue, model: ServedModel) -> None:

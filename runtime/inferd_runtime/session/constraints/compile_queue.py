@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 from inferd import protocol as p
-from inferd_grammar import Compiled, Constraint, GrammarCompiler, GrammarError, RegexGrammar
+from inferd_grammar import Compiled, Constraint, GrammarCompiler, GrammarError, GrammarFailure, RegexGrammar
 from inferd_grammar.cache import CacheKey
 from inferd_grammar.errors import GrammarInterrupted, GrammarLimit
 from inferd_runtime.session.lanes import Charge, Lanes, Piece, free
@@ -68,7 +68,7 @@ class CompileQueue:
             self._check_room(tenant)
             job = self._known[key] = _Job(key)
             job.listeners.append(done)
-            self._enqueue(tenant, lambda: compiler.compile(constraint), job)
+            self._enqueue(tenant, lambda: _searched(compiler.compile(constraint)), job)
         else:
             job.listeners.append(done)
         return lambda: job.listeners.remove(done) if done in job.listeners else None
@@ -126,6 +126,13 @@ class CompileQueue:
                 listener(outcome)
 
         self._lanes.submit(Piece(tenant, work, done, wanted, self._trials.take_spent))
+
+
+def _searched(compiled: Compiled) -> Compiled:
+    """Have the end of a constraint looked for, which takes up to a second where it was not done yet: not of the step loop."""
+    with contextlib.suppress(GrammarFailure):  # who wants to know is told then
+        compiled.shortest()
+    return compiled
 
 
 def refused(error: GrammarError) -> p.InferdError:
