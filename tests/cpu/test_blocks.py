@@ -9,7 +9,18 @@ import torch
 from families import make
 
 from inferd_runtime.kernels.native import blocks, compiler
-from inferd_runtime.kernels.native.blocks import block_kernels, pack4, pack8, pack16, unpack
+from inferd_runtime.kernels.native.block_forms import (
+    BY_SIZE,
+    FORMS,
+    LANES,
+    BlockNumbers,
+    form_of,
+    pack,
+    pack4,
+    pack16,
+    unpack,
+)
+from inferd_runtime.kernels.native.blocks import block_kernels
 from inferd_runtime.kernels.native.compiler import compiled
 from inferd_runtime.models.checks.probe import attach
 from inferd_runtime.models.passes.fused import FusedPass, fuse
@@ -108,21 +119,46 @@ def test_rounding_to_eight_bits_is_to_the_nearest_step() -> None:
 # -- What they are multiplied to --------------------------------------------------------------------------------------
 
 
-def packed_in(bits: int, outputs: int) -> torch.Tensor:
-    numbers, each = drawn(outputs, INPUTS), scales(outputs)
-    if bits == 16:
-        return pack16(torch.randn(outputs, INPUTS, generator=torch.Generator().manual_seed(2)))
-    return pack4(numbers, each, -each) if bits == 4 else pack8(numbers - 8, each)
+WIDE = 512
+MULTIPLIED = ("blocks4", "blocks8", "blocks16", "q2_k", "q4_k", "q5_0", "q6_k", "iq4_xs")
+"""Forms that between them have every kind of plane, scale and offset; each takes seconds to compile."""
+
+
+def packed_in(name: str, outputs: int) -> torch.Tensor:
+    form = FORMS[name]
+    low, high = (-127, 128) if form.bits == 8 else (0, 2**form.bits)
+    numbers = drawn(outputs, WIDE, low=low, high=high).to(torch.int8 if form.bits == 8 else torch.uint8)
+    if form.bits == 16:
+        numbers = torch.randn(outputs, WIDE, generator=torch.Generator().manual_seed(2)).half()
+    heads = [torch.randn(outputs, WIDE // form.span) / 99 for _ in range(form.heads)]
+    factors = [drawn(outputs, WIDE // form.group, low=-32, high=64) for _ in heads if form.factors]
+    return pack(name, BlockNumbers(numbers, tuple(heads), tuple(factors)))
+
+
+def test_each_form_has_a_size_of_its_own() -> None:
+    assert len(BY_SIZE) == len(FORMS)
+    for name in FORMS:
+        packed = packed_in(name, 32)
+        assert form_of(packed) == name
+        assert packed.nbytes == FORMS[name].weight_bytes(32 * WIDE)
 
 
 @needs_kernels
-@pytest.mark.parametrize("bits", [4, 8, 16])
+@pytest.mark.parametrize("name", MULTIPLIED)
+def test_a_kernel_unpacks_to_the_bit_what_its_twin_does(name: str) -> None:
+    packed = packed_in(name, 80)
+    assert torch.equal(BlockProduct((packed,))(torch.eye(WIDE)).t(), unpack(packed))
+    assert torch.equal(BlockProduct((packed,))(torch.eye(WIDE)[300:301])[0], unpack(packed)[:, 300])
+
+
+@needs_kernels
+@pytest.mark.parametrize("name", MULTIPLIED)
 @pytest.mark.parametrize("outputs", [16, 64, 80, 176])
-def test_products_are_those_of_the_unpacked_weight(bits: int, outputs: int) -> None:
-    packed = packed_in(bits, outputs)
-    product, dense = BlockProduct(packed), unpack(packed)
+def test_products_are_those_of_the_unpacked_weight(name: str, outputs: int) -> None:
+    packed = packed_in(name, outputs)
+    product, dense = BlockProduct((packed,)), unpack(packed)
     for count in (*range(1, 10), 21, 25, 32, 67):
-        rows = torch.randn(count, INPUTS)
+        rows = torch.randn(count, WIDE)
         expected = rows.double() @ dense.double().t()
         assert (product(rows) - expected).abs().max() < 1e-5 * expected.abs().max()
         residual = torch.randn(count, outputs)
@@ -130,13 +166,27 @@ def test_products_are_those_of_the_unpacked_weight(bits: int, outputs: int) -> N
 
 
 @needs_kernels
-@pytest.mark.parametrize("bits", [4, 8, 16])
-def test_no_bit_of_a_row_depends_on_the_rows_beside_it(bits: int) -> None:
-    product = BlockProduct(packed_in(bits, 176))
-    rows = torch.randn(75, INPUTS)
+@pytest.mark.parametrize("name", MULTIPLIED)
+def test_no_bit_of_a_row_depends_on_the_rows_beside_it(name: str) -> None:
+    product = BlockProduct((packed_in(name, 176),))
+    rows = torch.randn(75, WIDE)
     alone = torch.cat([product(row[None]) for row in rows])
     for count in range(1, 76):
         assert torch.equal(product(rows[:count].contiguous()), alone[:count]), count
+
+
+@needs_kernels
+def test_parts_of_several_forms_are_one_product() -> None:
+    parts = tuple(packed_in(name, outputs) for name, outputs in (("q4_k", 48), ("q6_k", 176), ("blocks8", 16)))
+    dense, rows = torch.cat([unpack(part) for part in parts]), torch.randn(9, WIDE)
+    whole, cut = BlockProduct(parts), BlockProduct(parts, 230)
+    expected = torch.cat([BlockProduct((part,))(rows) for part in parts], 1)
+    assert dense.shape[0] == 240 == 15 * LANES
+    assert torch.equal(whole(rows), expected)
+    assert torch.equal(cut(rows), expected[:, :230])
+    residual = torch.randn(9, 240)
+    assert torch.equal(whole.onto(rows, residual.clone()), residual + expected)
+    assert whole.bytes == sum(part.nbytes for part in parts)
 
 
 @needs_kernels
@@ -147,7 +197,7 @@ def test_no_bit_of_a_product_depends_on_the_number_of_threads() -> None:
         found = []
         for threads in (1, 2, 3):
             torch.set_num_threads(threads)
-            found.append(BlockProduct(packed)(rows))
+            found.append(BlockProduct((packed,))(rows))
     finally:
         torch.set_num_threads(before)
     assert torch.equal(found[0], found[1])
@@ -222,8 +272,9 @@ def blocks_win(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.usefixtures("blocks_win")
 def test_weights_that_blocks_hold_exactly_are_held_so_and_others_are_not() -> None:
     plan = plan_holding(model_in_blocks()[0])
-    assert plan.ways.pop("head") == DENSE  # type: ignore[attr-defined]
-    assert set(plan.ways.values()) == {Way("blocks4")}
+    assert plan.ways["head"] == DENSE
+    assert set(plan.packed) == set(plan.ways) - {"head"}
+    assert {form_of(part) for parts in plan.packed.values() for part in parts} == {"blocks4"}
 
 
 @needs_kernels
@@ -245,7 +296,7 @@ def test_what_was_packed_is_found_by_the_next_start(
             assert isinstance(product, BlockProduct)
             found = other.products()[name]
             assert isinstance(found, BlockProduct)
-            assert torch.equal(product.packed, found.packed)
+            assert torch.equal(product.packed[0], found.packed[0])
 
 
 @needs_kernels
@@ -259,12 +310,15 @@ def test_a_start_with_kept_weights_does_not_read_the_files() -> None:
         assert "weight" not in vars(layer.qkv)
 
 
+@needs_kernels
 def test_what_is_kept_belongs_to_one_state_of_the_files(tmp_path: Path) -> None:
     file = tmp_path / "model.safetensors"
     file.write_bytes(b"one")
-    made = {"head": torch.ones(3, dtype=torch.uint8)}
+    made = {"head": (pack16(torch.ones(16, 32)), pack16(torch.zeros(16, 32)))}
     PackedStore(str(tmp_path), torch.float32, "int8", tmp_path / "kept").keep(made)
-    assert PackedStore(str(tmp_path), torch.float32, "int8", tmp_path / "kept").find() is not None
+    found = PackedStore(str(tmp_path), torch.float32, "int8", tmp_path / "kept").find()
+    assert found is not None
+    assert [unpack(part).unique().item() for part in found["head"]] == [1, 0]
     assert PackedStore(str(tmp_path), torch.float32, "int4", tmp_path / "kept").find() is None
     assert PackedStore(str(tmp_path), torch.bfloat16, "int8", tmp_path / "kept").find() is None
     file.write_bytes(b"other")
@@ -274,7 +328,7 @@ def test_what_is_kept_belongs_to_one_state_of_the_files(tmp_path: Path) -> None:
 def test_damaged_weights_are_not_found(tmp_path: Path) -> None:
     (tmp_path / "model.safetensors").write_bytes(b"one")
     store = PackedStore(str(tmp_path), torch.float32, "int8", tmp_path / "kept")
-    store.keep({"head": torch.ones(300, dtype=torch.uint8)})
+    store.keep({"head": (pack16(torch.ones(16, 32)),)})
     (file,) = (tmp_path / "kept").glob("*.blocks")
     file.write_bytes(file.read_bytes()[:-1] + b"x")
     assert store.find() is None
@@ -283,6 +337,6 @@ def test_damaged_weights_are_not_found(tmp_path: Path) -> None:
 def test_of_a_model_without_files_nothing_is_kept(tmp_path: Path) -> None:
     for source in ("", str(tmp_path / "missing")):
         store = PackedStore(source, torch.float32, "int8", tmp_path)
-        store.keep({"head": torch.ones(3, dtype=torch.uint8)})
+        store.keep({"head": (pack16(torch.ones(16, 32)),)})
         assert store.find() is None
     assert not list(tmp_path.iterdir())

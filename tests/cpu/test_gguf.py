@@ -5,10 +5,9 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
-import numpy as np
 import pytest
 import torch
-from gguf import GGMLQuantizationType, GGUFWriter, quants
+from gguf_files import CONTEXT, TOKENS, SmallFile
 from transformers import AutoModelForCausalLM
 
 from inferd.protocol import InvalidRequest
@@ -17,52 +16,6 @@ from inferd_runtime.models.store.gguf import license_of, smallest_dtype
 from inferd_runtime.models.store.pull import Pull
 from inferd_runtime.models.store.store import ModelStore
 
-LAYERS, WIDTH, HEADS, INNER, CONTEXT = 2, 64, 2, 96, 128
-TOKENS = [*(chr(33 + i) for i in range(91)), "ab", "<|endoftext|>", "<|end|>"]
-
-
-def write_gguf(path: Path, kind: GGMLQuantizationType) -> None:
-    """Write a random Llama with a byte-level vocabulary of ASCII."""
-    writer, random = GGUFWriter(path, "llama"), np.random.default_rng(7)
-    writer.add_string("general.name", "small")
-    writer.add_string("general.license", "mit")
-    writer.add_block_count(LAYERS)
-    writer.add_context_length(CONTEXT)
-    writer.add_embedding_length(WIDTH)
-    writer.add_feed_forward_length(INNER)
-    writer.add_head_count(HEADS)
-    writer.add_head_count_kv(HEADS)
-    writer.add_layer_norm_rms_eps(1e-5)
-    writer.add_rope_freq_base(10000.0)
-    writer.add_vocab_size(len(TOKENS))
-    writer.add_tokenizer_model("gpt2")
-    writer.add_tokenizer_pre("default")
-    writer.add_token_list(TOKENS)
-    writer.add_token_types([1] * 92 + [3, 3])
-    writer.add_token_merges(["a b"])
-    writer.add_eos_token_id(93)
-    writer.add_bos_token_id(93)
-    shapes = {"token_embd.weight": (len(TOKENS), WIDTH), "output_norm.weight": (WIDTH,)}
-    for layer in range(LAYERS):
-        shapes |= {f"blk.{layer}.{name}.weight": shape for name, shape in LAYER_SHAPES.items()}
-    for name, shape in shapes.items():
-        numbers = random.normal(0, 0.1, shape).astype(np.float32)
-        if len(shape) == 1:
-            writer.add_tensor(name, numbers)
-        else:
-            writer.add_tensor(name, quants.quantize(numbers, kind), raw_dtype=kind)
-    writer.write_header_to_file()
-    writer.write_kv_data_to_file()
-    writer.write_tensors_to_file()
-    writer.close()
-
-
-LAYER_SHAPES = {
-    "attn_norm": (WIDTH,), "ffn_norm": (WIDTH,), "attn_q": (WIDTH, WIDTH), "attn_k": (WIDTH, WIDTH),
-    "attn_v": (WIDTH, WIDTH), "attn_output": (WIDTH, WIDTH), "ffn_gate": (INNER, WIDTH), "ffn_up": (INNER, WIDTH),
-    "ffn_down": (WIDTH, INNER),
-}  # fmt: skip
-
 
 @pytest.fixture
 def store(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> ModelStore:
@@ -70,10 +23,10 @@ def store(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> ModelStore:
     return ModelStore()
 
 
-@pytest.mark.parametrize("kind", [GGMLQuantizationType.F16, GGMLQuantizationType.Q8_0], ids=str)
-def test_logits_are_those_of_the_file(store: ModelStore, tmp_path: Path, kind: GGMLQuantizationType) -> None:
+@pytest.mark.parametrize("kind", ["F16", "Q8_0"])
+def test_logits_are_those_of_the_file(store: ModelStore, tmp_path: Path, kind: str) -> None:
     file = tmp_path / "small.gguf"
-    write_gguf(file, kind)
+    SmallFile(kind).write(file)
     expected = AutoModelForCausalLM.from_pretrained(tmp_path, gguf_file=file.name, dtype=torch.float32)
     loaded = load(str(file))
     ids = torch.arange(20)[None] % len(TOKENS)
@@ -88,7 +41,7 @@ def test_logits_are_those_of_the_file(store: ModelStore, tmp_path: Path, kind: G
 
 def test_a_file_is_converted_once_and_again_when_it_changed(store: ModelStore, tmp_path: Path) -> None:
     file = tmp_path / "small.gguf"
-    write_gguf(file, GGMLQuantizationType.F16)
+    SmallFile("F16").write(file)
     folder = Path(resolve(str(file)))
     made = (folder / "config.json").stat().st_mtime_ns
     assert license_of(file) == "mit"
@@ -97,7 +50,7 @@ def test_a_file_is_converted_once_and_again_when_it_changed(store: ModelStore, t
     assert Path(resolve(str(file))) == folder
     assert (folder / "config.json").stat().st_mtime_ns == made
     assert Path(resolve("small")) == folder
-    write_gguf(file, GGMLQuantizationType.Q8_0)
+    SmallFile("Q8_0").write(file)
     assert (Path(resolve(str(file))) / "config.json").stat().st_mtime_ns > made
 
 

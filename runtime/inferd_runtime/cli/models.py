@@ -124,9 +124,9 @@ def _estimate(options: ModelOptions, parsed: argparse.Namespace) -> Fit:
     # Torch is imported here, because no other command of this process needs it.
     from inferd_runtime.models.devices import available_bytes, check_device
     from inferd_runtime.models.fitting.fit import CacheRequest, Fit
-    from inferd_runtime.models.fitting.inspection import measure
+    from inferd_runtime.models.loading import size_of
 
-    size = measure(options)
+    size = size_of(options)
     if parsed.context > size.max_context:
         raise InvalidRequest(f"--context {parsed.context} is more than the model's {size.max_context} tokens")
     device = check_device(options.device)

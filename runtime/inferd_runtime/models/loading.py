@@ -22,6 +22,7 @@ from inferd_runtime.models.shape import Probed
 from inferd_runtime.models.store.pull import Pull
 from inferd_runtime.models.store.store import ModelStore
 from inferd_runtime.models.tokenizer import HubTokenizer
+from inferd_runtime.models.weights.file_blocks import bytes_saved
 
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 
@@ -46,6 +47,13 @@ def resolve(name: str, store: ModelStore | None = None) -> str:
 
 def size_of(options: ModelOptions, proofs: ProofStore | None = None) -> ModelSize:
     """Return the sizes of a model. Raises what :func:`~inferd_runtime.models.fitting.inspection.measure` raises."""
+    size = _measured(options, proofs)
+    if size.matrices is None or options.device not in ("", "cpu") or size.dtype != "float32":
+        return size
+    return size.in_blocks(bytes_saved(resolve(options.name), size.matrices.tied))
+
+
+def _measured(options: ModelOptions, proofs: ProofStore | None) -> ModelSize:
     proof = _proof(options.name, options.device, options.dtype, 1, proofs)
     if proof is not None:
         return replace(proof.size, name=options.name).held(options.weights, options.device or "cpu")

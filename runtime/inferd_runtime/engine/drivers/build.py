@@ -167,7 +167,7 @@ def fused_pass(loaded: LoadedModel, options: DriverOptions) -> ModelPass | None:
         return fused
     store = PackedStore(loaded.source, next(loaded.module.parameters()).dtype, options.weights)
     blocks = host_blocks(len(fused.layers), loaded.stored or {})
-    return hold_as(fused, loaded.module, options.weights, store, blocks)
+    return hold_as(fused, loaded.module, options.weights, store, blocks, loaded.source)
 
 
 def measured_step_bytes(

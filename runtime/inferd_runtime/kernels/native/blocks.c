@@ -1,21 +1,31 @@
-// Products of rows in float32 with weights in blocks of 4, 8 or 16 bits, which are unpacked in registers and multiplied as float32.
+// Products of rows in float32 with weights in blocks, which are unpacked in registers and multiplied as float32.
 //
-// The 16 outputs of a tile stand side by side. A tile is a list of blocks, one for each GROUP inputs:
-//   4 bits: scale float16[16], offset float16[16], then 32-bit words [GROUP / 8][16]: input 8 g + s is in bits 4 s of word g;
-//           a weight is scale * number + offset
-//   8 bits: scale float16[16], then int8[GROUP][16]; a weight is scale * number
-//   16 bits: float16[GROUP][16]
-// All are exact in float32 where the blocks were made from such numbers. A row's sums are added up in the order of the inputs whatever
-// the number of rows and threads. So no bit of them depends on what else is multiplied.
+// Compiled for one form of blocks at a time (BlockForm in block_forms.py): numbers of BITS bits, blocks of SPAN inputs, GROUP of which
+// share a scale; OFFSETS: and an offset; BOOK: what the 16 lowest numbers stand for.
+//
+// The 16 outputs of a tile stand side by side. A tile is a list of blocks:
+//   scale float16[16], with OFFSETS offset float16[16], and for each PART inputs
+//     numbers: for each bit above the lowest LOW, lowest first, uint16[PART] with a bit for each output; then 32-bit words [LOW][16], in
+//     which the LOW bits of input i stand behind those of input i - 1; 8 bits: int8[PART][16]; 16 bits, without scales: float16[PART][16]
+//     with SPAN > PART: factors int8[PART / GROUP][16] of the scale, and with OFFSETS as many of the offset
+// A weight is scale * number + offset. All is exact in float32 where the blocks were made from such numbers, but for that sum, which
+// is rounded once. A row's sums are added up in the order of the inputs whatever the number of rows and threads. So no bit of them depends
+// on what else is multiplied.
 
 #include <immintrin.h>
 #include <stdint.h>
 #include <stdlib.h>
 
 #define LANES 16
-#define GROUP 32
+#define PART 32
 #define SCALES (LANES * 2)
-#define BLOCK(bits) ((2 - (bits) / 8) * SCALES + GROUP * LANES * (bits) / 8)
+#define HEADS (BITS == 16 ? 0 : 1 + OFFSETS)
+#define FACTORS (SPAN > PART)
+#define LOW (BITS < 4 ? 2 : 4)
+#define PLANE (PART * LANES / 8)
+#define NUMBERS (PART * LANES * BITS / 8)
+#define PART_BYTES (NUMBERS + FACTORS * HEADS * (PART / GROUP) * LANES)
+#define BLOCK (HEADS * SCALES + SPAN / PART * PART_BYTES)
 #define MOST_ROWS 24
 #define MOST_SUMS 24  // registers, beside those that unpacking takes
 #define PANEL_ROWS 8
@@ -23,44 +33,76 @@
 #define MANY 32           // rows, from which on unpacking to memory is worth it
 #define TILES 8           // that one row is multiplied with at a time
 #define SMALL (1 << 17)   // weights, below which waking up threads takes longer than multiplying
+#define AHEAD 1024        // bytes that are asked for before they are needed: tiles side by side are more streams than are guessed
 #define INLINE static inline __attribute__((always_inline))
 #define UNROLL _Pragma("GCC unroll 24")
 
+typedef struct {
+  __m512 scale, offset;
+} Group;
+
 INLINE __m512 halves(const uint8_t *at) { return _mm512_cvtph_ps(_mm256_loadu_si256((const __m256i *)at)); }
 
-// Returns the weights of input 8 eight + s.
-INLINE __m512 weight4(const uint8_t *block, int eight, const int s, __m512 scale, __m512 offset) {
-  const __m512 numbers = _mm512_set_ps(15, 14, 13, 12, 11, 10, 9, 8, 7, 6, 5, 4, 3, 2, 1, 0);
-  __m512i word = _mm512_loadu_si512(block + 2 * SCALES + eight * LANES * 4);
-  return _mm512_fmadd_ps(_mm512_permutexvar_ps(_mm512_srli_epi32(word, 4 * s), numbers), scale, offset);
+INLINE __m512 bytes(const uint8_t *at) { return _mm512_cvtepi32_ps(_mm512_cvtepi8_epi32(_mm_loadu_si128((const __m128i *)at))); }
+
+// Returns where the part of a tile stands that begins with input `first`.
+INLINE const uint8_t *part_of(const uint8_t *tile, long first) {
+  return tile + first / SPAN * BLOCK + HEADS * SCALES + first % SPAN / PART * PART_BYTES;
 }
 
-INLINE __m512 weight8(const uint8_t *block, int eight, const int s, __m512 scale) {
-  __m128i numbers = _mm_loadu_si128((const __m128i *)(block + SCALES + (8 * eight + s) * LANES));
-  return _mm512_mul_ps(_mm512_cvtepi32_ps(_mm512_cvtepi8_epi32(numbers)), scale);
+// Returns one of the numbers that blocks begin with, of the group of a part that begins with input `first`.
+INLINE __m512 head(const uint8_t *tile, long first, const int which) {
+  __m512 found = halves(tile + first / SPAN * BLOCK + which * SCALES);
+  if (!FACTORS) return found;
+  return _mm512_mul_ps(found, bytes(part_of(tile, first) + NUMBERS + (which * (PART / GROUP) + first % PART / GROUP) * LANES));
 }
 
-INLINE __m512 weight_of(const int bits, const uint8_t *block, int eight, const int s, __m512 scale, __m512 offset) {
-  if (bits == 16) return halves(block + (8 * eight + s) * LANES * 2);
-  return bits == 4 ? weight4(block, eight, s, scale, offset) : weight8(block, eight, s, scale);
+INLINE Group group_of(const uint8_t *tile, long first) {
+  Group found = {_mm512_setzero_ps(), _mm512_setzero_ps()};
+  if (BITS < 16) found.scale = head(tile, first, 0);
+  if (OFFSETS) found.offset = head(tile, first, 1);
+  return found;
+}
+
+// Returns the numbers of input 8 eight + s of a part. Of the index of a lookup only the lowest four bits count: with two bits to a number
+// BOOK repeats itself. A word is read from the byte on in which the eight inputs begin; beyond the last are factors.
+INLINE __m512 number(const uint8_t *part, int eight, const int s) {
+  if (BITS == 8) return bytes(part + (8 * eight + s) * LANES);
+  const int at = eight * LOW;
+  __m512i words = _mm512_loadu_si512(part + (BITS - LOW) * PLANE + at / 4 * LANES * 4 + at % 4);
+  __m512 found = _mm512_permutexvar_ps(_mm512_srli_epi32(words, LOW * s), (__m512){BOOK});
+  UNROLL for (int bit = LOW; bit < BITS; bit++) {
+    __mmask16 mask = _load_mask16((__mmask16 *)(part + (bit - LOW) * PLANE + (8 * eight + s) * 2));
+    found = _mm512_mask_add_ps(found, mask, found, _mm512_set1_ps(1 << bit));
+  }
+  return found;
+}
+
+INLINE __m512 weight_of(const uint8_t *part, int eight, const int s, Group group) {
+  if (BITS == 16) return halves(part + (8 * eight + s) * LANES * 2);
+  if (OFFSETS) return _mm512_fmadd_ps(number(part, eight, s), group.scale, group.offset);
+  return _mm512_mul_ps(number(part, eight, s), group.scale);
 }
 
 // Adds up `rows` rows times `tiles` tiles, which are constants where this is called, so that all sums stay in registers.
-INLINE void multiply_tiles(const int bits, const int rows, const int tiles, const uint8_t *weight, const float *in, float *out,
-                           long inputs, long outputs, int add) {
-  const long tile = inputs / GROUP * BLOCK(bits);
-  __m512 sums[MOST_SUMS], scale[TILES], offset[TILES];
+INLINE void multiply_tiles(const int rows, const int tiles, const uint8_t *weight, const float *in, float *out,
+                           long inputs, long width, int add) {
+  const long tile = inputs / SPAN * BLOCK;
+  __m512 sums[MOST_SUMS];
+  Group group[TILES];
   UNROLL for (int each = 0; each < rows * tiles; each++) sums[each] = _mm512_setzero_ps();
-  for (long first = 0; first < inputs; first += GROUP, weight += BLOCK(bits)) {
-    UNROLL for (int t = 0; t < tiles; t++) {
-      scale[t] = bits < 16 ? halves(weight + t * tile) : _mm512_setzero_ps();
-      offset[t] = bits == 4 ? halves(weight + t * tile + SCALES) : scale[t];
-    }
-    for (int eight = 0; eight < GROUP / 8; eight++) {
-      const float *at = in + first + 8 * eight;
+  for (long first = 0; first < inputs; first += GROUP) {
+    const uint8_t *part = part_of(weight, first);
+    const int eights = first % PART / 8;
+    UNROLL for (int t = 0; t < tiles; t++) group[t] = group_of(weight + t * tile, first);
+    for (int eight = eights; eight < eights + GROUP / 8; eight++) {
+      const float *at = in + first + 8 * (eight - eights);
+      UNROLL for (int t = 0; t < tiles; t++)
+        UNROLL for (int line = 0; line < PART_BYTES / 4; line += 64)
+          _mm_prefetch(part + t * tile + eight * (PART_BYTES / 4) + line + AHEAD, _MM_HINT_T0);
       UNROLL for (int s = 0; s < 8; s++) {
         UNROLL for (int t = 0; t < tiles; t++) {
-          __m512 value = weight_of(bits, weight + t * tile, eight, s, scale[t], offset[t]);
+          __m512 value = weight_of(part + t * tile, eight, s, group[t]);
           UNROLL for (int r = 0; r < rows; r++)
             sums[r * tiles + t] = _mm512_fmadd_ps(value, _mm512_set1_ps(at[r * inputs + s]), sums[r * tiles + t]);
         }
@@ -68,57 +110,57 @@ INLINE void multiply_tiles(const int bits, const int rows, const int tiles, cons
     }
   }
   UNROLL for (int each = 0; each < rows * tiles; each++) {
-    float *to = out + each / tiles * outputs + each % tiles * LANES;
+    float *to = out + each / tiles * width + each % tiles * LANES;
     _mm512_storeu_ps(to, add ? _mm512_add_ps(_mm512_loadu_ps(to), sums[each]) : sums[each]);
   }
 }
 
 // Multiplies `rows` rows with `all` tiles, `tiles` of them at a time, and the rest one by one.
-INLINE void multiply_rows(const int bits, const int rows, const int tiles, int all, const uint8_t *weight, const float *in,
-                          float *out, long inputs, long outputs, int add) {
-  const long tile = inputs / GROUP * BLOCK(bits);
+INLINE void multiply_rows(const int rows, const int tiles, int all, const uint8_t *weight, const float *in,
+                          float *out, long inputs, long width, int add) {
+  const long tile = inputs / SPAN * BLOCK;
   int t = 0;
   for (; t + tiles <= all; t += tiles)
-    multiply_tiles(bits, rows, tiles, weight + t * tile, in, out + t * LANES, inputs, outputs, add);
+    multiply_tiles(rows, tiles, weight + t * tile, in, out + t * LANES, inputs, width, add);
   if (tiles > 1)
-    for (; t < all; t++) multiply_tiles(bits, rows, 1, weight + t * tile, in, out + t * LANES, inputs, outputs, add);
+    for (; t < all; t++) multiply_tiles(rows, 1, weight + t * tile, in, out + t * LANES, inputs, width, add);
 }
 
 // Many rows are divided evenly, so that as many as possible share the unpacking of a weight. Few are multiplied with several tiles
 // at a time: as many sums as hide how long one takes.
-INLINE void multiply_part(const int bits, int all, const uint8_t *weight, const float *in, float *out, long count, long inputs,
-                          long outputs, int add) {
+INLINE void multiply_part(int all, const uint8_t *weight, const float *in, float *out, long count, long inputs,
+                          long width, int add) {
   while (count > 0) {
     const long passes = (count + MOST_ROWS - 1) / MOST_ROWS, rows = (count + passes - 1) / passes;
 #define ROWS(rows, tiles) \
-  case rows: multiply_rows(bits, rows, tiles, all, weight, in, out, inputs, outputs, add); break;
+  case rows: multiply_rows(rows, tiles, all, weight, in, out, inputs, width, add); break;
     switch (rows) {
       ROWS(1, 8) ROWS(2, 4) ROWS(3, 4) ROWS(4, 4) ROWS(5, 3) ROWS(6, 3) ROWS(7, 3) ROWS(8, 2) ROWS(9, 1) ROWS(10, 1)
       ROWS(11, 1) ROWS(12, 1) ROWS(13, 1) ROWS(14, 1) ROWS(15, 1) ROWS(16, 1) ROWS(17, 1) ROWS(18, 1) ROWS(19, 1)
       ROWS(20, 1) ROWS(21, 1) ROWS(22, 1) ROWS(23, 1) ROWS(24, 1)
     }
-    count -= rows, in += rows * inputs, out += rows * outputs;
+    count -= rows, in += rows * inputs, out += rows * width;
   }
 }
 
 // Writes the weights of tiles side by side, [inputs][tiles][LANES].
-INLINE void unpack(const int bits, const int tiles, const uint8_t *weight, float *out, long inputs) {
-  const long tile = inputs / GROUP * BLOCK(bits);
+INLINE void unpack(const int tiles, const uint8_t *weight, float *out, long inputs) {
+  const long tile = inputs / SPAN * BLOCK;
   for (int t = 0; t < tiles; t++) {
-    const uint8_t *block = weight + t * tile;
     float *to = out + t * LANES;
-    for (long first = 0; first < inputs; first += GROUP, block += BLOCK(bits)) {
-      __m512 scale = bits < 16 ? halves(block) : _mm512_setzero_ps(), offset = bits == 4 ? halves(block + SCALES) : scale;
-      for (int eight = 0; eight < GROUP / 8; eight++)
-        UNROLL for (int s = 0; s < 8; s++, to += tiles * LANES)
-          _mm512_store_ps(to, weight_of(bits, block, eight, s, scale, offset));
+    for (long first = 0; first < inputs; first += GROUP) {
+      const uint8_t *part = part_of(weight + t * tile, first);
+      const int eights = first % PART / 8;
+      Group group = group_of(weight + t * tile, first);
+      for (int eight = eights; eight < eights + GROUP / 8; eight++)
+        UNROLL for (int s = 0; s < 8; s++, to += tiles * LANES) _mm512_store_ps(to, weight_of(part, eight, s, group));
     }
   }
 }
 
 // Multiplies `rows` rows with unpacked tiles.
 INLINE void multiply_panel(const int rows, const int tiles, const float *panel, const float *in, float *out, long inputs,
-                           long outputs, int add) {
+                           long width, int add) {
   __m512 sums[PANEL_ROWS * PANEL_TILES], weight[PANEL_TILES];
   UNROLL for (int each = 0; each < rows * tiles; each++) sums[each] = _mm512_setzero_ps();
   for (long at = 0; at < inputs; at++, panel += tiles * LANES) {
@@ -129,45 +171,40 @@ INLINE void multiply_panel(const int rows, const int tiles, const float *panel, 
     }
   }
   UNROLL for (int each = 0; each < rows * tiles; each++) {
-    float *to = out + each / tiles * outputs + each % tiles * LANES;
+    float *to = out + each / tiles * width + each % tiles * LANES;
     _mm512_storeu_ps(to, add ? _mm512_add_ps(_mm512_loadu_ps(to), sums[each]) : sums[each]);
   }
 }
 
 // Multiplies a multiple of PANEL_ROWS rows with `all` tiles, which are unpacked first.
-INLINE void multiply_many(const int bits, int all, const uint8_t *weight, const float *in, float *out, long count, long inputs,
-                          long outputs, int add) {
-  const long tile = inputs / GROUP * BLOCK(bits);
+INLINE void multiply_many(int all, const uint8_t *weight, const float *in, float *out, long count, long inputs,
+                          long width, int add) {
+  const long tile = inputs / SPAN * BLOCK;
   float *panel = aligned_alloc(64, PANEL_TILES * LANES * inputs * sizeof(float));
 #define PANEL(tiles)                                                                                              \
   for (; t + tiles <= all; t += tiles) {                                                                          \
-    unpack(bits, tiles, weight + t * tile, panel, inputs);                                                        \
+    unpack(tiles, weight + t * tile, panel, inputs);                                                        \
     for (long row = 0; row < count; row += PANEL_ROWS)                                                            \
-      multiply_panel(PANEL_ROWS, tiles, panel, in + row * inputs, out + row * outputs + t * LANES, inputs, outputs, add); \
+      multiply_panel(PANEL_ROWS, tiles, panel, in + row * inputs, out + row * width + t * LANES, inputs, width, add); \
   }
   int t = 0;
   PANEL(3) PANEL(2) PANEL(1)
   free(panel);
 }
 
-// Multiplies all rows with TILES tiles from `first` on.
-INLINE void multiply_span(const int bits, long first, const uint8_t *weight, const float *in, float *out, long count, long inputs,
-                          long outputs, int add) {
-  const long left = outputs / LANES - first, all = left < TILES ? left : TILES, many = count < MANY ? 0 : count / PANEL_ROWS * PANEL_ROWS;
-  const uint8_t *part = weight + first * (inputs / GROUP * BLOCK(bits));
+// Multiplies all rows with TILES tiles from `first` on, of `left` that there are.
+INLINE void multiply_span(long first, long left, const uint8_t *weight, const float *in, float *out, long count,
+                          long inputs, long width, int add) {
+  const long all = left < TILES ? left : TILES, many = count < MANY ? 0 : count / PANEL_ROWS * PANEL_ROWS;
+  const uint8_t *part = weight + first * (inputs / SPAN * BLOCK);
   float *to = out + first * LANES;
-  if (many) multiply_many(bits, all, part, in, to, many, inputs, outputs, add);
-  multiply_part(bits, all, part, in + many * inputs, to + many * outputs, count - many, inputs, outputs, add);
+  if (many) multiply_many(all, part, in, to, many, inputs, width, add);
+  multiply_part(all, part, in + many * inputs, to + many * width, count - many, inputs, width, add);
 }
 
-// in [count, inputs], out [count, outputs]; inputs a multiple of GROUP, outputs of LANES. `add`: on to what is in `out`.
-// The loop stands in each function because the compiler makes a function of it, to which a number of bits is no constant.
-#define PRODUCT(name, bits)                                                                                       \
-  void name(const uint8_t *weight, const float *in, float *out, long count, long inputs, long outputs, int add) { \
-    _Pragma("omp parallel for schedule(static) if (inputs * outputs >= SMALL)")                                   \
-    for (long first = 0; first < outputs / LANES; first += TILES)                                                 \
-      multiply_span(bits, first, weight, in, out, count, inputs, outputs, add);                                   \
-  }
-PRODUCT(product4, 4)
-PRODUCT(product8, 8)
-PRODUCT(product16, 16)
+// in [count, inputs], inputs a multiple of SPAN, outputs of LANES; rows of `out` stand `width` numbers apart. `add`: on to what is there.
+void product(const uint8_t *weight, const float *in, float *out, long count, long inputs, long outputs, long width, int add) {
+  _Pragma("omp parallel for schedule(static) if (inputs * outputs >= SMALL)")
+  for (long first = 0; first < outputs / LANES; first += TILES)
+    multiply_span(first, outputs / LANES - first, weight, in, out, count, inputs, width, add);
+}

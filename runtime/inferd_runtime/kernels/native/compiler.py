@@ -19,34 +19,35 @@ OPTIONS = ("-O2", "-march=native", "-fopenmp", "-shared", "-fPIC")
 NEEDED = frozenset({"avx512f", "avx512bw", "avx512vl", "f16c"})
 """What the sources ask of a processor: on others they would be slower than PyTorch's products (measured for AVX2)."""
 SECONDS = 120.0
-MOST_KEPT = 8
+MOST_KEPT = 24
 
 
-def source_digest(source: Path) -> str:
+def source_digest(source: Path, defines: tuple[str, ...] = ()) -> str:
     """Return a hash of a source and of all that its library depends on."""
-    about = (source.read_text(), processor(), OPTIONS)
+    about = (source.read_text(), processor(), OPTIONS + defines)
     return hashlib.sha256(repr(about).encode()).hexdigest()[:32]
 
 
-def compiled(source: Path, folder: Path | None = None) -> ctypes.CDLL | None:
+def compiled(source: Path, folder: Path | None = None, defines: tuple[str, ...] = ()) -> ctypes.CDLL | None:
     """Return a source's library; None, with the reason in the log, where it cannot be had.
 
-    ``folder`` None: in the user's cache folder. OpenMP is PyTorch's own, which has to be loaded: it is found by its name.
+    ``folder`` None: in the user's cache folder. ``defines``: further options of the compiler. OpenMP is PyTorch's own, which has
+    to be loaded: it is found by its name.
     """
     if not NEEDED.issubset(processor().split()):
         logger.info("%s is not compiled: the processor has no AVX-512", source.name)
         return None
     try:
-        entry = _kept(source, folder or cache_folder() / "native")
+        entry = _kept(source, folder or cache_folder() / "native", defines)
         return ctypes.CDLL(str(entry.path))
     except (OSError, Unavailable, subprocess.SubprocessError) as error:
         logger.info("%s is not compiled: %s", source.name, error)
         return None
 
 
-def _kept(source: Path, folder: Path) -> CacheEntry:
+def _kept(source: Path, folder: Path, defines: tuple[str, ...]) -> CacheEntry:
     """Return the library's file, made if it is not there. Raises what compiling and writing raise."""
-    entry = CacheEntry(private_folder(folder) / f"{source_digest(source)}.so")
+    entry = CacheEntry(private_folder(folder) / f"{source_digest(source, defines)}.so")
     if not entry.is_whole():
         compiler = shutil.which(COMPILER)
         if compiler is None:
@@ -54,7 +55,7 @@ def _kept(source: Path, folder: Path) -> CacheEntry:
         with TemporaryDirectory(prefix="inferd-cc-") as made:
             # Into a folder of its own, because what has failed leaves parts behind.
             library = Path(made) / "library.so"
-            command = [compiler, *OPTIONS, "-o", str(library), str(source)]
+            command = [compiler, *OPTIONS, *defines, "-o", str(library), str(source)]
             subprocess.run(command, check=True, capture_output=True, timeout=SECONDS)
             entry.put(lambda path: _copy(library, path))
         drop_oldest(folder, "*.so", MOST_KEPT)

@@ -90,6 +90,13 @@ class ModelSize:
         saved = self.matrices.full(ITEM_SIZES[self.dtype]) - self.matrices.held(weights, device)
         return dataclasses.replace(self, weight_bytes=self.weight_bytes - saved, matrices=None, held_as=weights)
 
+    def in_blocks(self, saved: int) -> ModelSize:
+        """Return the size with weights in the blocks of a GGUF file, which take so many bytes fewer than in float32."""
+        if not saved or self.matrices is None:
+            return self
+        held = dataclasses.replace(self, weight_bytes=self.weight_bytes - saved)
+        return dataclasses.replace(held, matrices=None, held_as="the file's blocks")
+
     def as_stored(self, method: str, bits: int, group: int, device: str) -> ModelSize:
         """Return the size of a quantized checkpoint whose weights are held as they are stored, where that is known."""
         dense = not bits or (bits == 8 if device == "cpu" else self.dtype == "float32")

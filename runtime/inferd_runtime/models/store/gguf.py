@@ -1,7 +1,7 @@
 """A GGUF file as a folder in transformers' format, so that everything behind it knows one format only.
 
 The weights are what transformers' reader makes of the file's blocks, in the smallest dtype that holds every one of them
-exactly: mapped into memory when they are loaded, and never read block by block again.
+exactly: mapped into memory when they are loaded. The blocks themselves are kept beside them, for the CPU's products.
 """
 
 from __future__ import annotations
@@ -10,18 +10,21 @@ import contextlib
 import errno
 import io
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
 
+import numpy as np
 import torch
-from gguf import GGUFReader
+from gguf import MODEL_ARCH_NAMES, GGUFReader, ReaderTensor, get_tensor_name_map
 from safetensors import SafetensorError
-from torch import nn
+from torch import Tensor, nn
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from inferd.protocol import InvalidRequest
+from inferd_runtime.models.weights.file_blocks import Rows, keep_rows, rows_of
+from inferd_runtime.models.weights.gguf_kinds import KINDS
 
 LICENSE_KEY = "general.license"
 ALONE = "model.gguf"
@@ -41,7 +44,8 @@ def convert(file: Path, folder: Path) -> None:
         link.symlink_to(file.resolve())
         with _readable(file):
             module, tokenizer = _read(link)
-        _write(module, tokenizer, folder)
+            blocks = _blocks(link, module)
+        _write(module, tokenizer, blocks, folder)
 
 
 @contextlib.contextmanager
@@ -66,10 +70,37 @@ def _read(file: Path) -> tuple[Any, Any]:
     return module.to(smallest_dtype(module)), tokenizer
 
 
-def _write(module: Any, tokenizer: Any, folder: Path) -> None:
+def _blocks(file: Path, module: Any) -> dict[str, Rows]:
+    """Return the blocks of those weights of linear modules that products in blocks hold, by the modules' names."""
+    reader = GGUFReader(file)
+    tensors = {tensor.name: tensor for tensor in reader.tensors if tensor.tensor_type.name in KINDS}
+    field = reader.get_field("general.architecture")
+    arch = next((key for key, name in MODEL_ARCH_NAMES.items() if field is not None and name == field.contents()), None)
+    if arch is None:
+        return {}
+    names, found = get_tensor_name_map(arch, int(module.config.get_text_config().num_hidden_layers)), {}
+    embedding = module.get_input_embeddings().weight
+    for name, owner in module.named_modules():
+        if isinstance(owner, nn.Linear):
+            known = names.get_name("model.embed_tokens" if owner.weight is embedding else name)
+            tensor = tensors.get(f"{known}.weight")
+            rows = None if tensor is None else _rows(owner.weight, tensor)
+            if tensor is not None and rows is not None:
+                found[name] = (tensor.tensor_type.name, rows)
+    return found
+
+
+def _rows(weight: Tensor, tensor: ReaderTensor) -> Tensor | None:
+    if tuple(reversed(tensor.shape)) != tuple(weight.shape):
+        return None
+    return rows_of(weight.detach().float(), tensor.tensor_type.name, torch.from_numpy(np.array(tensor.data)))
+
+
+def _write(module: Any, tokenizer: Any, blocks: Mapping[str, Rows], folder: Path) -> None:
     try:
         module.save_pretrained(folder)
         tokenizer.save_pretrained(folder)
+        keep_rows(folder, blocks)
     except SafetensorError as error:  # which says what the system said in words
         found = SYSTEM_ERROR.search(str(error))
         raise OSError(int(found[1]) if found else errno.EIO, str(error)) from error

@@ -27,8 +27,8 @@ from inferd_runtime.models.store.store import ModelNote, ModelStore, StoredModel
 CONFIG = "config.json"
 HUB_ID = re.compile(r"[\w.-]+/[\w.-]+")
 HUB_FILES = ("*.safetensors", "*.safetensors.index.json", "*.json", "*.jinja", "*.model", "*.txt", "LICENSE*")
-FLOAT32_GROWTH = 8
-"""A file of 4-bit blocks takes at most this many times its size as float32."""
+FLOAT32_GROWTH = 9
+"""A file of 4-bit blocks takes at most this many times its size as float32, its blocks kept beside them."""
 OUTPUT_TAIL = 2000
 FULL = frozenset({errno.ENOSPC, errno.EDQUOT})
 NO_NAME = re.compile(r"[^A-Za-z0-9]*(?:[^A-Za-z0-9._-]+|--+)[^A-Za-z0-9]*|^[^A-Za-z0-9]+")

@@ -1,4 +1,4 @@
-"""Products of weights in blocks of 4, 8 or 16 bits by code of our own: rows, unpacked weights and sums are float32.
+"""Products of weights in blocks by code of our own: rows, unpacked weights and sums are float32.
 
 So weights that came in such blocks are multiplied as exactly as in float32, at a fifth of the bytes.
 """
@@ -8,31 +8,34 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from inferd_runtime.kernels.native.blocks import BLOCK_BYTES, LANES, block_kernels, pack4, pack16, unpack
+from inferd_runtime.kernels.native.block_forms import LANES, pack4, pack16, unpack
+from inferd_runtime.kernels.native.blocks import block_kernels
 from inferd_runtime.models.weights.exact_blocks import Packed, packed8, packed_exactly
 from inferd_runtime.models.weights.held_product import HeldProduct, filled, finished
 from inferd_runtime.models.weights.quantize import MIDDLE, Blocks
 
-BLOCK_BITS = {"blocks4": 4, "blocks8": 8, "blocks16": 16}
-"""Of each way the bits of a weight, beside its block's scales."""
+BLOCK_WAYS = ("blocks4", "blocks8", "blocks16")
+"""The forms that any weight can be rounded to."""
+PackedParts = tuple[Packed, ...]
+"""A weight in tiles, the parts of several forms one below the other."""
 
 
 class BlockProduct(HeldProduct):
-    """See the head of this file. ``packed``: the weight in tiles; ``outputs``: how many of theirs are the weight's, all if 0."""
+    """See the head of this file. ``outputs``: how many of the tiles' are the weight's, all if 0."""
 
-    def __init__(self, packed: Packed, outputs: int = 0, bias: Tensor | None = None) -> None:
+    def __init__(self, packed: PackedParts, outputs: int = 0, bias: Tensor | None = None) -> None:
         kernels = block_kernels()
         assert kernels is not None, "blocks are chosen only where there are kernels"
-        self.packed, self.bytes = packed, packed.nbytes
-        self._kernels, self._bits, self._bias = kernels, bits_of(packed), bias
-        self._width = packed.shape[0] * LANES
+        self.packed, self.bytes = packed, sum(part.nbytes for part in packed)
+        self._kernels, self._bias = kernels, bias
+        self._width = sum(len(part) for part in packed) * LANES
         self._outputs = outputs or self._width
 
     def __call__(self, rows: Tensor) -> Tensor:
         """See :class:`~inferd_runtime.models.passes.products.Product`."""
         wide = rows.float().contiguous()
         out = wide.new_empty(len(wide), self._width)
-        self._kernels.multiply(self._bits, self.packed, wide, out)
+        self._multiply(wide, out)
         return finished(out[:, : self._outputs], rows, self._bias)
 
     def onto(self, rows: Tensor, residual: Tensor) -> Tensor:
@@ -40,13 +43,14 @@ class BlockProduct(HeldProduct):
         plain = residual.dtype == torch.float32 and residual.is_contiguous() and self._width == self._outputs
         if not plain:
             return super().onto(rows, residual)
-        self._kernels.multiply(self._bits, self.packed, rows.float().contiguous(), residual, add=True)
+        self._multiply(rows.float().contiguous(), residual, add=True)
         return residual
 
-
-def bits_of(packed: Packed) -> int:
-    """Return the bits of a weight in tiles."""
-    return next(bits for bits, size in BLOCK_BYTES.items() if size == packed.shape[-1])
+    def _multiply(self, rows: Tensor, onto: Tensor, *, add: bool = False) -> None:
+        first = 0
+        for part in self.packed:
+            self._kernels.multiply(part, rows, onto, first, add=add)
+            first += len(part) * LANES
 
 
 def rounded(name: str, weight: Tensor) -> Packed:
@@ -65,7 +69,7 @@ def rounded(name: str, weight: Tensor) -> Packed:
 
 def block_product(name: str, weight: Tensor, bias: Tensor | None) -> BlockProduct:
     """Return the product of a weight that is held in the way of this name."""
-    return BlockProduct(rounded(name, weight), len(weight), bias)
+    return BlockProduct((rounded(name, weight),), len(weight), bias)
 
 
 def kept_in_blocks(name: str, weight: Tensor) -> Tensor:

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from inferd_runtime.kernels.native.blocks import GROUP, LANES, pack4, pack8
+from inferd_runtime.kernels.native.block_forms import LANES, PART as GROUP, pack4, pack8
 
 TOP4, TOP8 = 15, 127
 TRIED = 64

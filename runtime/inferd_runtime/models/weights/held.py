@@ -12,14 +12,16 @@ import torch
 from torch import Tensor, nn
 
 from inferd.protocol import InvalidRequest
+from inferd_runtime.kernels.native.block_forms import form_of
 from inferd_runtime.kernels.native.blocks import block_kernels
 from inferd_runtime.models.host_memory import LARGE, forget_file_pages, huge_pages_later
 from inferd_runtime.models.passes.device import dense_products
 from inferd_runtime.models.passes.fused import PRODUCTS, FusedLayer, FusedPass
 from inferd_runtime.models.passes.products import DenseProduct, Product
-from inferd_runtime.models.weights.block_products import BLOCK_BITS, BlockProduct, bits_of
+from inferd_runtime.models.weights.block_products import BlockProduct, PackedParts
 from inferd_runtime.models.weights.choice import HALF_WAYS, PLAIN_WAYS, Shape, ways_of
 from inferd_runtime.models.weights.exact_blocks import Packed, exact_blocks
+from inferd_runtime.models.weights.file_blocks import file_blocks
 from inferd_runtime.models.weights.held_product import HeldProduct
 from inferd_runtime.models.weights.host_products import DENSE, Way, can_hold, held
 from inferd_runtime.models.weights.packed_store import PackedStore
@@ -39,11 +41,11 @@ NARROW_EMBEDDING = torch.float16
 class HoldingPlan:
     """The way for each product by its name: "head", or a layer's number and a name of PRODUCTS, as in "3.qkv".
 
-    ``packed``: weights that are in blocks already. ``narrow``: the embedding is held in 16 bits.
+    ``packed``: weights that are in blocks already, and are held so. ``narrow``: the embedding is held in 16 bits.
     """
 
     ways: Mapping[str, Way]
-    packed: Mapping[str, Packed] = field(default_factory=dict)
+    packed: Mapping[str, PackedParts] = field(default_factory=dict)
     narrow: bool = False
 
     @classmethod
@@ -59,24 +61,23 @@ def named_products(fused: FusedPass) -> dict[str, DenseProduct]:
     return dict(zip([*names, HEAD], dense_products(fused), strict=True))
 
 
-def plan_holding(fused: FusedPass, weights: str = "", kept: Mapping[str, Packed] | None = None) -> HoldingPlan:
+def plan_holding(fused: FusedPass, weights: str = "", kept: Mapping[str, PackedParts] | None = None) -> HoldingPlan:
     """Return how the weights of a dense pass are held: "half", "int8", "int4", or "" for what is fastest here and exact.
 
     ``kept``: which weights an earlier start held in blocks; None if there was none. Raises InvalidRequest that names a shape
     which cannot be held so.
     """
-    products = named_products(fused)
     packed = dict(kept or {})
-    ways = {name: Way(f"blocks{bits_of(weight)}") for name, weight in packed.items()}
-    open_ = {name: product for name, product in products.items() if name not in ways}
+    open_ = {name: product for name, product in named_products(fused).items() if name not in packed}
     if weights:
         found = {name: _ways_that_hold(name, product, weights) for name, product in open_.items()}
-        return HoldingPlan(ways | _fastest(open_, found), packed, narrow=True)
-    if kept is None:
-        packed = _exact(open_)
-    plain = PLAIN_WAYS + (HALF_WAYS if _all_half([each for name, each in open_.items() if name not in packed]) else ())
-    found = {name: (*PLAIN_WAYS, f"blocks{bits_of(packed[name])}") if name in packed else plain for name in open_}
-    return HoldingPlan(ways | _fastest(open_, found), packed)
+        return HoldingPlan(_fastest(open_, found), packed, narrow=True)
+    exact = _exact(open_) if kept is None else {}
+    plain = PLAIN_WAYS + (HALF_WAYS if _all_half([each for name, each in open_.items() if name not in exact]) else ())
+    found = {name: (*PLAIN_WAYS, form_of(exact[name])) if name in exact else plain for name in open_}
+    ways = _fastest(open_, found)
+    packed |= {name: (one,) for name, one in exact.items() if ways[name].name == form_of(one)}
+    return HoldingPlan(ways, packed)
 
 
 def _exact(products: Mapping[str, DenseProduct]) -> dict[str, Packed]:
@@ -129,14 +130,23 @@ def hold(fused: FusedPass, module: nn.Module, plan: HoldingPlan) -> FusedPass:
 
 
 def hold_as(
-    fused: FusedPass, module: nn.Module, weights: str, store: PackedStore, blocks: Mapping[str, Packed] | None = None
+    fused: FusedPass,
+    module: nn.Module,
+    weights: str,
+    store: PackedStore,
+    blocks: Mapping[str, PackedParts] | None = None,
+    source: str = "",
 ) -> FusedPass:
     """Return the pass over weights that are held as :func:`plan_holding` plans. What has to be packed for it is kept.
 
-    ``blocks``: weights that were stored in blocks, if there are any; they are held so.
+    ``blocks``: weights that were stored in blocks, if there are any; they are held so. So are those that a GGUF file had in
+    blocks, which are in the folder ``source``, unless ``weights`` say otherwise.
     """
     kept = blocks or store.find()
-    held_pass = hold(fused, module, plan_holding(fused, weights, kept))
+    found = kept
+    if kept is None and not weights and products_dtype(named_products(fused)) == torch.float32:
+        found = file_blocks(source, len(fused.layers)) or None
+    held_pass = hold(fused, module, plan_holding(fused, weights, found))
     if kept is None:
         products = {
             f"{at}.{name}": each for at, layer in enumerate(held_pass.layers) for name, each in layer.products().items()
@@ -183,11 +193,13 @@ def _hold_layer(fused: FusedLayer, index: int, layer: Any, plan: HoldingPlan) ->
 
 def _held(product: Product, owners: Sequence[Any], plan: HoldingPlan, name: str) -> Product:
     """Return the product in its way. Its owners then let go of their weights, so that they are held once."""
-    way = plan.ways[name]
-    if way == DENSE or not isinstance(product, DenseProduct):
+    if not isinstance(product, DenseProduct):
         return product
-    if way.name in BLOCK_BITS and name in plan.packed:
+    way = plan.ways.get(name, DENSE)
+    if name in plan.packed:
         made: HeldProduct | None = BlockProduct(plan.packed[name], product.shape[0], product.bias)
+    elif way == DENSE:
+        return product
     else:
         made = held(way, product.weight, product.bias)
     if made is None:

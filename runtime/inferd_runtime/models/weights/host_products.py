@@ -18,7 +18,7 @@ from torch.nn.functional import linear, pad
 
 from inferd_runtime.kernels.native.blocks import block_kernels
 from inferd_runtime.models.passes.products import DenseProduct, Product
-from inferd_runtime.models.weights.block_products import BLOCK_BITS, block_product, kept_in_blocks
+from inferd_runtime.models.weights.block_products import BLOCK_WAYS, block_product, kept_in_blocks
 from inferd_runtime.models.weights.held_product import HeldProduct, filled, finished
 from inferd_runtime.models.weights.quantize import Blocks, channels_of
 
@@ -134,7 +134,7 @@ DENSE = Way("dense")
 """The weight as the module holds it."""
 MAKERS: dict[str, Callable[[Tensor, Tensor | None, int], HeldProduct]] = {
     "packed": PackedProduct, "half": HalfProduct, "int8": Int8Product, "int4": Int4Product,
-} | {name: partial(_in_blocks, name) for name in BLOCK_BITS}  # fmt: skip
+} | {name: partial(_in_blocks, name) for name in BLOCK_WAYS}  # fmt: skip
 
 
 def can_hold(name: str, shape: tuple[int, int], dtype: torch.dtype) -> bool:
@@ -145,7 +145,7 @@ def can_hold(name: str, shape: tuple[int, int], dtype: torch.dtype) -> bool:
         return known and hasattr(torch.ops.mkldnn, "_linear_pointwise")
     if name == "half":
         return dtype == torch.float32 and "fbgemm" in torch.backends.quantized.supported_engines
-    if name in BLOCK_BITS and (block_kernels() is None or (name == "blocks16" and dtype != torch.float32)):
+    if name in BLOCK_WAYS and (block_kernels() is None or (name == "blocks16" and dtype != torch.float32)):
         return False
     return name == "dense" or inputs % Blocks.LEAST_GROUP == 0
 
@@ -200,7 +200,7 @@ def held(way: Way, weight: Tensor, bias: Tensor | None = None) -> HeldProduct | 
 
 def kept_of(name: str, weight: Tensor) -> Tensor:
     """Return what is left of a weight that is held so, as plain numbers."""
-    if name in BLOCK_BITS:
+    if name in BLOCK_WAYS:
         return kept_in_blocks(name, weight)
     if name == "int8":
         return channels_of(weight).dense().to(weight.dtype)

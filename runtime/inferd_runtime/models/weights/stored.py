@@ -7,18 +7,21 @@ from collections.abc import Iterator, Mapping, Sequence
 import torch
 from torch import Tensor
 
-from inferd_runtime.kernels.native.blocks import GROUP as BLOCK, LANES as BLOCK_LANES, block_kernels, pack4
+from inferd_runtime.kernels.native.block_forms import LANES as BLOCK_LANES, PART as BLOCK, pack4
+from inferd_runtime.kernels.native.blocks import block_kernels
 from inferd_runtime.kernels.quantized import LANES, MIDDLE, UNIT, Grouped, RowScaled, StoredWeight
 from inferd_runtime.models.passes.fused import PRODUCTS
+from inferd_runtime.models.weights.block_products import PackedParts
 from inferd_runtime.models.weights.exact_blocks import Packed
 
 HEAD = "head"
+HEAD_OWNER = "lm_head"
 
 
 def stored_products(layers: int, stored: Mapping[str, StoredWeight]) -> dict[str, StoredWeight]:
     """Return by the names of :class:`~inferd_runtime.models.weights.held.HoldingPlan` what the whole product was stored as."""
     found = {}
-    for name, owners in _owners(layers):
+    for name, owners in product_owners(layers):
         parts = [stored[owner] for owner in owners if owner in stored]
         whole = joined_weight(parts) if len(parts) == len(owners) else None
         if whole is not None:
@@ -26,12 +29,13 @@ def stored_products(layers: int, stored: Mapping[str, StoredWeight]) -> dict[str
     return found
 
 
-def _owners(layers: int) -> Iterator[tuple[str, list[str]]]:
+def product_owners(layers: int) -> Iterator[tuple[str, list[str]]]:
+    """Yield the name of each product, and the modules whose outputs stand side by side in it."""
     for index in range(layers):
         yield from (
             (f"{index}.{name}", [f"model.layers.{index}.{end}" for end in ends]) for name, ends in PRODUCTS.items()
         )
-    yield HEAD, ["lm_head"]
+    yield HEAD, [HEAD_OWNER]
 
 
 def joined_weight(parts: Sequence[StoredWeight]) -> StoredWeight | None:
@@ -65,7 +69,7 @@ def _joined_groups(parts: Sequence[Grouped]) -> Grouped | None:
     return Grouped(numbers, scales, middles, sum(part.outputs for part in parts))
 
 
-def host_blocks(layers: int, stored: Mapping[str, StoredWeight]) -> dict[str, Packed]:
+def host_blocks(layers: int, stored: Mapping[str, StoredWeight]) -> dict[str, PackedParts]:
     """Return the CPU's tiles of those products whose weights were stored in 4 bits; none where it has no kernels for them.
 
     Scales and offsets are float16 there: an offset that is a multiple of the scale is rounded by a thousandth of it.
@@ -73,7 +77,7 @@ def host_blocks(layers: int, stored: Mapping[str, StoredWeight]) -> dict[str, Pa
     if block_kernels() is None:
         return {}
     found = stored_products(layers, stored)
-    return {name: _tiles(weight) for name, weight in found.items() if isinstance(weight, Grouped)}
+    return {name: (_tiles(weight),) for name, weight in found.items() if isinstance(weight, Grouped)}
 
 
 def _tiles(weight: Grouped) -> Packed:

@@ -200,7 +200,7 @@ def test_what_safetensors_says_of_the_system_is_understood(tmp_path: Path) -> No
     resource.setrlimit(resource.RLIMIT_FSIZE, (200_000, hard))
     try:
         with pytest.raises(OSError, match="os error") as raised:
-            gguf._write(Module(), None, tmp_path)
+            gguf._write(Module(), None, {}, tmp_path)
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
     assert raised.value.errno == errno.EFBIG
