@@ -175,7 +175,7 @@ def _plain_numbers(form: BlockForm, packed: Tensor) -> Tensor:
     if form.bits == 8:
         return torch.unflatten(packed.view(torch.int8).float(), -1, (PART, LANES))
     size = PART * LANES // 8
-    planes, words = packed.split([(form.bits - form.low) * size, form.low * size], -1)
+    planes, words = torch.split(packed, [(form.bits - form.low) * size, form.low * size], -1)
     octets = torch.unflatten(words, -1, (-1, LANES, WORD)).transpose(-1, -2).flatten(-3, -2)
     each = torch.arange(0, 8, form.low, dtype=torch.uint8)[:, None]
     found = (octets[..., None, :] >> each & (1 << form.low) - 1).flatten(-3, -2)
