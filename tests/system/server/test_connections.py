@@ -170,6 +170,16 @@ async def test_what_never_becomes_a_request_is_refused_with_a_typed_error(
             assert msgspec.json.decode(body)["error"]["code"] == code
 
 
+async def test_a_refused_question_for_the_head_alone_has_no_body(serve: Serve) -> None:
+    """A body was more than the answer may have: an error of the gateway's own, with its traceback."""
+    framed_twice = b"Content-Length: 2\r\nTransfer-Encoding: chunked\r\n\r\n"
+    async with serve(wait=False) as served:
+        with raw(served, request("HEAD /livez") + framed_twice) as client:
+            head, _, body = (await anyio.to_thread.run_sync(rest_of, client)).partition(b"\r\n\r\n")
+    assert head.startswith(b"HTTP/1.1 400")
+    assert body == b""
+
+
 @pytest.mark.parametrize("text", [b"\xff\xfe", b"\xe2\x82", b"a text"])
 async def test_a_text_is_refused_with_a_typed_error_whether_it_is_one_or_not(
     serve: Serve, text: bytes, caplog: pytest.LogCaptureFixture

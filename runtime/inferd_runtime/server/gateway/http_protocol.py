@@ -71,9 +71,10 @@ class TypedHttp(H11Protocol):
             return
         answer = error_reply(error)
         headers = [*answer.raw_headers, (b"connection", b"close")]
+        body = b"" if self.conn._request_method == b"HEAD" else bytes(answer.body)
         for part in (
             h11.Response(status_code=answer.status_code, headers=headers),
-            h11.Data(data=bytes(answer.body)),
+            h11.Data(data=body),
             h11.EndOfMessage(),
         ):
             self.transport.write(self.conn.send(part) or b"")
