@@ -48,6 +48,7 @@ TRANSIENT_LIMITS = frozenset(
             "topics",
             "topic_bytes",
             "notes",
+            "tenant_note_bytes",
             "durable_bytes",
         ),
         *("queue_room", "subscriber_room", "subscribers", "subscriptions"),

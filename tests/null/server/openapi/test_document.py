@@ -30,7 +30,7 @@ def described() -> dict[str, Any]:
 
 def routed() -> set[tuple[str, str]]:
     """Method and path of every route of the gateway; a WebSocket's handshake is a GET."""
-    chat = ChatApi(NOBODY, NOBODY)
+    chat = ChatApi(NOBODY, NOBODY, NOBODY)
     found: set[tuple[str, str]] = set()
     for route in all_routes(Api(NOBODY, NOBODY), ModelApi(chat, NOBODY), chat, NOBODY):
         assert isinstance(route, Route | WebSocketRoute)
