@@ -383,7 +383,7 @@ def test_nothing_of_the_host_is_there(gateway: Gateway) -> None:
     seen = gateway.value(program)
     assert seen.pop("environment") == {}
     assert seen.pop("stdin") == ""
-    assert all("main" not in part for part in seen.pop("argv"))
+    assert all("/" not in part for part in seen.pop("argv"))
     assert seen.pop("anyio") == seen.pop("ctypes") == "ModuleNotFoundError"
     assert seen.pop("list") == ["main.py"]  # the program's own folder
     assert "allowed" not in seen.values(), seen
