@@ -63,6 +63,7 @@ HELD = {
     "enum of 9,999": schema({"enum": [f"v{n}" for n in range(9999)]}),
     "allOf of 16 patterns": schema(patterns(16)),
     "number beyond 64 bits": schema({"type": "integer", "maximum": 10**30}),
+    "one byte for ever, further on": ConstraintSpec("lark", 'start: /[a-z ]{0,12}/ "|" A "a"\nA: /a+/'),
     "empty choices of one regex": ConstraintSpec("regex", "|".join(["a?"] * 2000)),
 }
 """Another library's trouble: here either a typed error, or a grammar that runs."""

@@ -7,15 +7,18 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable
+from itertools import groupby
 from typing import Any
 
 from inferd_grammar.constraints import (
     AllOfGrammar,
     AnyOfGrammar,
+    ChoiceGrammar,
     Constraint,
     ExactGrammar,
     JsonSchemaGrammar,
     PrefixedGrammar,
+    RegexGrammar,
     RepeatedGrammar,
     SequenceGrammar,
     TaggedGrammar,
@@ -33,18 +36,22 @@ _ANY_TEXT = "TEXT: /(?s:.)*/"
 _START_REGEX = "start: "
 _NOTHING = '""'
 
+_JOINED = (SequenceGrammar, AnyOfGrammar, RepeatedGrammar)
 Leaf = Callable[[Constraint], str]
 
 
 class Composer:
     """Collects the parts of one grammar. `leaf` gives llguidance's grammar text of a constraint that stands alone."""
 
-    def __init__(self, leaf: Leaf, table: TokenTable, limits: CompileLimits, *, exact: bool) -> None:
-        """`exact` turns off the forcing of canonical splits."""
+    def __init__(self, leaf: Leaf, table: TokenTable, limits: CompileLimits, *, exact: bool, join: bool) -> None:
+        """`exact` turns off the forcing of canonical splits. `join` makes one lexeme of regular neighbours: a lexeme takes
+        all that it can, so that what follows `[a-z]+` as a lexeme of its own may never be read as letters.
+        """
         self._leaf = leaf
         self._table = table
         self._limits = limits
         self._exact = exact
+        self._join = join
         self._parts: list[dict[str, Any]] = []
         self.named: set[int] = set()
 
@@ -70,6 +77,8 @@ class Composer:
             if not self._exact:
                 raise GrammarError("masks are exact for the whole of a constraint: put Exact outside")
             return self._add(constraint.inner)
+        if self._join and isinstance(constraint, _JOINED) and self._is_regular(constraint):
+            return self._append({"lark_grammar": self._lexeme(constraint)})
         if isinstance(constraint, TaggedGrammar):
             return self._append({"lark_grammar": self._tagged(constraint)})
         if isinstance(constraint, AllOfGrammar):
@@ -95,18 +104,58 @@ class Composer:
         return f"start: head\nhead[lazy]: TEXT {spelled[0]}\n{_ANY_TEXT}"
 
     def _repeated(self, constraint: RepeatedGrammar) -> str:
-        least, most = constraint.least, constraint.most
-        if least < 0 or (most is not None and most < max(least, 1)):
-            raise GrammarError(f"no text is repeated from {least} to {most} times")
-        return f"start: item{{{least},{'' if most is None else most}}}\nitem: @{self._add(constraint.inner)}"
+        return f"start: item{_count(constraint)}\nitem: @{self._add(constraint.inner)}"
 
     def _side_by_side(self, constraint: SequenceGrammar | AnyOfGrammar) -> str:
         if not constraint.members:
             raise GrammarError("a sequence or an alternative needs at least one member")
         if isinstance(constraint, SequenceGrammar) and any(isinstance(m, TaggedGrammar) for m in constraint.members):
             raise GrammarError("tagged text has no end, so that nothing can follow it in a sequence")
-        names = [f"@{self._add(member)}" for member in constraint.members]
+        names = [f"@{self._add(member)}" for member in self._neighbours(constraint)]
         return f"start: {(' ' if isinstance(constraint, SequenceGrammar) else ' | ').join(names)}"
+
+    def _neighbours(self, constraint: SequenceGrammar | AnyOfGrammar) -> list[Constraint]:
+        """Return the members, regular ones that stand side by side as one."""
+        kind = type(constraint)
+        groups = [(regular, tuple(run)) for regular, run in groupby(constraint.members, self._is_regular)]
+        return [m for regular, run in groups for m in ([kind(run)] if regular and self._join else run)]
+
+    def _is_regular(self, constraint: Constraint) -> bool:
+        """Return True for a text that one regular expression describes."""
+        match constraint:
+            case RegexGrammar() | ChoiceGrammar():
+                return True
+            case TextGrammar(text):
+                return not any(isinstance(part, int) for part in self._table.split_special(text))
+            case AllOfGrammar(members):
+                return is_regular(members)
+            case SequenceGrammar(members) | AnyOfGrammar(members):
+                return bool(members) and all(map(self._is_regular, members))
+            case RepeatedGrammar(inner):
+                return self._is_regular(inner)
+        return False
+
+    def _lexeme(self, constraint: Constraint) -> str:
+        rules: list[str] = []
+        text = self._expression(constraint, rules)
+        return "\n".join(["start: TEXT", f"TEXT: {text}", *rules])
+
+    def _expression(self, constraint: Constraint, rules: list[str]) -> str:
+        """Return a regular constraint as Lark writes a lexeme, whose parts are added to `rules`."""
+        match constraint:
+            case TextGrammar(text):
+                return _quoted(text)
+            case SequenceGrammar(members):
+                return f"({' '.join(self._expression(member, rules) for member in members)})"
+            case AnyOfGrammar(members):
+                return f"({' | '.join(self._expression(member, rules) for member in members)})"
+            case AllOfGrammar(members):
+                check_members(members, self._limits)
+                return f"({' & '.join(self._expression(member, rules) for member in members)})"
+            case RepeatedGrammar(inner):
+                return f"({self._expression(inner, rules)}){_count(constraint)}"
+        rules.append(f"P{len(rules)}: {self._pattern(constraint)}")
+        return f"P{len(rules) - 1}"
 
     def _append(self, entry: dict[str, Any]) -> str:
         name = f"part{len(self._parts)}"
@@ -123,10 +172,7 @@ class Composer:
         """Return regular expressions as one lexeme, `A & B`: the library's automaton of the intersection."""
         if not is_regular(constraint.members):
             raise GrammarError("inside another constraint AllOf takes regular expressions and choices only")
-        check_members(constraint.members, self._limits)
-        names = [f"P{number}" for number in range(len(constraint.members))]
-        rules = [f"{name}: {self._pattern(member)}" for name, member in zip(names, constraint.members, strict=True)]
-        return "\n".join(["start: TEXT", f"TEXT: {' & '.join(names)}", *rules])
+        return self._lexeme(constraint)
 
     def _pattern(self, member: Constraint) -> str:
         pattern: str = _entry(self._leaf(member))["lark_grammar"].removeprefix(_START_REGEX)
@@ -162,6 +208,13 @@ class Composer:
             self.named.add(part)
             parts.append(f"<[{part}]>")
         return parts
+
+
+def _count(constraint: RepeatedGrammar) -> str:
+    least, most = constraint.least, constraint.most
+    if least < 0 or (most is not None and most < max(least, 1)):
+        raise GrammarError(f"no text is repeated from {least} to {most} times")
+    return f"{{{least},{'' if most is None else most}}}"
 
 
 def _check_tags(tags: tuple[TagGrammar, ...], limits: CompileLimits) -> None:

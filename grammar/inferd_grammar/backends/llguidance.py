@@ -8,17 +8,16 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Sequence
 from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
 import llguidance
-import numpy as np
-from numpy.typing import NDArray
 
 from inferd_grammar.backends.compose import Composer
+from inferd_grammar.backends.llguidance_core import ForcedWalk, LlguidanceCore, Recipe
 from inferd_grammar.backends.plain_lark import plain_lark
 from inferd_grammar.backends.text import choice_pattern, one_line
+from inferd_grammar.completion.composed import parts_of
 from inferd_grammar.constraints import (
     AllOfGrammar,
     AnyJsonGrammar,
@@ -37,7 +36,7 @@ from inferd_grammar.constraints import (
     TextGrammar,
     UntilGrammar,
 )
-from inferd_grammar.errors import DeadEnd, GrammarError, GrammarFailure
+from inferd_grammar.errors import GrammarError
 from inferd_grammar.gbnf import gbnf_to_lark
 from inferd_grammar.limits import CompileLimits
 from inferd_grammar.matchers.matcher import Core
@@ -80,8 +79,6 @@ _LEFT_OUT = KEYWORDS - {
     *("exclusiveMinimum", "items", "maxItems", "maxLength", "maximum", "minItems", "minLength", "minimum"),
     *("multipleOf", "pattern", "patternProperties", "prefixItems", "properties", "required", "type"),
 }
-_SPECIAL_MARK = b"\xff"  # how the library writes a special token among bytes
-_SPECIAL_FIRST = re.compile(rb"\xff\[(\d+)\]")
 
 
 class LlguidanceBackend:
@@ -102,6 +99,7 @@ class LlguidanceBackend:
             raise GrammarError(f"llguidance refuses the tokenizer: {one_line(str(error))}") from error
         _require_same_tokens(self._tokenizer, table)
         self._table = table
+        self._walk = ForcedWalk(self._tokenizer, table)
         self._rule_masks: RuleMasks | None = None
 
     def compile(self, constraint: Constraint, limits: CompileLimits) -> Core:
@@ -118,17 +116,16 @@ class LlguidanceBackend:
             return self._compile_json(inner, limits, exact)
         if isinstance(inner, _COMPOSED):
             return self._compile_composed(inner, limits, exact or isinstance(inner, PrefixedGrammar))
+        walked = _is_walked(inner)
         grammar = _grammar(inner, limits)
-        return self._start(_unforced(grammar) if exact else grammar, None)
+        return self._start(Recipe(_unforced(grammar) if exact or walked else grammar, walked=walked), None)
 
     def rebuild(self, recipe: str) -> Core:
         """Return the core that another process compiled, from its `recipe`. Raises GrammarError."""
         parts = json.loads(recipe)
         if isinstance(parts, dict):
             return self._ruled(self.rebuild(parts["inner"]), rules_from(parts["rules"]))
-        grammar, checked, named = parts
-        places = [Checked(*place) for place in checked]
-        return self._start(grammar, None, lenient=True, checked=places, named=frozenset(named))
+        return self._start(Recipe.read(parts), None, lenient=True)
 
     def _compile_json(
         self, constraint: JsonSchemaGrammar | AnyJsonGrammar, limits: CompileLimits, exact: bool
@@ -154,7 +151,7 @@ class LlguidanceBackend:
     def _compile_exactly(self, schema: Any, changed: Rewritten, exact: bool) -> RuledCore:
         """Return a grammar that holds all of the schema."""
         grammar = _schema_grammar(schema, changed)
-        core = self._start(_unforced(grammar) if exact else grammar, schema)
+        core = self._start(Recipe(_unforced(grammar) if exact else grammar), schema)
         return self._ruled(core, rules_for(schema, unique=changed.unique))
 
     def _compile_guarded(self, schema: Any, refusal: GrammarError) -> RuledCore:
@@ -166,7 +163,7 @@ class LlguidanceBackend:
         for attempt in (_tight, _tight_inlined, _tight_loosened, _loose):
             with suppress(GrammarError):
                 grammar, _ = attempt(schema)
-                return self._ruled(self._start(_unforced(grammar), schema, lenient=attempt is _loose), rules)
+                return self._ruled(self._start(Recipe(_unforced(grammar)), schema, lenient=attempt is _loose), rules)
         raise refusal
 
     def _ruled(self, core: Core, rules: JsonRules) -> RuledCore:
@@ -181,8 +178,17 @@ class LlguidanceBackend:
         def leaf(part: Constraint) -> str:
             return _grammar(part, limits) if changed is None else _schema_grammar(*changed)
 
-        composer = Composer(leaf, self._table, limits, exact=exact)
-        core = self._start(composer.grammar(constraint), None, named=frozenset(composer.named))
+        walked = _is_walked(constraint)
+
+        def start(join: bool) -> LlguidanceCore:
+            composer = Composer(leaf, self._table, limits, exact=exact or walked, join=join)
+            grammar = composer.grammar(constraint)
+            return self._start(Recipe(grammar, named=frozenset(composer.named), walked=walked), None)
+
+        try:
+            core = start(True)
+        except GrammarError:  # one lexeme can be too large for the library where several are not
+            core = start(False)
         if changed is None or not isinstance(constraint, PrefixedGrammar):
             return core
         rules = rules_for(changed[0], unique=changed[1].unique, skip=len(constraint.prefix.encode()))
@@ -195,25 +201,17 @@ class LlguidanceBackend:
         for attempt in (_tight, _loose):
             try:
                 grammar, checked = attempt(schema)
-                grammar = _unforced(grammar) if exact else grammar
-                return self._ruled(self._start(grammar, schema, lenient=attempt is _loose, checked=checked), rules)
+                recipe = Recipe(_unforced(grammar) if exact else grammar, tuple(checked))
+                return self._ruled(self._start(recipe, schema, lenient=attempt is _loose), rules)
             except GrammarError as error:
                 if "nsatisfiable" in error.reason or schema is False:
                     raise  # these grammars are never narrower than the schema
         anything = _json_grammar("{}", {})
-        checked = _assertions(schema, KEYWORDS)
-        return self._ruled(self._start(_unforced(anything) if exact else anything, schema, checked=checked), rules)
+        recipe = Recipe(_unforced(anything) if exact else anything, tuple(_assertions(schema, KEYWORDS)))
+        return self._ruled(self._start(recipe, schema), rules)
 
-    def _start(
-        self,
-        grammar: str,
-        schema: Any,
-        *,
-        lenient: bool = False,
-        checked: Sequence[Checked] = (),
-        named: frozenset[int] = frozenset(),
-    ) -> LlguidanceCore:
-        inner = llguidance.LLMatcher(self._tokenizer, grammar, log_level=0, limits=_parser_limits())
+    def _start(self, recipe: Recipe, schema: Any, *, lenient: bool = False) -> LlguidanceCore:
+        inner = llguidance.LLMatcher(self._tokenizer, recipe.grammar, log_level=0, limits=_parser_limits())
         # Some grammars compile and have no first token, e.g. {"$ref": "#"}.
         if inner.is_error():
             reason = one_line(inner.get_error())
@@ -223,114 +221,23 @@ class LlguidanceBackend:
             raise GrammarError(f"llguidance finds no first token: {one_line(inner.get_error())}")
         if not lenient and (warnings := inner.get_grammar_warnings()):
             raise GrammarError(f"llguidance would not enforce this as written: {one_line('; '.join(warnings))}")
-        return LlguidanceCore(inner, tuple(checked), json.dumps([grammar, checked, sorted(named)]), named)
+        return LlguidanceCore(inner, recipe, self._walk)
 
 
 _COMPOSED = (
     TaggedGrammar, AllOfGrammar, PrefixedGrammar, TextGrammar, UntilGrammar, SequenceGrammar, AnyOfGrammar, RepeatedGrammar,
 )  # fmt: skip
+_GREEDY = (RegexGrammar, LarkGrammar, GbnfGrammar, AllOfGrammar)
 _CIRCULAR = "circular references with sibling keys"
-_NO_WAY_ON = "NoExtensionBias"
 
 
-class LlguidanceCore:
-    """`Core` over one `LLMatcher`. The library records every text token, so its rollback is exact without EOS.
-
-    Where no token continues the text the library's matcher breaks for good. A rollback out of there takes the tokens that
-    stay once more, from a copy of the beginning.
-    """
-
-    def __init__(
-        self,
-        inner: llguidance.LLMatcher,
-        checked: tuple[Checked, ...],
-        recipe: str,
-        named: frozenset[int],
-        origin: llguidance.LLMatcher | None = None,
-        taken: Sequence[int] = (),
-    ) -> None:
-        self._inner = inner
-        self._origin = inner.deep_copy() if origin is None else origin
-        self._taken = list(taken)
-        self._dead = False
-        self.checked = checked
-        self.recipe = recipe
-        self.named = named
-
-    def fill(self, row: NDArray[np.int32], address: int) -> None:
-        if self.named and (token := self._only_special()) is not None:
-            row.fill(0)
-            row.view(np.uint32)[token >> 5] = 1 << (token & 31)
-            return
-        self._inner.unsafe_compute_mask_ptr(address, row.nbytes)
-        if self._inner.is_error():
-            self._dead = _NO_WAY_ON in self._inner.get_error()
-            self._check()
-
-    def push(self, token: int) -> None:
-        taken = self._inner.try_consume_tokens([token])
-        if taken != 1:
-            self._check()
-            raise GrammarFailure(f"llguidance refused token {token} that its mask allows")
-        self._taken.append(token)
-
-    def consume(self, tokens: Sequence[int]) -> int:
-        """Take tokens in any split, up to the first one that the grammar refuses."""
-        taken = self._inner.try_consume_tokens(list(tokens))
-        if taken < len(tokens):
-            self._check()
-        self._taken += tokens[:taken]
-        return taken
-
-    def pop(self, count: int) -> None:
-        del self._taken[-count:]
-        if self._dead:
-            self._start_again()
-            return
-        done = self._inner.rollback(count)
-        self._check()
-        if not done:
-            raise GrammarFailure(f"llguidance did not roll back {count} tokens")
-
-    def _start_again(self) -> None:
-        self._inner, self._dead = self._origin.deep_copy(), False
-        if self._inner.try_consume_tokens(self._taken) != len(self._taken):
-            self._check()
-            raise GrammarFailure("llguidance refused tokens that it had taken")
-
-    def may_end(self) -> bool:
-        result = self._inner.is_accepting()
-        if self._inner.is_error():
-            self._check()
-        return result
-
-    def forced(self) -> bytes:
-        result = self._inner.compute_ff_bytes()
-        self._check()
-        return result.split(_SPECIAL_MARK, 1)[0]
-
-    def forced_tokens(self) -> list[int]:
-        """Return the library's forced tokens up to the first special one: what follows that would not spell `forced`."""
-        result = self._inner.compute_ff_tokens()
-        self._check()
-        special = next((place for place, token in enumerate(result) if token in self.named), len(result))
-        return result[: special + 1]
-
-    def _only_special(self) -> int | None:
-        """Return the special token that must come next, if one must: with exact masks the library breaks on it."""
-        found = _SPECIAL_FIRST.match(self._inner.compute_ff_bytes())
-        self._check()
-        return None if found is None or self.may_end() else int(found[1])
-
-    def copy(self) -> LlguidanceCore:
-        self._check()
-        return LlguidanceCore(self._inner.deep_copy(), self.checked, self.recipe, self.named, self._origin, self._taken)
-
-    def _check(self) -> None:
-        if self._dead:
-            raise DeadEnd("no token continues the text, and it may not end here")
-        if self._inner.is_error():
-            raise GrammarFailure(f"llguidance: {one_line(self._inner.get_error())}")
+def _is_walked(constraint: Constraint) -> bool:
+    """Return True for a text in which something may follow an expression of any length. See :class:`ForcedWalk`."""
+    if isinstance(constraint, ExactGrammar):
+        return _is_walked(constraint.inner)
+    if isinstance(constraint, RegexGrammar):
+        return False  # its end is the end of the text
+    return any(isinstance(part, _GREEDY) for part in parts_of(constraint))
 
 
 def _parser_limits() -> llguidance.LLParserLimits:

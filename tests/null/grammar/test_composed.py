@@ -13,6 +13,7 @@ from tokenizers import Tokenizer
 from inferd_grammar import (
     AllOfGrammar,
     AnyJsonGrammar,
+    AnyOfGrammar,
     ChoiceGrammar,
     CompileLimits,
     Constraint,
@@ -26,6 +27,7 @@ from inferd_grammar import (
     PrefixedGrammar,
     RegexGrammar,
     RepeatedGrammar,
+    SequenceGrammar,
     TaggedGrammar,
     TagGrammar,
     TextGrammar,
@@ -149,6 +151,27 @@ def test_intersections(compiler: GrammarCompiler, table: TokenTable, patterns: t
     texts = ("".join(letters) for size in range(5) for letters in product("ab/", repeat=size))
     expected = {text.encode() for text in texts if all(re.fullmatch(pattern, text) for pattern in patterns)}
     assert language(compiler.compile(AllOfGrammar(tuple(members))).matcher(), table, 4) == expected
+
+
+WHOLE = {
+    "[ab]*b": SequenceGrammar((RegexGrammar("[ab]*"), TextGrammar("b"))),
+    "a*ab": SequenceGrammar((RegexGrammar("a*"), RegexGrammar("ab"))),
+    "(a+a|b)": AnyOfGrammar((SequenceGrammar((RegexGrammar("a+"), TextGrammar("a"))), TextGrammar("b"))),
+    "((a|ab)b*){1,2}": RepeatedGrammar(
+        SequenceGrammar((ChoiceGrammar(("a", "ab")), RegexGrammar("b*"))), least=1, most=2
+    ),
+    "(/|a)*a/": SequenceGrammar((RepeatedGrammar(ChoiceGrammar(("/", "a")), least=0), TextGrammar("a/"))),
+    "aa|aaaa": SequenceGrammar((AllOfGrammar((RegexGrammar("a{1,3}"), RegexGrammar("a|aaa"))), TextGrammar("a"))),
+}
+
+
+@pytest.mark.parametrize("pattern", WHOLE)
+def test_what_follows_an_expression_that_could_have_taken_it_comes_all_the_same(
+    compiler: GrammarCompiler, table: TokenTable, pattern: str
+) -> None:
+    texts = ("".join(letters) for size in range(5) for letters in product("ab/", repeat=size))
+    found = language(compiler.compile(WHOLE[pattern]).matcher(), table, 4)
+    assert found == {text.encode() for text in texts if re.fullmatch(pattern, text)}
 
 
 def test_a_dead_end_is_an_error_not_an_end(compiler: GrammarCompiler, table: TokenTable) -> None:
