@@ -158,6 +158,24 @@ def test_a_response_in_the_background_is_cancelled(client: openai.OpenAI, other:
         client.responses.cancel(waited.id)
 
 
+def test_a_stream_that_was_lost_goes_on_where_it_ended(client: openai.OpenAI, other: openai.OpenAI) -> None:
+    asked: Any = {"model": "tiny", "input": "Hi", "text": {"format": LONG}, "max_output_tokens": 60}
+    with client.responses.create(**asked, background=True, stream=True) as stream:
+        seen: list[Any] = [next(stream) for _ in range(6)]
+    response_id = seen[0].response.id
+    seen += client.responses.retrieve(response_id, stream=True, starting_after=seen[-1].sequence_number)
+    assert [event.sequence_number for event in seen] == list(range(len(seen)))
+    said = [event.delta for event in seen if event.type == "response.output_text.delta"]
+    assert len(said) > 6
+    assert "".join(said) == seen[-1].response.output_text == until_over(client, response_id).output_text
+    assert list(client.responses.retrieve(response_id, stream=True)) == seen
+    with pytest.raises(openai.NotFoundError):
+        other.responses.retrieve(response_id, stream=True)
+    waited = client.responses.create(model="tiny", input="Hi", max_output_tokens=1)
+    with pytest.raises(openai.BadRequestError, match="are not kept"):
+        client.responses.retrieve(waited.id, stream=True)
+
+
 def test_openais_errors(client: openai.OpenAI) -> None:
     with pytest.raises(openai.NotFoundError, match="nothing") as unknown:
         client.responses.create(model="nothing", input="Hi")

@@ -17,24 +17,27 @@ STEP_BYTES = 64 << 10
 """Bytes that are taken at a time from what the tenants share."""
 EVENT_BYTES, TOKEN_BYTES, SCORE_BYTES = 64, 36, 450
 """What an event, a token's number, and a log-probability with its token's text take when the answer is written."""
+SENT_TIMES = 5
+"""How much more an event takes that is kept as it was sent, too: its text, and the names and numbers around it."""
 
 
 class AnswerRoom:
     """What one request's answers take of what the tenants share; give it back with :meth:`close`.
 
-    ``prompts``: how often the answer repeats what it tells of a prompt.
+    ``prompts``: how often the answer repeats what it tells of a prompt. ``keeps_events``: see :data:`SENT_TIMES`.
     """
 
-    def __init__(self, places: SharedPlaces, tenant: str, prompts: int = 1) -> None:
+    def __init__(self, places: SharedPlaces, tenant: str, prompts: int = 1, *, keeps_events: bool = False) -> None:
         self._prompts = prompts
         self.size = 0
+        self._times = SENT_TIMES if keeps_events else 1
         self._places = places
         self._tenant = tenant
         self._taken = 0
 
     def take(self, events: Sequence[ChatEvent]) -> None:
         """Count events. Raises LimitExceeded where the answers become too large, or the tenant's together do."""
-        self.size += sum(map(self._size_of, events))
+        self.size += self._times * sum(map(self._size_of, events))
         if self.size > MAX_ANSWER_BYTES:
             text = f"the answers take more than {MAX_ANSWER_BYTES} bytes until they are complete"
             raise LimitExceeded(
@@ -91,10 +94,15 @@ class _HeldSource:
 
 @asynccontextmanager
 async def held_answer(
-    answer: AbstractAsyncContextManager[AnswerSource], places: SharedPlaces, tenant: str, prompts: int = 1
+    answer: AbstractAsyncContextManager[AnswerSource],
+    places: SharedPlaces,
+    tenant: str,
+    prompts: int = 1,
+    *,
+    keeps_events: bool = False,
 ) -> AsyncIterator[AnswerSource]:
-    """Read an answer that is held until it is complete. ``prompts``: see :class:`AnswerRoom`."""
-    room = AnswerRoom(places, tenant, prompts)
+    """Read an answer that is held until it is complete. ``prompts``, ``keeps_events``: see :class:`AnswerRoom`."""
+    room = AnswerRoom(places, tenant, prompts, keeps_events=keeps_events)
     try:
         async with answer as source:
             yield _HeldSource(source, room)

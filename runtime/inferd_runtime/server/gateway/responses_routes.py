@@ -21,13 +21,12 @@ from inferd_runtime.server.dialects.responses.stored import (
 )
 from inferd_runtime.server.gateway.auth import TENANT_KEY
 from inferd_runtime.server.gateway.chat_routes import ChatApi
+from inferd_runtime.server.gateway.event_stream import EventResponse
 from inferd_runtime.server.gateway.replies import reply
 from inferd_runtime.server.response_store.response_store import ResponseStore
 
 PATH = "/v1/responses"
-ASKED_OF_ONE = {"stream": "false", "starting_after": "", "include_obfuscation": "false"}
-"""What a query for a response may say, and the value of each that changes nothing."""
-MAX_DIGITS = 4
+MAX_DIGITS, MAX_NUMBER_DIGITS = 4, 15
 
 
 @dataclass(frozen=True)
@@ -57,14 +56,21 @@ class ResponsesApi:
         if exchange.background:
             target = await self.chat.serving.target(exchange.model, tenant)
             answer = self.chat.serving.answer(target, tenant, exchange.request)
-            held = held_answer(answer, self.chat.runtime.use.outstanding, tenant)
-            return reply((await self.store.begin(exchange, held, tenant)).response)
+            held = held_answer(answer, self.chat.runtime.use.outstanding, tenant, keeps_events=exchange.streams)
+            begun = await self.store.begin(exchange, held, tenant)
+            if exchange.kept is not None:
+                return EventResponse(begun.follow(exchange.kept, -1), as_sse=True)
+            return reply(exchange.begun.response)
         return await self.chat.respond(exchange, tenant)
 
     async def get(self, request: Request) -> Response:
-        """``GET /v1/responses/{id}``."""
-        _check_query(request)
-        return reply((await self._stored(request)).response)
+        """``GET /v1/responses/{id}``, as a stream, too."""
+        _check_included(request)
+        after = _asked_events(request)
+        if after is None:
+            return reply((await self._stored(request)).response)
+        tenant, response = request.scope[TENANT_KEY], request.path_params["response"]
+        return EventResponse(await self.store.events(tenant, response, after), as_sse=True)
 
     async def delete(self, request: Request) -> Response:
         """``DELETE /v1/responses/{id}``."""
@@ -88,13 +94,19 @@ class ResponsesApi:
         return await self.store.find(request.scope[TENANT_KEY], request.path_params["response"])
 
 
-def _check_query(request: Request) -> None:
-    """Refuse to send a kept response as a stream: its events are not kept."""
-    _check_included(request)
-    for name, value in ASKED_OF_ONE.items():
-        given = request.query_params.get(name, value)
-        if given != value:
-            raise invalid(name, f"{name}: the events of a response are not kept")
+def _asked_events(request: Request) -> int | None:
+    """Return behind which number events are asked for, None where they are not."""
+    query = request.query_params
+    if query.get("include_obfuscation", "false") != "false":
+        raise invalid("include_obfuscation", "include_obfuscation: events have no padding")
+    stream, after = query.get("stream", "false"), query.get("starting_after", "")
+    if stream not in ("true", "false"):
+        raise invalid("stream", "stream: it must be true or false")
+    if after and stream == "false":
+        raise invalid("starting_after", "starting_after: it needs stream=true")
+    if after and not (after.isascii() and after.isdecimal() and len(after) <= MAX_NUMBER_DIGITS):
+        raise invalid("starting_after", "starting_after: it must be the number of an event")
+    return None if stream == "false" else int(after or -1)
 
 
 def _check_included(request: Request) -> None:

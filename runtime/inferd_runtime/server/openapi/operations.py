@@ -224,11 +224,11 @@ RESPONSES_OPERATIONS = (
         method="GET", path="/v1/responses/{response}", tag=RESPONSES, summary="A response that is stored",
         parameters=(
             INCLUDE,
-            OperationParameter("stream", "only false: events are not stored", {"enum": ["false"]}),
-            OperationParameter("starting_after", "only nothing: events are not stored", {"enum": [""]}),
+            OperationParameter("stream", "true: the events of one with background and stream", {"enum": ["true", "false"]}),
+            OperationParameter("starting_after", "with stream: the number before the first", {"type": "integer", "minimum": 0}),
             OperationParameter("include_obfuscation", "only false", {"enum": ["false"]}),
         ),
-        answers=_says("The response", responses.ShownResponse),
+        answers=_streams("The response", responses.ShownResponse, responses.ResponseEvent),
     ),
     Operation(
         method="DELETE", path="/v1/responses/{response}", tag=RESPONSES, summary="Forget a response",

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+from collections.abc import AsyncGenerator
 from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass, field
 from functools import partial
@@ -14,17 +15,45 @@ from inferd.protocol import InferdError, InternalError
 from inferd_runtime.server.chat.answer_pace import AnswerPace, Turn, in_turns
 from inferd_runtime.server.chat.answer_source import AnswerSource
 from inferd_runtime.server.dialects.responses.answer import ResponsesExchange
-from inferd_runtime.server.dialects.responses.stored import StoredResponse
+from inferd_runtime.server.dialects.responses.stored import KeptEvents
 
 Answer = AbstractAsyncContextManager[AnswerSource]
+EVENTS_AT_ONCE = 1024
+"""Events that are sent together to who comes late."""
 log = logging.getLogger("inferd.responses")
 
 
-@dataclass(frozen=True)
-class _OpenResponse:
+@dataclass
+class OpenResponse:
+    """A response that is being answered."""
+
     exchange: ResponsesExchange
     scope: anyio.CancelScope
     over: anyio.Event = field(default_factory=anyio.Event)
+    _changed: anyio.Event = field(default_factory=anyio.Event)
+
+    def tell(self) -> None:
+        """Let those who follow it see the events that there are."""
+        self._changed.set()
+        self._changed = anyio.Event()
+
+    def end(self) -> None:
+        """Let everybody know that it is over."""
+        self.over.set()
+        self.tell()
+
+    async def follow(self, kept: KeptEvents, after: int) -> AsyncGenerator[bytes]:
+        """Yield those of its events that have higher numbers, until it is over."""
+        at = after + 1
+        while True:
+            changed, is_over = self._changed, self.over.is_set()
+            if more := kept.sent[at : at + EVENTS_AT_ONCE]:
+                at += len(more)
+                yield b"".join(more)
+            elif is_over:
+                return
+            else:
+                await changed.wait()
 
 
 class BackgroundResponses:
@@ -33,17 +62,16 @@ class BackgroundResponses:
     def __init__(self, tasks: TaskGroup, pace: AnswerPace) -> None:
         self._tasks = tasks
         self._pace = pace
-        self._open: dict[tuple[str, str], _OpenResponse] = {}
+        self._open: dict[tuple[str, str], OpenResponse] = {}
 
-    async def start(self, exchange: ResponsesExchange, answer: Answer, tenant: str) -> StoredResponse:
-        """Begin to answer, and return the response as it is now. Raises what beginning the answer raises."""
-        await self._tasks.start(self._answer, exchange, answer, tenant)
-        return exchange.begun
+    async def start(self, exchange: ResponsesExchange, answer: Answer, tenant: str) -> OpenResponse:
+        """Begin to answer. Raises what beginning the answer raises."""
+        begun: OpenResponse = await self._tasks.start(self._answer, exchange, answer, tenant)
+        return begun
 
-    def find(self, tenant: str, response_id: str) -> StoredResponse | None:
+    def find(self, tenant: str, response_id: str) -> OpenResponse | None:
         """Return a response that is in progress, None if there is none of that id."""
-        found = self._open.get((tenant, response_id))
-        return None if found is None else found.exchange.begun
+        return self._open.get((tenant, response_id))
 
     async def cancel(self, tenant: str, response_id: str) -> None:
         """End a response if it is in progress; how it ended is kept when this returns."""
@@ -53,34 +81,45 @@ class BackgroundResponses:
             await found.over.wait()
 
     async def _answer(
-        self, exchange: ResponsesExchange, answer: Answer, tenant: str, *, task_status: TaskStatus[None]
+        self, exchange: ResponsesExchange, answer: Answer, tenant: str, *, task_status: TaskStatus[OpenResponse]
     ) -> None:
-        key = (tenant, exchange.id)
-        with anyio.CancelScope() as scope:
-            one = _OpenResponse(exchange, scope)
-            try:
-                async with answer as source:
-                    self._open[key] = one
-                    task_status.started()
-                    await _read(exchange, source, partial(self._pace.turn, tenant))
-            except InferdError as error:
-                if key not in self._open:  # it did not begin: the request gets the error
-                    raise
-                exchange.failure(error)
-            except Exception as error:  # the boundary of a task that nobody waits for
-                log.exception("a response in the background failed")
-                exchange.failure(InternalError(f"a bug in the runtime: {type(error).__name__}"))
-            finally:
-                self._open.pop(key, None)
-        if scope.cancelled_caught:
-            exchange.cancel()
-        one.over.set()
+        scope = anyio.CancelScope()
+        one = OpenResponse(exchange, scope)
+        try:
+            with scope:
+                await self._answered(one, answer, tenant, task_status)
+            if scope.cancelled_caught:
+                exchange.cancel()
+        finally:
+            one.end()
+
+    async def _answered(
+        self, one: OpenResponse, answer: Answer, tenant: str, task_status: TaskStatus[OpenResponse]
+    ) -> None:
+        exchange, key = one.exchange, (tenant, one.exchange.id)
+        try:
+            async with answer as source:
+                self._open[key] = one
+                if exchange.streams:
+                    exchange.opening()
+                task_status.started(one)
+                await _read(one, source, partial(self._pace.turn, tenant))
+        except InferdError as error:
+            if key not in self._open:  # it did not begin: the request gets the error
+                raise
+            exchange.failure(error)
+        except Exception as error:  # the boundary of a task that nobody waits for
+            log.exception("a response in the background failed")
+            exchange.failure(InternalError(f"a bug in the runtime: {type(error).__name__}"))
+        finally:
+            self._open.pop(key, None)
 
 
-async def _read(exchange: ResponsesExchange, source: AnswerSource, turn: Turn) -> None:
+async def _read(one: OpenResponse, source: AnswerSource, turn: Turn) -> None:
     """Read an answer to its end."""
     while events := await source.next():
         async for part in in_turns(events, turn):
             for event in part:
-                exchange.chunks(event)
-    exchange.closing()
+                one.exchange.chunks(event)
+            one.tell()
+    one.exchange.closing()

@@ -150,7 +150,7 @@ def _changed(stored: StoredResponse, change: Callable[[Any], Any]) -> StoredResp
     output, before = (
         [_with_logprobs(item, change) for item in items] for items in (stored.response["output"], stored.input)
     )
-    return StoredResponse({**stored.response, "output": output}, before)
+    return StoredResponse({**stored.response, "output": output}, before, stored.events)
 
 
 def _with_logprobs(item: Item, change: Callable[[Any], Any]) -> Item:
@@ -172,7 +172,8 @@ def _as_json(logprobs: Any) -> Any:
 def about_bytes(stored: StoredResponse) -> int:
     """Return about how many bytes a response takes, without packing it: so much of it waits to be written."""
     response = len(msgspec.json.encode({**stored.response, "output": []}))
-    return RESPONSE_BYTES + response + sum(_about_bytes(item) for item in stored.conversation)
+    items = sum(_about_bytes(item) for item in stored.conversation)
+    return RESPONSE_BYTES + response + len(stored.events or b"") + items
 
 
 def _about_bytes(item: Item) -> int:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import AsyncIterator
+from collections.abc import AsyncGenerator, AsyncIterator
 from contextlib import asynccontextmanager
 from functools import partial
 from pathlib import Path
@@ -18,13 +18,15 @@ from inferd_runtime.server.dialects.responses.items import Item
 from inferd_runtime.server.dialects.responses.stored import (
     StoredResponse,
     broken_off,
+    later_events,
+    no_events,
     not_cancellable,
     still_in_progress,
     too_long,
     unknown_response,
 )
 from inferd_runtime.server.processes.background import background_tasks
-from inferd_runtime.server.response_store.background import Answer, BackgroundResponses
+from inferd_runtime.server.response_store.background import Answer, BackgroundResponses, OpenResponse
 from inferd_runtime.server.response_store.response_file import (
     RESPONSE_BYTES,
     ResponseFile,
@@ -102,13 +104,14 @@ class ResponseStore:
 
         self.kept.forget(tenant, target, start)
 
-    async def begin(self, exchange: ResponsesExchange, answer: Answer, tenant: str) -> StoredResponse:
-        """Begin to answer in the background, and return the response as it is now. It is kept at once, so that it is known after
-        a restart. Raises what beginning the answer raises.
+    async def begin(self, exchange: ResponsesExchange, answer: Answer, tenant: str) -> OpenResponse:
+        """Begin to answer in the background. The response is kept at once, so that it is known after a restart.
+
+        Raises what beginning the answer raises.
         """
-        begun = await self.background.start(exchange, answer, tenant)
+        begun, now = await self.background.start(exchange, answer, tenant), exchange.begun
         try:
-            await self._archive.read(lambda file: file.begin(tenant, exchange.id, packed_response(begun)[0]), tenant)
+            await self._archive.read(lambda file: file.begin(tenant, exchange.id, packed_response(now)[0]), tenant)
         except Unavailable:
             log.error("a response in the background is not kept before it is over")
         return begun
@@ -116,11 +119,24 @@ class ResponseStore:
     async def find(self, tenant: str, response_id: str) -> StoredResponse:
         """Return a response of the tenant, as it is now. Raises NotFound, Unavailable."""
         if (begun := self.background.find(tenant, response_id)) is not None:
-            return begun
+            return begun.exchange.begun
         stored = await self._archive.read(lambda file: file.find(tenant, response_id), tenant)
         if stored is None:
             raise unknown_response(response_id)
         return broken_off(stored) if stored.is_in_progress else stored
+
+    async def events(self, tenant: str, response_id: str, after: int) -> AsyncGenerator[bytes]:
+        """Return a response's events with higher numbers than ``after``, those to come included.
+
+        Raises NotFound, Unavailable, and InvalidRequest for a response whose events are not kept.
+        """
+        begun = self.background.find(tenant, response_id)
+        if begun is not None and begun.exchange.kept is not None:
+            return begun.follow(begun.exchange.kept, after)
+        stored = await self.find(tenant, response_id)
+        if not stored.events:
+            raise no_events(response_id)
+        return _replayed(stored.events, after)
 
     async def cancel(self, tenant: str, response_id: str) -> StoredResponse:
         """End a response in the background, and return how it ended.
@@ -144,6 +160,12 @@ class ResponseStore:
         """Take the responses from the file of a server that has ended. Raises Unavailable."""
         await self._archive.read(lambda file: file.take_over(path))
         self.kept.found(await self._archive.read(lambda file: file.totals()))
+
+
+async def _replayed(packed: bytes, after: int) -> AsyncGenerator[bytes]:
+    pieces = later_events(packed, after)
+    while (piece := await anyio.to_thread.run_sync(next, pieces, None)) is not None:
+        yield piece
 
 
 @asynccontextmanager

@@ -9,7 +9,7 @@ import pytest
 
 from inferd.chat import ChatEvent, PromptScores, TextDelta, TokenScore
 from inferd.protocol import LimitExceeded
-from inferd_runtime.server.chat.held_answers import MAX_ANSWER_BYTES, SCORE_BYTES, held_answer
+from inferd_runtime.server.chat.held_answers import MAX_ANSWER_BYTES, SCORE_BYTES, SENT_TIMES, held_answer
 from inferd_runtime.server.tenancy.shares import SharedPlaces
 from inferd_runtime.server.tenancy.tenant_use import OUTSTANDING_RULE
 
@@ -72,6 +72,13 @@ async def test_what_many_answers_of_a_tenant_hold_leaves_room_for_others() -> No
         await fill(16)
     assert caught.value.detail["limit"] == "outstanding_bytes"
     assert places.used == 0
+
+
+async def test_events_that_are_kept_as_they_were_sent_count() -> None:
+    places = SharedPlaces(OUTSTANDING_RULE, "outstanding_bytes", "")
+    async with held_answer(endless(), places, "mallory", keeps_events=True) as source:
+        await source.next()
+        assert places.held("mallory") >= SENT_TIMES * SCORED_BYTES
 
 
 async def test_what_is_told_of_a_prompt_counts_as_often_as_the_answer_repeats_it() -> None:

@@ -412,7 +412,6 @@ def test_tool_choices(choice: Any, wanted: ToolChoice) -> None:
         ({"text": {"format": {"type": "xml"}}}, "text.format.type"),
         ({"text": {"format": {"type": "json_schema", "name": "a"}}}, "text.format.schema"),
         ({"text": {"verbosity": "low"}}, "text.verbosity"),
-        ({"background": True, "stream": True}, "stream"),
         ({"background": True, "store": False}, "store"),
         ({"background": 0}, "background"),
         ({"stream_options": {}}, "stream_options"),

@@ -16,9 +16,10 @@ from inferd.protocol import InferdError, LimitExceeded, Unavailable
 from inferd_runtime.server.chat.answer_pace import AnswerPace
 from inferd_runtime.server.dialects.exchange import ClientHeaders
 from inferd_runtime.server.dialects.responses.answer import OpenAiResponses, ResponsesExchange
-from inferd_runtime.server.dialects.responses.stored import StoredResponse
+from inferd_runtime.server.dialects.responses.stored import PIECE_BYTES, KeptEvents, StoredResponse, later_events
+from inferd_runtime.server.dialects.server_sent import named_event
 from inferd_runtime.server.processes.background import background_tasks
-from inferd_runtime.server.response_store.background import BackgroundResponses
+from inferd_runtime.server.response_store.background import BackgroundResponses, OpenResponse
 
 pytestmark = pytest.mark.anyio
 
@@ -55,8 +56,8 @@ async def answered(
         await anyio.sleep_forever()
 
 
-def exchange() -> tuple[ResponsesExchange, list[StoredResponse]]:
-    body = {"model": "t", "input": "hi", "background": True}
+def exchange(**fields: Any) -> tuple[ResponsesExchange, list[StoredResponse]]:
+    body = {"model": "t", "input": "hi", "background": True, **fields}
     made = OpenAiResponses().read(json.dumps(body).encode(), ClientHeaders())
     kept: list[StoredResponse] = []
     made.when_complete = kept.append
@@ -76,7 +77,7 @@ async def test_it_is_in_progress_and_then_kept() -> None:
     async with background_tasks() as tasks:
         background = BackgroundResponses(tasks, AnswerPace())
         begun = await background.start(asked, answered(Source()), "ann")
-        assert begun.response["status"] == "in_progress"
+        assert begun.exchange.begun.response["status"] == "in_progress"
         ended = await until_kept(kept)
     assert (ended["status"], ended["output"][0]["content"][0]["text"]) == ("completed", "hi")
 
@@ -130,3 +131,69 @@ async def test_one_that_is_cancelled_as_it_ends_is_kept_once() -> None:
         await leaving.wait()
         await background.cancel("ann", asked.id)
     assert [one.response["status"] for one in kept] == ["completed"]
+
+
+def numbers(data: bytes) -> list[int]:
+    events = [json.loads(line[6:]) for line in data.decode().splitlines() if line.startswith("data: ")]
+    return [event["sequence_number"] for event in events]
+
+
+def events_of(begun: OpenResponse) -> KeptEvents:
+    assert begun.exchange.kept is not None
+    return begun.exchange.kept
+
+
+async def test_a_stream_goes_on_behind_any_event_while_it_is_answered_and_afterwards() -> None:
+    asked, kept = exchange(stream=True)
+    async with background_tasks() as tasks:
+        begun = await BackgroundResponses(tasks, AnswerPace()).start(asked, answered(Source()), "ann")
+        whole = [part async for part in begun.follow(events_of(begun), -1)]
+        seen = numbers(b"".join(whole))
+        assert seen == list(range(len(seen)))
+        rest = {after: b"".join([part async for part in begun.follow(events_of(begun), after)]) for after in seen}
+    (one,) = kept
+    assert one.events is not None
+    assert b"response.completed" in rest[seen[-2]]
+    assert rest[seen[-1]] == b""
+    assert {after: b"".join(later_events(one.events, after)) for after in seen} == rest
+    assert b"".join(later_events(one.events, -1)) == b"".join(whole)
+    assert not list(later_events(one.events, 10**15))
+
+
+def test_long_streams_come_in_pieces_from_any_event_on() -> None:
+    kept = KeptEvents()
+    for number in range(9):
+        kept.add(named_event("a", {"sequence_number": number, "text": "x\n" * 100_000}))
+    packed = kept.packed()
+    for after in range(-1, 9):
+        pieces = list(later_events(packed, after))
+        assert b"".join(pieces) == b"".join(kept.sent[after + 1 :])
+        assert all(0 < len(piece) <= PIECE_BYTES for piece in pieces)
+
+
+async def test_who_follows_a_response_that_is_cancelled_or_lost_is_told_its_end() -> None:
+    for is_cancelled in (True, False):
+        asked, kept = exchange(stream=True)
+        source = Source(waits=True)
+        async with anyio.create_task_group() as readers, background_tasks() as tasks:
+            background = BackgroundResponses(tasks, AnswerPace())
+            begun = await background.start(asked, answered(source), "ann")
+            read: list[bytes] = []
+
+            async def follow(read: list[bytes] = read, begun: OpenResponse = begun) -> None:
+                read.extend([part async for part in begun.follow(events_of(begun), -1)])
+
+            readers.start_soon(follow)
+            await source.waiting.wait()
+            if is_cancelled:
+                await background.cancel("ann", asked.id)
+        assert b'"hi"' in b"".join(read)
+        assert len(kept) == is_cancelled
+
+
+async def test_events_are_kept_for_those_alone_that_asked_for_a_stream() -> None:
+    asked, kept = exchange()
+    async with background_tasks() as tasks:
+        await BackgroundResponses(tasks, AnswerPace()).start(asked, answered(Source()), "ann")
+        await until_kept(kept)
+    assert kept[0].events is None

@@ -54,11 +54,12 @@ def test_a_response_is_found_by_its_tenant_alone(file: ResponseFile) -> None:
 def test_logprobs_are_kept_as_the_json_that_they_were_and_no_text_of_a_client_becomes_json(file: ResponseFile) -> None:
     said = {"type": "output_text", "text": "a", "logprobs": msgspec.Raw(b'[{"token":"a"}]')}
     sent = {"type": "output_text", "text": "b", "logprobs": '","injected":"'}
-    stored = response("a")
+    stored = msgspec.structs.replace(response("a"), events=b"packed")
     stored.response["output"][0]["content"], stored.input[0]["content"] = [said], [sent]
     keep(file, "ann", stored)
     found = file.find("ann", "a")
     assert found is not None
+    assert found.events == b"packed"
     assert msgspec.json.encode(found) == msgspec.json.encode(stored)
     (item,) = file.items("ann", ["msg_a"]).values()
     assert msgspec.json.encode(item["content"]) == msgspec.json.encode([said])

@@ -216,7 +216,9 @@ def test_what_a_server_was_at_when_it_was_killed_has_failed_after_the_restart(tm
 
     async def before(store: ResponseStore) -> None:
         begun = await store.begin(exchange, unending(), "ann")
-        assert begun.response["status"] == "in_progress"
+        assert begun.exchange.begun.response["status"] == "in_progress"
+        with pytest.raises(InvalidRequest, match="are not kept"):
+            await store.events("ann", exchange.id, -1)
         assert (await store.find("ann", exchange.id)).response["status"] == "in_progress"
         with pytest.raises(InvalidRequest, match="not over"):
             await store.follow(asked(previous_response_id=exchange.id), "ann")

@@ -23,7 +23,12 @@ from inferd_runtime.server.dialects.responses.namespaces import names_of
 from inferd_runtime.server.dialects.responses.output_stream import NumberedEvents, OutputStream
 from inferd_runtime.server.dialects.responses.request import output_field, read_responses_body, responses_request
 from inferd_runtime.server.dialects.responses.response_object import ResponseObject
-from inferd_runtime.server.dialects.responses.stored import StoredResponse, cannot_follow, unknown_previous
+from inferd_runtime.server.dialects.responses.stored import (
+    KeptEvents,
+    StoredResponse,
+    cannot_follow,
+    unknown_previous,
+)
 
 Status = Literal["completed", "incomplete"]
 MAX_REFERENCES = 64
@@ -35,7 +40,7 @@ MAX_ITEMS = 4096
 class ResponsesExchange:
     """A request and its answer. ``previous`` names the response that it follows ("" for none), ``references`` the items of
     kept responses that its input names: where there are any, :meth:`follow` has to be called before ``request`` is used.
-    ``background``: it is answered while nobody waits; then how it ends is kept, whatever that is.
+    ``background``: it is answered while nobody waits; then how it ends is kept, whatever that is, with its events if it streams.
     """
 
     def __init__(self, body: bytes, headers: ClientHeaders) -> None:
@@ -62,7 +67,9 @@ class ResponsesExchange:
         self.holds = True
         self.output_field = output_field(read)
         self._response = ResponseObject(read)
-        self._events = NumberedEvents(written=self.streams)
+        self.kept = KeptEvents() if self.background and self.streams else None
+        """The events so far of an answer in the background that streams."""
+        self._events = NumberedEvents(self.kept, written=self.streams)
         self._output = OutputStream(self._events, names_of(read.tools or []))
         self._end: ChoiceFinished | None = None
         self._usage = UsageReport(0, 0)
@@ -117,7 +124,10 @@ class ResponsesExchange:
     def closing(self) -> bytes:
         """Return the end, with the whole response."""
         last = self._output.finish(self._status)
-        return last + self._events.event(f"response.{self._status}", response=self._complete())
+        response = self._whole()
+        last += self._events.event(f"response.{self._status}", response=response)
+        self._keep(response, self._items)
+        return last
 
     def failure(self, error: InferdError) -> bytes:
         """Return the end of a stream that broke off. A response that failed is kept if it was answered in the background, but
@@ -125,9 +135,10 @@ class ResponsesExchange:
         """
         last = self._output.close("incomplete")
         failed = self._response.state("failed", self._output.items, self._usage, error)
+        last += self._events.event("response.failed", response=failed)
         if self.background:
             self._keep(failed, self._asked)
-        return last + self._events.event("response.failed", response=failed)
+        return last
 
     def cancel(self) -> None:
         """End an answer in the background that is not wanted any more, unless it is over. What it has so far is kept."""
@@ -142,17 +153,17 @@ class ResponsesExchange:
     def complete(self) -> dict[str, Any]:
         """Return the response as it is once all events were taken."""
         self._output.finish(self._status)
-        return self._complete()
-
-    def _complete(self) -> dict[str, Any]:
-        response = self._response.state(self._status, self._output.items, self._usage)
+        response = self._whole()
         self._keep(response, self._items)
         return response
+
+    def _whole(self) -> dict[str, Any]:
+        return self._response.state(self._status, self._output.items, self._usage)
 
     def _keep(self, response: dict[str, Any], items: list[Item]) -> None:
         """Keep how the answer ended, if it is to be kept: what comes later does not change that."""
         if self._response.stores and not self._is_over:
-            self.when_complete(StoredResponse(response, items))
+            self.when_complete(StoredResponse(response, items, None if self.kept is None else self.kept.packed()))
         self._is_over = True
 
     @property

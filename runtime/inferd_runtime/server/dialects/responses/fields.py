@@ -168,7 +168,7 @@ RESPONSES_FIELDS = FieldTable(
         RequestField("previous_response_id", "goes on behind a response that was stored and did not fail"),
         RequestField("store", "true by default: as many are kept as the tenant's quotas of runs say"),
         RequestField("stream", "named events"),
-        RequestField("background", "answered while nobody waits; with store, and without stream"),
+        RequestField("background", "answered while nobody waits; with store"),
         RequestField(
             "tools",
             f"up to {MAX_TOOLS} functions, also in namespaces; hosted tools are refused; arguments are held to the schema, "

@@ -16,14 +16,19 @@ from inferd_runtime.server.dialects.responses.response_object import (
     thought_item,
     thought_part,
 )
+from inferd_runtime.server.dialects.responses.stored import KeptEvents
 from inferd_runtime.server.dialects.server_sent import named_event
 from inferd_runtime.server.dialects.written_scores import WrittenScores
 
 
 class NumberedEvents:
-    """Makes events, each with its number in the stream; not ``written``, they are all empty: nobody gets them."""
+    """Makes events, each with its number in the stream; not ``written``, they are all empty: nobody gets them.
 
-    def __init__(self, *, written: bool) -> None:
+    ``kept`` takes them all, too.
+    """
+
+    def __init__(self, kept: KeptEvents | None = None, *, written: bool) -> None:
+        self._kept = kept
         self._next = 0
         self._written = written
 
@@ -32,7 +37,10 @@ class NumberedEvents:
         if not self._written:
             return b""
         number, self._next = self._next, self._next + 1
-        return named_event(name, {"type": name, "sequence_number": number, **data})
+        event = named_event(name, {"type": name, "sequence_number": number, **data})
+        if self._kept is not None:
+            self._kept.add(event)
+        return event
 
 
 @dataclass

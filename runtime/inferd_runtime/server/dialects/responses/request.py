@@ -73,8 +73,6 @@ def read_responses_body(body: bytes) -> ResponsesBody:
             raise not_supported(f"include[{number}]", f"{cut(included, MAX_SHOWN)!r} is")
     if not read.input and read.previous_response_id is None:
         raise invalid("input", "input: this field is required without a previous_response_id")
-    if read.background and read.stream:
-        raise invalid("stream", "stream: the events of a response in the background are not kept; ask for the response")
     if read.background and read.store is False:
         raise invalid("store", "store: a response in the background has to be stored")
     if given.get("stream_options") is not None and not read.stream:

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import zlib
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import msgspec
@@ -15,13 +16,19 @@ MAX_LISTED = 100
 """Items on one page."""
 LISTED = 20
 MAX_SHOWN = 100
+EVENT_LINES = 3
+"""Lines of a server-sent event: its name, its data, and an empty one."""
+PIECE_BYTES = 256 << 10
 
 
 class StoredResponse(msgspec.Struct, frozen=True):
-    """A response with all that led to it, so that none before it is needed. ``input`` begins with what was said earlier."""
+    """A response with all that led to it, so that none before it is needed. ``input`` begins with what was said earlier.
+    ``events``: those of :meth:`KeptEvents.packed`.
+    """
 
     response: dict[str, Any]
     input: list[Item]
+    events: bytes | None = None
 
     @property
     def id(self) -> str:
@@ -47,6 +54,47 @@ class StoredResponse(msgspec.Struct, frozen=True):
     def conversation(self) -> list[Item]:
         """Return what a next response follows: everything but the instructions."""
         return [*self.input, *self.response["output"]]
+
+
+class KeptEvents:
+    """Server-sent events of one stream. ``sent``: each at the place of its number.
+
+    They are compressed, for each repeats much of the last, and as they come: all of a long answer's would hold up others.
+    """
+
+    def __init__(self) -> None:
+        self.sent: list[bytes] = []
+        self._packer = zlib.compressobj(level=1)
+        self._packed = bytearray()
+
+    def add(self, event: bytes) -> None:
+        """Add the next event."""
+        self.sent.append(event)
+        self._packed += self._packer.compress(event)
+
+    def packed(self) -> bytes:
+        """Return all of them as they are kept; no other comes then."""
+        return bytes(self._packed + self._packer.flush())
+
+
+def later_events(packed: bytes, after: int) -> Iterator[bytes]:
+    """Yield those of the packed events whose numbers are higher, in pieces: together they may be large."""
+    lines = EVENT_LINES * (after + 1)
+    unpacker = zlib.decompressobj()
+    while piece := unpacker.decompress(packed, PIECE_BYTES):
+        packed, seen = unpacker.unconsumed_tail, piece.count(b"\n")
+        if seen < lines:
+            lines -= seen
+            continue
+        later, lines = piece.split(b"\n", lines)[lines], 0
+        if later:
+            yield later
+
+
+def no_events(response_id: str) -> InvalidRequest:
+    """Return the error of asking for the events of a response that has none."""
+    message = f"the events of {cut(response_id, MAX_SHOWN)!r} are not kept: make it with background and stream"
+    return invalid("stream", f"stream: {message}")
 
 
 def unknown_response(response_id: str) -> NotFound:
