@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import itertools
+import select
 import threading
 from collections.abc import Awaitable, Callable, Iterator
 from pathlib import Path
@@ -66,6 +67,19 @@ def until_full(socket: LoopSocket) -> int:
     raise AssertionError
 
 
+def has_news(socket: LoopSocket, seconds: float = SECONDS) -> bool:
+    """True once something has come of which the socket's loop has not heard."""
+    return bool(select.select([socket._descriptor], [], [], seconds)[0])
+
+
+def fill(socket: LoopSocket) -> int:
+    """Send until the system takes no more, either; return how many went."""
+    sent = until_full(socket)
+    while has_news(socket, 0.1):
+        sent += until_full(socket)
+    return sent
+
+
 @pytest.mark.parametrize("most", [1000, 1], ids=["room for all", "room for one"])
 async def test_who_waits_for_an_answer_gets_it_while_others_send(
     context: zmq.Context[Any], tmp_path: Path, most: int
@@ -101,6 +115,42 @@ async def test_a_full_socket_is_waited_for_or_told_at_once(context: zmq.Context[
     with anyio.fail_after(SECONDS):
         await sending
     assert await anyio.to_thread.run_sync(there.recv) == b"last"
+    here.close()
+    there.close()
+
+
+async def test_who_waits_for_room_is_woken_by_somebody_who_finds_nothing_to_receive(
+    context: zmq.Context[Any], tmp_path: Path
+) -> None:
+    here, there = pair(context, tmp_path, 1)
+    sent = fill(here)
+    sending = asyncio.ensure_future(here.send([b"last"]))
+    await anyio.lowlevel.checkpoint()
+    assert not sending.done()
+    for _ in range(sent):
+        there.recv()
+    assert has_news(here)
+    receiving = here.receive()
+    receiving.send(None)
+    with anyio.fail_after(SECONDS):
+        await sending
+    receiving.close()
+    here.close()
+    there.close()
+
+
+async def test_who_waits_for_a_message_is_woken_by_somebody_who_finds_no_room(
+    context: zmq.Context[Any], tmp_path: Path
+) -> None:
+    here, there = pair(context, tmp_path, 1)
+    fill(here)
+    receiving = asyncio.ensure_future(here.receive())
+    await anyio.lowlevel.checkpoint()
+    there.send(b"first")
+    assert has_news(here)
+    assert until_full(here) == 0
+    with anyio.fail_after(SECONDS):
+        assert await receiving == [b"first"]
     here.close()
     there.close()
 

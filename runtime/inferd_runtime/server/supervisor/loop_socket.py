@@ -42,8 +42,10 @@ class LoopSocket:
 
     def send_now(self, frames: Sequence[bytes]) -> None:
         """Send a message. Raises zmq.Again where it would have to wait, and ZMQError once the socket is closed."""
-        send_frames(self._socket, frames)
-        self._look_for_others()
+        try:
+            send_frames(self._socket, frames)
+        finally:
+            self._look_for_others()
 
     async def send(self, frames: Sequence[bytes]) -> None:
         """Send a message when there is room for it. Raises ZMQError once the socket is closed."""
@@ -87,12 +89,14 @@ class LoopSocket:
         future = self._loop.create_future()
         self._waiting[future] = event
         try:
+            if len(self._waiting) > 1 or self._take is not None:  # what failed has taken notice of what they wait for, too
+                self._look()
             await future
         finally:
             del self._waiting[future]
 
     def _look_for_others(self) -> None:
-        """Wake who waits: what is sent or received takes notice of all that has come, and the descriptor tells it no more."""
+        """Wake who waits: who sends or receives takes notice of all that has come, and the descriptor tells it no more."""
         if self._waiting or self._take is not None:
             self._look()
 
