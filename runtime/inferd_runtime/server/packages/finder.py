@@ -26,6 +26,8 @@ from inferd_runtime.settings.settings import Settings
 MODULE = "inferd_runtime.server.packages.finder_child"
 PROCESSES = 2
 MOST_SECONDS = 120.0
+SHARED_SECONDS = 30.0
+"""Instead, while another tenant waits for a place: a few that look for what is slow to find do not hold up the others."""
 CPU_SECONDS = 60
 MEMORY_BYTES = 1 << 30
 KEPT_ANSWERS = 256
@@ -41,6 +43,7 @@ class PackageFinder:
         self._folder = folder
         self._allowed = allowed
         self._places = anyio.CapacityLimiter(PROCESSES)
+        self._searches: dict[anyio.CancelScope, float] = {}
 
     async def find(self, requirements: tuple[str, ...]) -> Packages:
         """Return the packages that meet requirements, those that were found for the same ones before if there are any.
@@ -56,6 +59,9 @@ class PackageFinder:
         known = await anyio.to_thread.run_sync(self._kept, key)  # which needs no place: those may be taken for minutes
         if known is not None:
             return known
+        if not self._places.available_tokens:
+            for search, started in self._searches.items():
+                search.deadline = min(search.deadline, started + SHARED_SECONDS)
         async with self._places:
             packages = await self._ask(requirements)
             await anyio.to_thread.run_sync(self._keep, key, packages)
@@ -69,18 +75,28 @@ class PackageFinder:
             )  # fmt: skip
             child = await ChildProcess.start("packages", launch)
             try:
-                with anyio.move_on_after(MOST_SECONDS):
-                    await child.wait()
-                ended = not child.alive
+                await self._ended(child)
             finally:
                 with anyio.CancelScope(shield=True):
                     await child.stop(0.0)
-            if not ended:
-                raise LimitExceeded(
-                    f"finding the dependencies takes more than {MOST_SECONDS:g} s", limit="packages_s", value=MOST_SECONDS,
-                    raise_with="fewer or more exact dependencies",
-                )  # fmt: skip
             return await anyio.to_thread.run_sync(_answer, Path(folder, ANSWER_FILE), child.tail)
+
+    async def _ended(self, child: ChildProcess) -> None:
+        """Wait for the end of a process. Raises LimitExceeded once its time is over."""
+        started = anyio.current_time()
+        most = SHARED_SECONDS if self._places.statistics().tasks_waiting else MOST_SECONDS
+        with anyio.move_on_after(most) as search:
+            self._searches[search] = started
+            try:
+                await child.wait()
+            finally:
+                del self._searches[search]
+        if child.alive:
+            seconds = round(search.deadline - started, 1)
+            raise LimitExceeded(
+                f"finding the dependencies takes more than {seconds:g} s", limit="packages_s", value=seconds,
+                raise_with="fewer or more exact dependencies, or when fewer others look for some",
+            )  # fmt: skip
 
     def _kept(self, key: str) -> Packages | None:
         entry = CacheEntry(self._folder / f"{key}.json")

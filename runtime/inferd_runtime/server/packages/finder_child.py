@@ -6,11 +6,11 @@ import hashlib
 import resource
 from collections.abc import Iterable, Iterator
 from contextlib import suppress
+from email.parser import BytesHeaderParser
 from pathlib import Path
 
 import msgspec
 from packaging.markers import Marker
-from packaging.metadata import parse_email
 from packaging.requirements import InvalidRequirement, Requirement
 from packaging.utils import canonicalize_name, parse_wheel_filename
 from packaging.version import Version
@@ -21,6 +21,7 @@ from inferd_runtime.isolation.layers import lower
 from inferd_runtime.sandbox.messages import LockedPackage
 from inferd_runtime.server.packages.messages import ANSWER_FILE, Answer, Packages, Question
 from inferd_runtime.server.packages.pip_index import WITHOUT_NATIVE, PackageIndex
+from inferd_runtime.server.packages.requirements import checked_requirements
 from inferd_runtime.server.packages.wheels import check_total, wheel_files
 
 MAX_ROUNDS = 4
@@ -51,7 +52,7 @@ def find_packages(question: Question, folder: Path) -> Packages:
         PackageIndex(question.python, here).fetch(sorted(wanted))
         packages = _unpacked(sorted(here.glob("*.whl")))
         # pip looks at the markers of requirements for its own Python: what the sandbox's needs beside that is asked for.
-        missing = set(_required(packages, wanted, environment)) - wanted
+        missing = set(checked_requirements(_required(packages, wanted, environment))) - wanted
         if not missing:
             return packages
         wanted |= missing
@@ -98,10 +99,10 @@ def _declared(path: str, text: bytes) -> Iterator[tuple[str, Requirement]]:
     """Yield a package and what it requires, if this is its metadata. What cannot be read requires nothing."""
     if not path.endswith(".dist-info/METADATA"):
         return
-    raw, _ = parse_email(text)
-    for requirement in raw.get("requires_dist", ()):
+    headers = BytesHeaderParser().parsebytes(text)
+    for requirement in headers.get_all("Requires-Dist", ()):
         with suppress(InvalidRequirement):
-            yield canonicalize_name(raw.get("name", "")), Requirement(requirement)
+            yield canonicalize_name(str(headers.get("Name", ""))), Requirement(str(requirement))
 
 
 def _holds(marker: Marker | None, environment: dict[str, str], extra: str) -> bool:

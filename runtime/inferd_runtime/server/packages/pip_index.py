@@ -1,6 +1,6 @@
 """The operator's package index, asked with pip: its settings, mirrors and caches hold as they do for ``pip download``.
 
-Only wheels are fetched, and nothing of them is run.
+Only wheels are kept, and nothing of a package is run: pip would build what a package's metadata names by a URL.
 """
 
 from __future__ import annotations
@@ -29,6 +29,7 @@ INSTEAD = {
 }  # fmt: skip
 PURE_ENDING = "-any.whl"
 MAX_ERROR = 1000
+PIP = str(Path(__file__).with_name("pip_alone.py"))
 
 
 class PipFailed(InvalidRequest):
@@ -112,7 +113,7 @@ class PackageIndex:
     def _pip(self, command: str, *arguments: str) -> None:
         quiet = ("--quiet", "--no-input", "--disable-pip-version-check", "--no-color", "--progress-bar", "off")
         done = subprocess.run(
-            [sys.executable, "-m", "pip", command, *quiet, *arguments],
+            [sys.executable, "-P", PIP, command, *quiet, *arguments],
             cwd=self._folder, stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, check=False,
         )  # fmt: skip
         if done.returncode:

@@ -6,9 +6,11 @@ The format is that of the packaging specifications, "Binary distribution format"
 from __future__ import annotations
 
 import io
+import lzma
 import stat
 import sys
 import zipfile
+import zlib
 from collections.abc import Iterator
 from pathlib import PurePosixPath
 
@@ -21,6 +23,10 @@ MAX_PATH = 200
 NATIVE = (".so", ".pyd", ".dll", ".dylib", ".a", ".lib", ".o")
 LEFT_OUT = (".pyc", ".pyi", ".pth")
 KEPT_METADATA = ("METADATA", "entry_points.txt")
+DAMAGE = (
+    zipfile.BadZipFile, zipfile.LargeZipFile, zlib.error, lzma.LZMAError, NotImplementedError, EOFError, OSError, ValueError,
+)  # fmt: skip
+"""What reading a damaged archive raises."""
 CODE_FOLDERS = ("purelib", "platlib")
 RESERVED = frozenset({"inferd", "inferlet", "inferd_runtime", "wit_world"})
 
@@ -48,7 +54,7 @@ def wheel_files(wheel: bytes, name: str, *, without_native: bool = False) -> dic
                     raise NativeWheel(f"{name} has compiled code ({path[:MAX_PATH]})")
                 files[path] = _content(archive, info, room, name)
                 room -= len(files[path])
-    except (zipfile.BadZipFile, zipfile.LargeZipFile, NotImplementedError, EOFError, OSError, ValueError) as error:
+    except DAMAGE as error:
         raise InvalidRequest(f"{name} is damaged: {error}") from None
     return files
 
@@ -77,14 +83,14 @@ def _entries(archive: zipfile.ZipFile, name: str) -> Iterator[zipfile.ZipInfo]:
     for info in entries:
         if stat.S_ISLNK(info.external_attr >> 16):
             raise InvalidRequest(f"{name} has a link in it ({info.filename[:MAX_PATH]!r})")
-        if not info.is_dir():
+        if not info.filename.endswith("/"):  # is_dir() raises IndexError for a name of nothing
             yield info
 
 
 def _installed_path(info: zipfile.ZipInfo, name: str) -> str | None:
     """Return where a file is installed, None if it is not. Raises InvalidRequest."""
     path = info.filename
-    pure = PurePosixPath(path)
+    pure = PurePosixPath(path)  # "." for a name of nothing, which is not as it is written
     clean = (
         not pure.is_absolute() and ".." not in pure.parts and "\\" not in path and ":" not in path and str(pure) == path
     )

@@ -2,13 +2,19 @@
 
 from __future__ import annotations
 
+import io
+import socket
+import tarfile
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 import anyio
 import pytest
 from wheel_index import make_wheel, use_index
 
-from inferd.protocol import Forbidden, InvalidRequest
+from inferd.protocol import Forbidden, InvalidRequest, LimitExceeded
 from inferd_runtime.server.packages.finder import PackageFinder
 from inferd_runtime.server.packages.finder_child import _environment, _required, _unpacked
 from inferd_runtime.server.packages.messages import Packages
@@ -33,6 +39,33 @@ def index(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 @pytest.fixture
 def finder(tmp_path: Path) -> PackageFinder:
     return PackageFinder(tmp_path / "kept", allowed=True)
+
+
+@contextmanager
+def silent_index(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """Have pip ask an index that never answers."""
+    with socket.create_server(("127.0.0.1", 0)) as listening:
+        monkeypatch.setenv("PIP_CONFIG_FILE", "/dev/null")
+        monkeypatch.setenv("PIP_INDEX_URL", f"http://127.0.0.1:{listening.getsockname()[1]}/")
+        yield
+
+
+async def until(condition: Callable[[], Any]) -> None:
+    while not condition():  # noqa: ASYNC110 - nothing else tells
+        await anyio.sleep(0.01)
+
+
+def make_source(path: Path, runs: str) -> None:
+    """Write a source distribution that runs something when it is built."""
+    files = {
+        "pyproject.toml": "[build-system]\nrequires = []\nbuild-backend = 'b'\nbackend-path = ['.']\n",
+        "b.py": runs,
+    }
+    with tarfile.open(path, "w:gz") as archive:
+        for name, text in files.items():
+            member = tarfile.TarInfo(f"{path.name.removesuffix('.tar.gz')}/{name}")
+            member.size = len(text)
+            archive.addfile(member, io.BytesIO(text.encode()))
 
 
 async def found(finder: PackageFinder, *dependencies: str) -> Packages:
@@ -94,6 +127,50 @@ async def test_no_code_of_a_package_runs_and_a_hostile_wheel_is_refused(index: P
     with pytest.raises(InvalidRequest, match="leads out"):
         await found(finder, "evil")
     assert not ran.exists()
+
+
+@pytest.mark.parametrize("marker", ["", " ; sys_platform == 'wasi'"], ids=["here too", "in the sandbox alone"])
+async def test_what_a_package_requires_by_a_url_is_not_built(
+    index: Path, finder: PackageFinder, tmp_path: Path, marker: str
+) -> None:
+    ran, source = tmp_path / "ran", tmp_path / "evil-1.0.tar.gz"
+    make_source(source, f"open({str(ran)!r}, 'w').close()\n")
+    make_wheel(index, "top", {"top.py": ""}, requires=[f"evil @ {source.as_uri()}{marker}"])
+    with pytest.raises(InvalidRequest, match="names a URL" if marker else "would have to be built"):
+        await found(finder, "top")
+    assert not ran.exists()
+
+
+@pytest.mark.parametrize("requires", [["low" + "x" * 200_000], [f"low{number}" for number in range(500)]])
+async def test_packages_that_require_no_end_of_others_are_refused(
+    index: Path, finder: PackageFinder, requires: list[str]
+) -> None:
+    make_wheel(index, "top", {"top.py": ""}, requires=[f"{one}; sys_platform == 'wasi'" for one in requires])
+    with pytest.raises((InvalidRequest, LimitExceeded), match="it may"):
+        await found(finder, "top")
+
+
+async def test_searches_that_take_long_end_once_another_tenant_waits(
+    finder: PackageFinder, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("inferd_runtime.server.packages.finder.SHARED_SECONDS", 0.1)
+    ended: list[str] = []
+
+    async def search(package: str) -> None:
+        with pytest.raises(LimitExceeded) as caught:
+            await found(finder, package)
+        ended.append(str(caught.value.detail["limit"]))
+
+    with silent_index(monkeypatch), anyio.fail_after(30):
+        async with anyio.create_task_group() as tasks:
+            for package in ("a", "b"):
+                tasks.start_soon(search, package)
+            await until(lambda: len(finder._searches) == 2)
+            assert not ended
+            tasks.start_soon(search, "c")
+            await until(lambda: len(ended) == 2)
+            tasks.cancel_scope.cancel()
+    assert ended == ["packages_s"] * 2
 
 
 async def test_an_operator_can_allow_none(tmp_path: Path) -> None:

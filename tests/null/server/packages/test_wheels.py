@@ -9,7 +9,7 @@ import zipfile
 from pathlib import Path
 
 import pytest
-from hypothesis import given, strategies as st
+from hypothesis import example, given, strategies as st
 from wheel_index import make_wheel
 
 from inferd.protocol import InvalidRequest, LimitExceeded
@@ -73,6 +73,12 @@ def test_a_link_is_refused() -> None:
         wheel_files(archive.getvalue(), "p.whl")
 
 
+def test_a_file_without_a_name_is_refused(tmp_path: Path) -> None:
+    wheel = make_wheel(tmp_path, "p", {"a": ""})
+    with pytest.raises(InvalidRequest, match="odd name"):
+        wheel_files(wheel.read_bytes().replace(b"a", b"\0"), wheel.name)
+
+
 def test_a_decompression_bomb_is_refused() -> None:
     archive = io.BytesIO()
     with zipfile.ZipFile(archive, "w", zipfile.ZIP_DEFLATED) as writer:
@@ -82,10 +88,17 @@ def test_a_decompression_bomb_is_refused() -> None:
         wheel_files(archive.getvalue(), "p.whl")
 
 
-@given(st.binary(max_size=200), st.integers(0, 400), st.binary(min_size=1, max_size=8))
-def test_a_damaged_archive_is_refused_by_name(noise: bytes, at: int, change: bytes) -> None:
+@given(
+    st.sampled_from([zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED, zipfile.ZIP_BZIP2, zipfile.ZIP_LZMA]),
+    st.binary(max_size=200),
+    st.integers(0, 400),
+    st.binary(min_size=1, max_size=8),
+)
+@example(zipfile.ZIP_DEFLATED, b"x" * 99, 43, b"\xff\xff\xff")
+@example(zipfile.ZIP_LZMA, b"x" * 99, 43, b"\xff\xff\xff\xff\xff\xff\xff\xff")
+def test_a_damaged_archive_is_refused_by_name(method: int, noise: bytes, at: int, change: bytes) -> None:
     archive = io.BytesIO()
-    with zipfile.ZipFile(archive, "w") as writer:
+    with zipfile.ZipFile(archive, "w", method) as writer:
         writer.writestr("p/__init__.py", noise)
     whole = bytearray(archive.getvalue())
     whole[at : at + len(change)] = change
