@@ -89,8 +89,8 @@ class LoopSocket:
         future = self._loop.create_future()
         self._waiting[future] = event
         try:
-            if len(self._waiting) > 1 or self._take is not None:  # what failed has taken notice of what they wait for, too
-                self._look()
+            if len(self._waiting) > 1 or self._take is not None:
+                self._look()  # what has just failed took notice of what the others wait for
             await future
         finally:
             del self._waiting[future]
