@@ -16,7 +16,7 @@ from inferd_runtime.server.dialects.openai.chat_fields import CHAT_FIELDS
 from inferd_runtime.server.dialects.openai.completion_fields import COMPLETION_FIELDS
 from inferd_runtime.server.dialects.openai.embeddings import EMBEDDING_FIELDS
 from inferd_runtime.server.dialects.openai.tokens import DETOKENIZE_FIELDS, TOKENIZE_FIELDS
-from inferd_runtime.server.dialects.responses.fields import RESPONSES_FIELDS
+from inferd_runtime.server.dialects.responses.fields import INPUT_TOKENS_FIELDS, RESPONSES_FIELDS
 from inferd_runtime.server.openapi.operations import OPERATIONS
 
 FOLDER = Path(__file__).resolve().parents[1] / "docs" / "clients"
@@ -24,6 +24,7 @@ TABLES: Mapping[str, FieldTable] = {
     "messages": MESSAGES_FIELDS,
     "count_tokens": COUNT_TOKENS_FIELDS,
     "responses": RESPONSES_FIELDS,
+    "input_tokens": INPUT_TOKENS_FIELDS,
     "chat": CHAT_FIELDS,
     "completions": COMPLETION_FIELDS,
     "embeddings": EMBEDDING_FIELDS,

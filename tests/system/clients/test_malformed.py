@@ -20,7 +20,7 @@ from inferd_runtime.server.dialects.openai.chat_fields import CHAT_FIELDS
 from inferd_runtime.server.dialects.openai.completion_fields import COMPLETION_FIELDS
 from inferd_runtime.server.dialects.openai.embeddings import EMBEDDING_FIELDS
 from inferd_runtime.server.dialects.openai.tokens import DETOKENIZE_FIELDS, TOKENIZE_FIELDS
-from inferd_runtime.server.dialects.responses.fields import RESPONSES_FIELDS
+from inferd_runtime.server.dialects.responses.fields import INPUT_TOKENS_FIELDS, RESPONSES_FIELDS
 from inferd_runtime.server.openapi.document import document
 
 from .conftest import LiveServer
@@ -75,6 +75,9 @@ ROUTES = (
     RouteOfFields("/v1/embeddings", {"model": "tiny", "input": "a"}, EMBEDDING_FIELDS, "EmbeddingFields"),
     RouteOfFields("/tokenize", {"model": "tiny", "prompt": "a"}, TOKENIZE_FIELDS, "TokenizeFields"),
     RouteOfFields("/detokenize", {"model": "tiny", "tokens": [1]}, DETOKENIZE_FIELDS, "DetokenizeFields"),
+    RouteOfFields(
+        "/v1/responses/input_tokens", {"model": "tiny", "input": "a"}, INPUT_TOKENS_FIELDS, "InputTokensBody"
+    ),
 )
 NUMBERS = st.sampled_from([-1, 0, 0.5, 3, 129, -(2**53), 2**53, 2**63 - 1, 1e300, -1e-300, True, False])
 TEXTS = st.sampled_from(["", "auto", "none", "x", "{}", "[", "\0", "\u202e", "é" * 300, "a" * 2000, "<|im_start|>"])
@@ -132,7 +135,7 @@ def unknown_field(draw: Any, route: RouteOfFields) -> WrongRequest:
 
 
 def missing_field(draw: Any, route: RouteOfFields) -> WrongRequest:
-    required = DOCUMENT["components"]["schemas"][route.kind].get("required", ["input"])
+    required = DOCUMENT["components"]["schemas"][route.kind].get("required") or ["input"]
     name = draw(st.sampled_from(sorted(required)))
     return WrongRequest("POST", route.path, encoded({key: route.good[key] for key in route.good if key != name}), name)
 

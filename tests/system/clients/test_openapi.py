@@ -38,6 +38,7 @@ async def main() -> None:
 WEATHER = {"type": "object", "properties": {"city": {"enum": ["Rome", "Oslo"]}}, "required": ["city"]}
 MODEL = {"enum": ["tiny"]}
 FEW: dict[str, Any] = {"type": "integer", "minimum": 1, "maximum": 3}
+SAID: dict[str, Any] = {"type": "string", "minLength": 1}
 SMALL: dict[str, dict[str, Any]] = {
     "MessageBody": {"message": {"enum": ["hi", 1]}, "end": {"enum": [False]}},
     "FilePieceBody": {"offset": {"enum": [0]}, "data": {"enum": ["eA=="]}},
@@ -46,7 +47,8 @@ SMALL: dict[str, dict[str, Any]] = {
     "CompletionFields": {"model": MODEL, "max_tokens": FEW, "n": FEW},
     "MessagesBody": {"model": MODEL, "max_tokens": FEW},
     "CountTokensBody": {"model": MODEL},
-    "ResponsesBody": {"model": MODEL, "max_output_tokens": FEW, "input": {"type": "string", "minLength": 1}},
+    "ResponsesBody": {"model": MODEL, "max_output_tokens": FEW, "input": SAID},
+    "InputTokensBody": {"model": MODEL, "input": SAID},
     "EmbeddingFields": {"model": MODEL},
     "UploadBody": {name: {"enum": [value]} for name, value in PROGRAM.items()},
     "LaunchBody": {
@@ -101,7 +103,8 @@ def small(document: dict[str, Any], known: dict[str, list[Any]]) -> dict[str, An
     for name, fields in SMALL.items():
         schemas[name]["properties"] |= fields
         schemas[name]["required"] = sorted({*schemas[name].get("required", ()), *fields})
-    del schemas["ResponsesBody"]["properties"]["previous_response_id"]
+    for name in ("ResponsesBody", "InputTokensBody"):
+        del schemas[name]["properties"]["previous_response_id"]
     soon = {
         "seconds": {"type": "number", "minimum": 0, "maximum": 0.01},
         "follow": {"enum": ["false"]},

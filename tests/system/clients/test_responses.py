@@ -176,6 +176,24 @@ def test_a_stream_that_was_lost_goes_on_where_it_ended(client: openai.OpenAI, ot
         client.responses.retrieve(waited.id, stream=True)
 
 
+def test_the_tokens_of_a_response_are_counted_as_they_are_used(client: openai.OpenAI) -> None:
+    first = client.responses.create(model="tiny", input="Hi", max_output_tokens=3)
+    asked: Any = {"input": "How many tokens are these?", "instructions": "Be kind.", "tools": [FUNCTION]}
+    for more in ({}, {"previous_response_id": first.id}):
+        count = client.responses.input_tokens.count(model="tiny", **asked, **more)
+        used = client.responses.create(model="tiny", max_output_tokens=1, **asked, **more).usage
+        assert used is not None
+        assert (count.object, count.input_tokens) == ("response.input_tokens", used.input_tokens)
+    assert client.responses.input_tokens.count(input="Hi").input_tokens == first.usage.input_tokens
+    with pytest.raises(openai.BadRequestError, match="personality: not supported"):
+        client.responses.input_tokens.count(model="tiny", input="Hi", personality="friendly")
+
+
+def test_compaction_is_refused_by_name(client: openai.OpenAI) -> None:
+    with pytest.raises(openai.NotFoundError, match="/v1/responses/compact is not supported"):
+        client.responses.compact(model="tiny", input="Hi")
+
+
 def test_openais_errors(client: openai.OpenAI) -> None:
     with pytest.raises(openai.NotFoundError, match="nothing") as unknown:
         client.responses.create(model="nothing", input="Hi")

@@ -22,6 +22,8 @@ CHAT_ROUTES: dict[str, Dialect] = {
 OPENAI_PATHS = (
     "/v1/chat/completions", "/v1/completions", "/v1/responses", "/v1/embeddings", "/v1/models", "/tokenize", "/detokenize",
 )  # fmt: skip
+NOT_SERVED = {"/v1/responses/compact": "leave items out instead; truncation: auto leaves out the first"}
+"""Paths of the vendors' that look like one of an own route with an id, and why there is nothing."""
 ERROR_SHAPES: dict[str, ErrorShape] = {
     "/v1/messages": error_reply_anthropic,
     **dict.fromkeys(OPENAI_PATHS, error_reply_openai),

@@ -34,7 +34,7 @@ from inferd_runtime.server.chat.tenant_sessions import TenantSessions
 from inferd_runtime.server.chat.warm_sessions import warm_sessions
 from inferd_runtime.server.connections.acceptor import Acceptor, Listener
 from inferd_runtime.server.connections.connection_table import ConnectionTable
-from inferd_runtime.server.dialects.routes import vendor_shape
+from inferd_runtime.server.dialects.routes import NOT_SERVED, vendor_shape
 from inferd_runtime.server.gateway.audit import Audited, AuditLog
 from inferd_runtime.server.gateway.auth import AccessTokens, BearerAuth, TenantQuotas, load_quotas, load_tokens
 from inferd_runtime.server.gateway.chat_routes import ChatApi
@@ -142,7 +142,7 @@ def all_routes(own: Api, models: ModelApi, chat: ChatApi, responses: ResponseSto
         *FileApi(own.runtime).routes(),
         *models.routes(),
         *chat.routes(),
-        *ResponsesApi(chat, responses).routes(),
+        *ResponsesApi(models, responses).routes(),
         document_route(),
     ]
 
@@ -186,6 +186,8 @@ async def _inferd_error(request: Request, error: InferdError) -> Response:
 async def _http_error(request: Request, error: HTTPException) -> Response:
     """Answer what the router refuses: an unknown path, or a method that it does not have."""
     where = f"{request.method} {request.url.path}"
+    if (note := NOT_SERVED.get(request.url.path)) is not None:
+        return error_reply(NotFound(f"{where} is not supported: {note}"), request.scope)
     if error.status_code == 404:
         shape = None if _is_own(request) else vendor_shape(request.headers)
         return error_reply(NotFound(f"there is no route {where}"), request.scope, shape)

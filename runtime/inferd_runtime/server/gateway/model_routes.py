@@ -123,7 +123,7 @@ class ModelApi:
         """Return the inputs, as tokens where they may have to be cut."""
         if query.truncate is None:
             return query.inputs
-        room = self._info(model).max_context
+        room = self.info(model).max_context
         inputs: list[Prompt] = []
         for each in query.inputs:
             tokens = (await calls.call(Tokenize(each, model, start=True))).tokens if isinstance(each, str) else each
@@ -133,13 +133,13 @@ class ModelApi:
     async def count_tokens(self, request: Request) -> Response:
         """Answer how many tokens a request of ``/v1/messages`` has."""
         asked = await self.chat.read(request, AnthropicCountTokens().read)
-        conversation = await self._rendered(asked.model, asked.request, request)
+        conversation = await self.rendered(asked.model, asked.request, request)
         return reply(asked.body(len(conversation.tokens)))
 
     async def render(self, request: Request) -> Response:
         """Answer a chat request's prompt, as the model reads it."""
         asked = await self.chat.read(request, ChatCompletions().read)
-        conversation = await self._rendered(asked.model, asked.request, request)
+        conversation = await self.rendered(asked.model, asked.request, request)
         return reply(
             rendered_body(request.scope.get(REQUEST_KEY, ""), asked.model, conversation.text, conversation.tokens)
         )
@@ -147,9 +147,9 @@ class ModelApi:
     async def tokenize(self, request: Request) -> Response:
         """Answer the tokens of a text or a conversation."""
         query = await self.chat.read(request, lambda body, _: read_tokenize(body))
-        info = self._info(query.model)
+        info = self.info(query.model)
         if query.chat is not None:
-            tokens = (await self._rendered(info.name, query.chat, request)).tokens
+            tokens = (await self.rendered(info.name, query.chat, request)).tokens
         else:
             asked = Tokenize(query.prompt, info.name, special=True, start=query.special_tokens)  # as a text completion
             tokens = (await self._ask(request, asked)).tokens
@@ -162,17 +162,18 @@ class ModelApi:
     async def detokenize(self, request: Request) -> Response:
         """Answer the text of tokens."""
         query = await self.chat.read(request, lambda body, _: read_detokenize(body))
-        asked = Detokenize(query.tokens, self._info(query.model).name, special=True)
+        asked = Detokenize(query.tokens, self.info(query.model).name, special=True)
         with naming("tokens"):
             text: Text = await self._ask(request, asked)
         return reply(detokenized_body(text.text))
 
     async def tokenizer_info(self, request: Request) -> Response:
         """Answer what is known of the tokenizer of a model, the default one without ``model``."""
-        info = self._info(request.query_params.get("model", ""))
+        info = self.info(request.query_params.get("model", ""))
         return reply(tokenizer_body(await self._ask(request, GetTokenizerInfo(info.name)), info.max_context))
 
-    async def _rendered(self, model: str, asked: ChatRequest, request: Request) -> Conversation:
+    async def rendered(self, model: str, asked: ChatRequest, request: Request) -> Conversation:
+        """Return a request's prompt, as the model that the client names reads it. Raises NotFound, Unavailable."""
         tenant = request.scope[TENANT_KEY]
         target = await self.chat.serving.target(model, tenant)
         async with self.sessions.open(tenant) as calls:
@@ -186,7 +187,7 @@ class ModelApi:
         async with self.sessions.open(request.scope[TENANT_KEY]) as calls:
             return await calls.call(asked)
 
-    def _info(self, name: str) -> ModelInfo:
+    def info(self, name: str = "") -> ModelInfo:
         """Return a served model, the default one for "". Raises NotFound."""
         for info in self.chat.runtime.models.models:
             if name in ("", info.name):

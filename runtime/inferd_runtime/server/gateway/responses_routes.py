@@ -10,7 +10,7 @@ from starlette.routing import BaseRoute, Route
 
 from inferd_runtime.server.chat.held_answers import held_answer
 from inferd_runtime.server.dialects.reading import invalid
-from inferd_runtime.server.dialects.responses.answer import OpenAiResponses
+from inferd_runtime.server.dialects.responses.answer import OpenAiInputTokens, OpenAiResponses, counted_json
 from inferd_runtime.server.dialects.responses.fields import INCLUDED
 from inferd_runtime.server.dialects.responses.stored import (
     LISTED,
@@ -22,6 +22,7 @@ from inferd_runtime.server.dialects.responses.stored import (
 from inferd_runtime.server.gateway.auth import TENANT_KEY
 from inferd_runtime.server.gateway.chat_routes import ChatApi
 from inferd_runtime.server.gateway.event_stream import EventResponse
+from inferd_runtime.server.gateway.model_routes import ModelApi
 from inferd_runtime.server.gateway.replies import reply
 from inferd_runtime.server.response_store.response_store import ResponseStore
 
@@ -33,14 +34,20 @@ MAX_DIGITS, MAX_NUMBER_DIGITS = 4, 15
 class ResponsesApi:
     """The routes. A response belongs to its tenant: to others it is not found."""
 
-    chat: ChatApi
+    models: ModelApi
     store: ResponseStore
+
+    @property
+    def chat(self) -> ChatApi:
+        """What answers."""
+        return self.models.chat
 
     def routes(self) -> list[BaseRoute]:
         """Return the routing table."""
         one = PATH + "/{response}"
         return [
             Route(PATH, self.create, methods=["POST"]),
+            Route(f"{PATH}/input_tokens", self.input_tokens, methods=["POST"]),
             Route(one, self.get, methods=["GET"]),
             Route(one, self.delete, methods=["DELETE"]),
             Route(f"{one}/cancel", self.cancel, methods=["POST"]),
@@ -62,6 +69,13 @@ class ResponsesApi:
                 return EventResponse(begun.follow(exchange.kept, -1), as_sse=True)
             return reply(exchange.begun.response)
         return await self.chat.respond(exchange, tenant)
+
+    async def input_tokens(self, request: Request) -> Response:
+        """Answer how many tokens the prompt of a request of ``/v1/responses`` has."""
+        asked = await self.chat.read(request, OpenAiInputTokens(self.models.info().name).read)
+        await self.store.follow(asked, request.scope[TENANT_KEY])
+        conversation = await self.models.rendered(asked.model, asked.request, request)
+        return reply(counted_json(len(conversation.tokens)))
 
     async def get(self, request: Request) -> Response:
         """``GET /v1/responses/{id}``, as a stream, too."""

@@ -26,7 +26,13 @@ from inferd_runtime.server.dialects.openai.tokens import (
     TokenizeConversation,
     TokenizeFields,
 )
-from inferd_runtime.server.dialects.responses.fields import INCLUDED, RESPONSES_FIELDS, ResponsesBody
+from inferd_runtime.server.dialects.responses.fields import (
+    INCLUDED,
+    INPUT_TOKENS_FIELDS,
+    RESPONSES_FIELDS,
+    InputTokensBody,
+    ResponsesBody,
+)
 from inferd_runtime.server.dialects.responses.stored import LISTED, MAX_LISTED
 from inferd_runtime.server.dialects.routes import ANTHROPIC_HEADER
 from inferd_runtime.server.gateway.requests import MAX_KEY, FileBody, FilePieceBody, LaunchBody, MessageBody
@@ -219,6 +225,11 @@ RESPONSES_OPERATIONS = (
         method="POST", path="/v1/responses", tag=RESPONSES, summary="Make a response", body=(ResponsesBody,),
         fields=RESPONSES_FIELDS, parameters=(SESSION,), errors=ANSWERED,
         answers=_streams("The response", responses.ShownResponse, responses.ResponseEvent),
+    ),
+    Operation(
+        method="POST", path="/v1/responses/input_tokens", tag=RESPONSES,
+        summary="Count the tokens of a request of /v1/responses", body=(InputTokensBody,), fields=INPUT_TOKENS_FIELDS,
+        errors=ANSWERED, answers=_says("The number", responses.CountedInput),
     ),
     Operation(
         method="GET", path="/v1/responses/{response}", tag=RESPONSES, summary="A response that is stored",

@@ -142,6 +142,13 @@ class ResponseItems(Struct):
     has_more: bool
 
 
+class CountedInput(Struct):
+    """How many tokens a prompt has."""
+
+    object: Literal["response.input_tokens"]
+    input_tokens: int
+
+
 class DeletedResponse(Struct):
     """The response is forgotten."""
 

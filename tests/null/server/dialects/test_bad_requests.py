@@ -20,8 +20,13 @@ from inferd_runtime.server.dialects.anthropic.fields import (
 )
 from inferd_runtime.server.dialects.exchange import ClientHeaders
 from inferd_runtime.server.dialects.field_table import FieldTable
-from inferd_runtime.server.dialects.responses.answer import OpenAiResponses
-from inferd_runtime.server.dialects.responses.fields import RESPONSES_FIELDS, ResponsesBody
+from inferd_runtime.server.dialects.responses.answer import OpenAiInputTokens, OpenAiResponses
+from inferd_runtime.server.dialects.responses.fields import (
+    INPUT_TOKENS_FIELDS,
+    RESPONSES_FIELDS,
+    InputTokensBody,
+    ResponsesBody,
+)
 
 WORDS = st.sampled_from(
     [
@@ -75,7 +80,12 @@ def names(table: FieldTable) -> tuple[str, ...]:
 
 @pytest.mark.parametrize(
     ("table", "body"),
-    [(COUNT_TOKENS_FIELDS, CountTokensBody), (MESSAGES_FIELDS, MessagesBody), (RESPONSES_FIELDS, ResponsesBody)],
+    [
+        (COUNT_TOKENS_FIELDS, CountTokensBody),
+        (MESSAGES_FIELDS, MessagesBody),
+        (RESPONSES_FIELDS, ResponsesBody),
+        (INPUT_TOKENS_FIELDS, InputTokensBody),
+    ],
 )
 def test_the_table_says_what_the_struct_takes(table: FieldTable, body: Any) -> None:
     assert len(set(names(table))) == len(table.fields)
@@ -89,6 +99,7 @@ VENDORS = [
     (COUNT_TOKENS_FIELDS, "anthropic.types.beta.message_count_tokens_params", "MessageCountTokensParams"),
     (MESSAGES_FIELDS, "anthropic.types.beta.message_create_params", "MessageCreateParamsStreaming"),
     (RESPONSES_FIELDS, "openai.types.responses.response_create_params", "ResponseCreateParamsStreaming"),
+    (INPUT_TOKENS_FIELDS, "openai.types.responses.input_token_count_params", "InputTokenCountParams"),
 ]
 
 
@@ -125,6 +136,7 @@ def test_anthropic(body: bytes) -> None:
 @given(bodies(GOOD_RESPONSES, names(RESPONSES_FIELDS)))
 def test_responses(body: bytes) -> None:
     check(OpenAiResponses(), body)
+    check(OpenAiInputTokens("t"), body)
 
 
 @settings(max_examples=100, deadline=None)

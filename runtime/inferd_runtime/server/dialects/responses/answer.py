@@ -18,10 +18,16 @@ from inferd.protocol import InferdError, NotFound
 from inferd_runtime.server.dialects.exchange import ClientHeaders
 from inferd_runtime.server.dialects.reading import invalid
 from inferd_runtime.server.dialects.responses.conversation import messages_of
+from inferd_runtime.server.dialects.responses.fields import ResponsesBody
 from inferd_runtime.server.dialects.responses.items import Item, ItemReference, read_input
 from inferd_runtime.server.dialects.responses.namespaces import names_of
 from inferd_runtime.server.dialects.responses.output_stream import NumberedEvents, OutputStream
-from inferd_runtime.server.dialects.responses.request import output_field, read_responses_body, responses_request
+from inferd_runtime.server.dialects.responses.request import (
+    output_field,
+    read_input_tokens_body,
+    read_responses_body,
+    responses_request,
+)
 from inferd_runtime.server.dialects.responses.response_object import ResponseObject
 from inferd_runtime.server.dialects.responses.stored import (
     KeptEvents,
@@ -43,10 +49,9 @@ class ResponsesExchange:
     ``background``: it is answered while nobody waits; then how it ends is kept, whatever that is, with its events if it streams.
     """
 
-    def __init__(self, body: bytes, headers: ClientHeaders) -> None:
-        read = read_responses_body(body)
-        self.size = len(body)
-        """Bytes of the request."""
+    def __init__(self, read: ResponsesBody, size: int, headers: ClientHeaders) -> None:
+        """``size``: of the request, in bytes."""
+        self.size = size
         self.model = read.model
         self.previous = read.previous_response_id or ""
         self.background = bool(read.background)
@@ -191,7 +196,23 @@ class OpenAiResponses:
 
     def read(self, body: bytes, headers: ClientHeaders) -> ResponsesExchange:
         """Return the request. Raises InvalidRequest, with the field in ``detail["param"]``."""
-        return ResponsesExchange(body, headers)
+        return ResponsesExchange(read_responses_body(body), len(body), headers)
+
+
+@dataclass(frozen=True)
+class OpenAiInputTokens:
+    """``POST /v1/responses/input_tokens``. ``default_model``: of requests that name none."""
+
+    default_model: str
+
+    def read(self, body: bytes, headers: ClientHeaders) -> ResponsesExchange:
+        """Return the request, of which only the prompt matters. Raises as :meth:`OpenAiResponses.read` does."""
+        return ResponsesExchange(read_input_tokens_body(body, self.default_model), len(body), headers)
+
+
+def counted_json(tokens: int) -> dict[str, Any]:
+    """Return what is answered when a prompt's tokens were counted."""
+    return {"object": "response.input_tokens", "input_tokens": tokens}
 
 
 def _keep_nothing(stored: StoredResponse) -> None:

@@ -112,28 +112,36 @@ class ExpectedText(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     content: str
 
 
-class ResponsesBody(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
-    """``POST /v1/responses``: the fields that work."""
+class InputTokensBody(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
+    """``POST /v1/responses/input_tokens``, and what ``POST /v1/responses`` has in common with it: the fields that work."""
 
-    model: Annotated[str, Meta(min_length=1)]
+    model: Annotated[str, Meta(min_length=1)] | None = None
     input: str | list[Any] | None = None
     instructions: str | None = None
     previous_response_id: ItemId | None = None
-    store: bool | None = None
-    stream: bool | None = None
-    background: bool | None = None
     tools: Annotated[list[Any], Meta(max_length=MAX_TOOLS)] | None = None
     tool_choice: Any = None
     parallel_tool_calls: bool | None = None
-    max_tool_calls: Count | None = None
     text: ResponseText | None = None
+    reasoning: ReasoningOptions | None = None
+    truncation: Literal["auto", "disabled"] | None = None
+    chat_template_kwargs: dict[str, Any] | None = None
+
+
+class ResponsesBody(InputTokensBody, frozen=True, forbid_unknown_fields=True, kw_only=True):
+    """``POST /v1/responses``: the fields that work."""
+
+    model: Annotated[str, Meta(min_length=1)]
+    store: bool | None = None
+    stream: bool | None = None
+    background: bool | None = None
+    max_tool_calls: Count | None = None
     max_output_tokens: Count | None = None
     temperature: Annotated[float, Meta(ge=0, le=2)] | None = None
     top_p: Annotated[float, Meta(ge=0, le=1)] | None = None
     top_logprobs: Annotated[int, Meta(ge=0, le=20)] | None = None
     include: list[str] | None = None
     metadata: Annotated[dict[MetadataKey, MetadataValue], Meta(max_length=MAX_METADATA)] | None = None
-    reasoning: ReasoningOptions | None = None
     user: str | None = None
     safety_identifier: str | None = None
     prompt_cache_key: str | None = None
@@ -144,7 +152,6 @@ class ResponsesBody(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_
     min_p: Annotated[float, Meta(ge=0, le=1)] | None = None
     cache_salt: str | None = None
     thinking_token_budget: Annotated[int, Meta(ge=-1, le=MAX_WHOLE)] | None = None
-    truncation: Literal["auto", "disabled"] | None = None
     stop: StopString | Annotated[list[StopString], Meta(max_length=MAX_STOPS)] | None = None
     include_stop_str_in_output: bool | None = None
     ignore_eos: bool | None = None
@@ -154,37 +161,48 @@ class ResponsesBody(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_
     logit_bias: dict[str, Annotated[float, Meta(ge=-100, le=100)]] | None = None
     priority: Annotated[int, Meta(ge=-MAX_PRIORITY, le=MAX_PRIORITY)] | None = None
     structured_outputs: StructuredOutputs | None = None
-    chat_template_kwargs: dict[str, Any] | None = None
     client_metadata: dict[str, str] | None = None
 
 
+MODEL = "a served model, an adapter, or a program that serves chat"
+_COUNTED = (
+    RequestField("input", "text, or items message, reasoning, function_call, function_call_output and item_reference"),
+    RequestField("instructions", "a system message, for this response alone"),
+    RequestField("previous_response_id", "goes on behind a response that was stored and did not fail"),
+    RequestField(
+        "tools",
+        f"up to {MAX_TOOLS} functions, also in namespaces; hosted tools are refused; arguments are held to the schema, "
+        "strict or not",
+    ),
+    RequestField("tool_choice", "none, auto, required, a function by name, allowed_tools"),
+    RequestField("parallel_tool_calls", "false: one call at most"),
+    RequestField("text", "format: text, json_object, json_schema; verbosity only as medium"),
+    RequestField("reasoning", "effort goes to the chat template, with enable_thinking, which 'none' makes false"),
+    RequestField("truncation", "disabled (the default), or auto: a prompt that is too long loses its beginning"),
+    RequestField("chat_template_kwargs", "as in vLLM: go to the chat template"),
+    RequestField("conversation", "use previous_response_id", ()),
+)
+INPUT_TOKENS_FIELDS = FieldTable(
+    (
+        RequestField("model", f"{MODEL}; the first that is served without it"),
+        *_COUNTED,
+        RequestField("personality", "say in the instructions how to answer", ()),
+    )
+)
 RESPONSES_FIELDS = FieldTable(
     (
-        RequestField("model", "a served model, an adapter, or a program that serves chat; required"),
-        RequestField(
-            "input", "text, or items message, reasoning, function_call, function_call_output and item_reference"
-        ),
-        RequestField("instructions", "a system message, for this response alone"),
-        RequestField("previous_response_id", "goes on behind a response that was stored and did not fail"),
+        RequestField("model", f"{MODEL}; required"),
+        *_COUNTED,
         RequestField("store", "true by default: as many are kept as the tenant's quotas of runs say"),
         RequestField("stream", "named events"),
         RequestField("background", "answered while nobody waits; with store"),
-        RequestField(
-            "tools",
-            f"up to {MAX_TOOLS} functions, also in namespaces; hosted tools are refused; arguments are held to the schema, "
-            "strict or not",
-        ),
-        RequestField("tool_choice", "none, auto, required, a function by name, allowed_tools"),
-        RequestField("parallel_tool_calls", "false: one call at most"),
         RequestField("max_tool_calls", "accepted; it counts hosted tools, and there are none"),
-        RequestField("text", "format: text, json_object, json_schema; verbosity only as medium"),
         RequestField("max_output_tokens", "at least 1; without it an answer may fill the context"),
         RequestField("temperature", "0 to 2, 1 by default; 0 takes the most likely token"),
         RequestField("top_p", "0 to 1; 0 takes the most likely token"),
         RequestField("top_logprobs", "0 to 20"),
         RequestField("include", " and ".join(INCLUDED)),
         RequestField("metadata", f"the client's own: programs see it; up to {MAX_METADATA} strings"),
-        RequestField("reasoning", "effort goes to the chat template, with enable_thinking, which 'none' makes false"),
         RequestField("client_metadata", "accepted: what a client says about itself"),
         RequestField("user", "the client's own: programs see it"),
         RequestField("safety_identifier", "like user, before it"),
@@ -203,7 +221,6 @@ RESPONSES_FIELDS = FieldTable(
             "thinking_token_budget",
             "this runtime's own: behind so many tokens of reasoning its end is forced; -1 is no limit",
         ),
-        RequestField("truncation", "disabled (the default), or auto: a prompt that is too long loses its beginning"),
         RequestField("stop", f"as in vLLM: a string, or up to {MAX_STOPS} of them"),
         RequestField("include_stop_str_in_output", "as in vLLM: the stop string that ends the text is a part of it"),
         RequestField("ignore_eos", "as in vLLM: the model's own end does not end the text; not with a format or tools"),
@@ -213,13 +230,11 @@ RESPONSES_FIELDS = FieldTable(
         RequestField("logit_bias", f"as in vLLM: token id to a number from -100 to 100, for up to {MAX_BIASES} tokens"),
         RequestField("priority", "as in vLLM: -3 to 3, and a lower number is served earlier"),
         RequestField("structured_outputs", "as in vLLM, without text.format: as chat completions take it"),
-        RequestField("chat_template_kwargs", "as in vLLM: go to the chat template"),
         RequestField("stream_options", "events have no padding", ({}, {"include_obfuscation": False})),
         RequestField("prompt_cache_retention", "computed prompts are kept while there is room", ("in_memory",)),
         RequestField("prompt_cache_options", "prompts are found by their beginning", ({}, {"mode": "implicit"})),
         RequestField("service_tier", "there is one tier", ("auto", "default")),
         RequestField("background_options", "it begins as soon as it can", ({}, {"completion_window": "soonest"})),
-        RequestField("conversation", "use previous_response_id", ()),
         RequestField("context_management", "send less instead", ([],)),
         RequestField("prompt", "write a program", ()),
         RequestField("moderation", "nothing is moderated", ()),

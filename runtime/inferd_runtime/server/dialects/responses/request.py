@@ -6,6 +6,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
+import msgspec
+
 from inferd.chat import ChatMessage, ChatRequest, OutputFormat, SamplingOptions, Tool, ToolChoice
 from inferd.chat.request import ANY_OBJECT
 from inferd.protocol import cut
@@ -29,9 +31,11 @@ from inferd_runtime.server.dialects.reading import (
 )
 from inferd_runtime.server.dialects.responses.fields import (
     INCLUDED,
+    INPUT_TOKENS_FIELDS,
     LOGPROBS,
     RESPONSES_FIELDS,
     ExpectedText,
+    InputTokensBody,
     ReasoningOptions,
     ResponseAllowedTools,
     ResponseNamedChoice,
@@ -66,18 +70,29 @@ def read_responses_body(body: bytes) -> ResponsesBody:
     """Return a request's body. Raises InvalidRequest that names a field."""
     given = read_object(body)
     read: ResponsesBody = as_kind(RESPONSES_FIELDS.take(given), ResponsesBody)
-    check_means_nothing(read.text or ResponseText(), TEXT_MEANS_NOTHING, "text.")
-    check_means_nothing(read.reasoning or ReasoningOptions(), REASONING_MEANS_NOTHING, "reasoning.")
+    _check_counted(read)
     for number, included in enumerate(read.include or []):
         if included not in INCLUDED:
             raise not_supported(f"include[{number}]", f"{cut(included, MAX_SHOWN)!r} is")
-    if not read.input and read.previous_response_id is None:
-        raise invalid("input", "input: this field is required without a previous_response_id")
     if read.background and read.store is False:
         raise invalid("store", "store: a response in the background has to be stored")
     if given.get("stream_options") is not None and not read.stream:
         raise invalid("stream_options", "stream_options: they need stream: true")
     return read
+
+
+def read_input_tokens_body(body: bytes, default_model: str) -> ResponsesBody:
+    """Return the request whose prompt is to be counted. Raises InvalidRequest that names a field."""
+    read: InputTokensBody = as_kind(INPUT_TOKENS_FIELDS.take(read_object(body)), InputTokensBody)
+    _check_counted(read)
+    return ResponsesBody(**{**msgspec.structs.asdict(read), "model": read.model or default_model})
+
+
+def _check_counted(read: InputTokensBody) -> None:
+    check_means_nothing(read.text or ResponseText(), TEXT_MEANS_NOTHING, "text.")
+    check_means_nothing(read.reasoning or ReasoningOptions(), REASONING_MEANS_NOTHING, "reasoning.")
+    if not read.input and read.previous_response_id is None:
+        raise invalid("input", "input: this field is required without a previous_response_id")
 
 
 def responses_request(body: ResponsesBody, headers: ClientHeaders) -> ChatRequest:
