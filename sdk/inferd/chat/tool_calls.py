@@ -165,7 +165,7 @@ def checked_parameters(tool: Tool) -> dict[str, Any]:
     kind = tool.parameters.get("type", "object")
     if kind != "object":
         raise InvalidRequest(
-            f"the parameters of the tool {tool.name!r} must be an object's schema, not of type {kind!r}"
+            f"the parameters of the tool {tool.name!r} must be an object's schema, not of type {json.dumps(kind)}"
         )
     schema = {"type": "object", **tool.parameters}
     return schema if _composes(schema) else closed(schema)

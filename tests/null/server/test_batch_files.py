@@ -115,3 +115,8 @@ def test_two_batches_do_not_write_one_file(tmp_path: Path) -> None:
 )
 def test_retry_after_says_how_long_to_wait(header: str, seconds: float) -> None:
     assert wait_seconds(header) == seconds
+
+
+def test_the_mark_at_the_beginning_that_some_editors_write_is_no_part_of_the_first_line(source: Path) -> None:
+    source.write_text(line("a") + "\n" + line("b"), encoding="utf-8-sig")
+    assert [request.custom_id for request in requests(source)] == ["a", "b"]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import string
 import time
 from collections.abc import Callable
@@ -98,6 +99,7 @@ UNCARRIABLE = (
     "[100000000000000000000]",
     '{"\\udc00": 1}',
 )
+PYTHONS_WORDS = re.compile(r"\b(None|True|False)\b")
 DEEP = "[" * 5000 + "]" * 5000
 KINDS = (
     "text/plain",
@@ -191,6 +193,7 @@ def problem_of(request: WrongRequest, response: httpx.Response) -> dict[str, Any
     problem: dict[str, Any] = value["error"]
     assert problem["type"] == "invalid_request_error"
     assert 0 < len(problem["message"]) < 1000
+    assert not PYTHONS_WORDS.search(problem["message"]), "a client that sent JSON reads JSON"
     return problem
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cached_property
@@ -68,7 +69,7 @@ def _check(field: RequestField, given: Any) -> None:
         return
     if not field.only:
         raise refusal(field.name, f"not supported: {field.note}", "unsupported_parameter")
-    accepted = " or ".join(repr(each) for each in field.only)
+    accepted = " or ".join(json.dumps(each) for each in field.only)
     raise refusal(field.name, f"only {accepted} is supported: {field.note}", "unsupported_value")
 
 

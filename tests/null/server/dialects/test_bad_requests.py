@@ -19,7 +19,7 @@ from inferd_runtime.server.dialects.anthropic.fields import (
     MessagesBody,
 )
 from inferd_runtime.server.dialects.exchange import ClientHeaders
-from inferd_runtime.server.dialects.field_table import FieldTable
+from inferd_runtime.server.dialects.field_table import FieldTable, RequestField
 from inferd_runtime.server.dialects.responses.answer import OpenAiInputTokens, OpenAiResponses
 from inferd_runtime.server.dialects.responses.fields import (
     INPUT_TOKENS_FIELDS,
@@ -107,6 +107,12 @@ VENDORS = [
 def test_every_field_of_the_vendors_package_is_known(table: FieldTable, module: str, parameters: str) -> None:
     documented = typing.get_type_hints(getattr(importlib.import_module(module), parameters))
     assert documented.keys() - {*names(table), *IN_HEADERS} == set()
+
+
+def test_what_a_refusal_repeats_is_json() -> None:
+    table = FieldTable((RequestField("a", "a note", (False, {"b": None}, "x")),))
+    with pytest.raises(InvalidRequest, match=r'a: only false or \{"b": null\} or "x" is supported'):
+        table.take({"a": True})
 
 
 def bodies(good: dict[str, Any], fields: tuple[str, ...]) -> Any:
