@@ -428,9 +428,9 @@ class Context:
         ``on_length`` says what happens when ``max_tokens`` (or the context) is used up. "complete": tokens are kept back for
         the nearest end that ``constrain`` allows, and the text is steered there in time; refused at the start where the
         shortest text needs more tokens than there are (:class:`~inferd.Truncated`), or no end is found (ConstraintError).
-        "complete_or_cut": the same, but cut in these two cases. "error": Truncated is raised behind the last step. "cut": the
-        text just ends, with ``finish`` "length". None is "complete" for ``collect_json`` and ``stream_json`` where an end is
-        found, else "cut".
+        "try_complete": the same, but cut where no end is found; "complete_or_cut": cut in both cases. "error": Truncated is
+        raised behind the last step. "cut": the text just ends, with ``finish`` "length". None is "try_complete" for
+        ``collect_json`` and ``stream_json``, else "cut".
 
         Raises InvalidRequest, which names an argument that is out of range, ValueError for both kinds of speculation.
         """

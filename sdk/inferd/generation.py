@@ -276,7 +276,7 @@ class Generator(Generic[T]):
             advice = "a model with a longer context, or a shorter prompt"
             return Truncated(message, limit="max_context", raise_with=advice)
         message = f"max_tokens={allowed} ended the generation before {what} was complete"
-        return Truncated(message, limit="max_tokens", value=allowed, raise_with="generate(max_tokens=...)")
+        return Truncated(message, limit="max_tokens", value=allowed, raise_with="max_tokens=...")
 
 
 def _feedback(error: ConstraintError, *, chat: bool) -> Part:

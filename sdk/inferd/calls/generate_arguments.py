@@ -14,7 +14,7 @@ from inferd.spec_config import RuntimeDrafts
 from inferd.speculation import Speculator
 from inferd.speculation_stats import SpeculationCycle
 
-OnLength = Literal["complete", "complete_or_cut", "error", "cut"]
+OnLength = Literal["complete", "try_complete", "complete_or_cut", "error", "cut"]
 
 
 @dataclass(frozen=True)
@@ -62,9 +62,9 @@ class GenerateArguments:
     @property
     def wire_on_length(self) -> str:
         """What the runtime does when the tokens are used up. Whoever reads JSON wants a whole one, if that can be had."""
-        if self.on_length in ("complete", "complete_or_cut"):
-            return self.on_length
-        return "try_complete" if self.on_length is None and self.reads_json and self.constraint is not None else "cut"
+        if self.on_length is None:
+            return "try_complete" if self.reads_json and self.constraint is not None else "cut"
+        return "cut" if self.on_length == "error" else self.on_length
 
     def request(self, context: int) -> StartGenerate:
         """Return the request that starts the generation on the context of that id."""

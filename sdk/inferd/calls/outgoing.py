@@ -7,7 +7,7 @@ import json
 from collections.abc import Awaitable, Callable
 from typing import Any
 
-from inferd.program.json_values import to_json_value
+from inferd.program.json_values import is_carried, to_json_value
 from inferd.protocol import InvalidRequest, LimitExceeded
 from inferd.protocol.topics import MAX_VALUE_BYTES, MAX_VALUES
 
@@ -80,12 +80,11 @@ class Outgoing:
 
 def size_in_json(value: Any) -> int:
     """Return the bytes that a plain value takes as JSON. Raises LimitExceeded if these are more than it may have, InvalidRequest
-    for half a surrogate pair.
+    for what no message carries.
     """
-    try:
-        size = len(json.dumps(value, allow_nan=False, ensure_ascii=False, separators=(",", ":")).encode())
-    except ValueError as error:
-        raise InvalidRequest(f"value: {error}") from None
+    if not is_carried(value):
+        raise InvalidRequest("value: an integer is beyond 64 bits, or a text has half a surrogate pair in it")
+    size = len(json.dumps(value, allow_nan=False, ensure_ascii=False, separators=(",", ":")).encode())
     if size > MAX_VALUE_BYTES:
         text = f"a value takes {size} bytes as JSON; {MAX_VALUE_BYTES} are allowed"
         raise LimitExceeded(text, limit="value_bytes", value=MAX_VALUE_BYTES, raise_with="several values")

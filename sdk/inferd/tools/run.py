@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any, Literal, TypeAlias, cast
 from inferd.adapter import adapter_name
 from inferd.calls.context_handle import ContextHandle
 from inferd.calls.dialogue import Dialogue
+from inferd.calls.generate_arguments import OnLength
 from inferd.chat.conversation import Conversation, render_request, rendered
 from inferd.chat.harmony import parser_of
 from inferd.chat.reply import was_cut
@@ -117,7 +118,9 @@ class ToolRun:
         request = loop.begin()
         conversation = await self._begin(request)
         parser = parser_of(conversation.shape)
-        speaking = conversation.generate(self._ctx, sampler=self._options.sampler)
+        # A call that has to come, and for which there is no room, is refused before anything of it is written.
+        on_length: OnLength | None = "try_complete" if request.tool_choice.mode == "required" else None
+        speaking = conversation.generate(self._ctx, sampler=self._options.sampler, on_length=on_length)
         async with speaking as generator:
             async for step in generator:
                 for part in parser.feed(step.text):

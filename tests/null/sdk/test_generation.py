@@ -347,7 +347,7 @@ async def test_a_cut_object_is_never_returned(size: int) -> None:
             with pytest.raises(LimitExceeded, match=f"max_tokens={size + 1} ") as raised:
                 await generator.collect_json()
             assert raised.value.detail == {
-                "limit": "max_tokens", "value": size + 1, "raise_with": "generate(max_tokens=...)",
+                "limit": "max_tokens", "value": size + 1, "raise_with": "max_tokens=...",
             }  # fmt: skip
 
 

@@ -110,6 +110,20 @@ def test_an_answer_that_is_to_be_complete_has_its_tokens_kept_back(caller: Direc
         assert (result.text[-3:] in ("es!", "no!"), result.finish) == (True, "stop")
 
 
+@pytest.mark.parametrize("room", range(4, 10))
+def test_an_answer_that_has_to_be_complete_is_refused_where_the_marks_leave_it_no_room(
+    caller: DirectSession, room: int
+) -> None:
+    biases = {TURN: 50.0, ord("/"): 50.0}
+    sampler = p.Sampling(temperature=0.7, seed=1, bias_tokens=tuple(biases), bias_values=tuple(biases.values()))
+    try:
+        result = thought(caller, 1, TEXT, sampling=sampler, max_tokens=room, on_length="complete")
+    except p.Truncated:
+        assert room < 3 + len(tokens_of(SPECIAL)) + len(tokens_of(TEXT))
+    else:
+        assert (result.text[-3:] in ("es!", "no!"), result.finish) == (True, "stop")
+
+
 def test_reasoning_that_leaves_no_room_for_an_answer_is_cut(caller: DirectSession) -> None:
     sampler = p.Sampling(temperature=0.7, seed=1, bias_tokens=(TURN, ord("/")), bias_values=(-100.0, -100.0))
     result = thought(caller, 1, TEXT, sampling=sampler, max_tokens=4, on_length="complete_or_cut")

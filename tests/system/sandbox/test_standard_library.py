@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 
 import pytest
@@ -48,6 +49,8 @@ from .conftest import Gateway
         ("import tempfile\ndef main(): tempfile.NamedTemporaryFile()", "session.send_file"),
         ("import tempfile\ndef main(): tempfile.mkdtemp()", "session.send_file"),
         ("def main(): open('data.txt')", "inferd.files.names()"),
+        ("import hashlib\ndef main(): hashlib.scrypt(b'', salt=b'', n=2, r=1, p=1)", "the sandbox has no users"),
+        ("import os\ndef main(): os.getuid()", "the sandbox has no users"),
     ],
 )
 def test_what_is_not_there_is_refused_with_what_to_do_instead(gateway: Gateway, program: str, words: str) -> None:
@@ -101,6 +104,29 @@ def test_a_parser_of_arguments_is_named_after_the_program(gateway: Gateway) -> N
             return [sys.argv, parser.prog, parser.parse_args().n, parser.parse_args(["--n", "3"]).n]
     """
     assert gateway.value(program) == [["main.py"], "main.py", 5, 3]
+
+
+KEYS: list[tuple[str, int, int | None]] = [("sha1", 1, None), ("sha256", 1000, 70), ("sha512", 3, 1)]
+
+
+def test_keys_are_derived_from_passwords_as_openssl_does(gateway: Gateway) -> None:
+    program = f"""
+        import hashlib
+        def main():
+            return [hashlib.pbkdf2_hmac(name, b"word" * 40, b"salt", n, size).hex() for name, n, size in {KEYS}]
+    """
+    assert gateway.value(program) == [
+        hashlib.pbkdf2_hmac(name, b"word" * 40, b"salt", n, size).hex() for name, n, size in KEYS
+    ]
+
+
+def test_the_only_thread_has_a_clock(gateway: Gateway) -> None:
+    program = """
+        import time
+        def main():
+            return [time.thread_time() <= time.thread_time_ns() / 1e9 <= time.process_time()]
+    """
+    assert gateway.value(program) == [True]
 
 
 def test_input_takes_the_launchers_messages(gateway: Gateway) -> None:

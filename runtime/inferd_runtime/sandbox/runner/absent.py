@@ -1,4 +1,4 @@
-"""What the sandbox has not, refused with what to do instead: threads, processes, sockets. ``input`` takes messages."""
+"""What the sandbox's Python has not: refused with what to do instead (threads, processes, sockets), or made of what there is."""
 
 from __future__ import annotations
 
@@ -6,6 +6,8 @@ import _thread
 import builtins
 import concurrent.futures.process
 import errno
+import hashlib
+import hmac
 import http.client
 import json
 import multiprocessing.process
@@ -13,6 +15,7 @@ import os
 import socket
 import subprocess
 import threading
+import time
 import urllib.error
 import urllib.request
 from collections.abc import Callable
@@ -53,6 +56,9 @@ def install(ask: Callable[[Any], Any]) -> None:
     _replace(http.client, ["HTTPSConnection"], no_sockets)
     _replace(urllib.request, ["build_opener", "urlopen", "urlretrieve"], urllib.error.URLError(NO_SOCKETS))
     builtins.input = _input(ask)
+    hashlib.pbkdf2_hmac = _pbkdf2_hmac
+    for name in ("thread_time", "thread_time_ns"):  # there is one thread
+        setattr(time, name, getattr(time, name.replace("thread", "process")))
 
 
 def _replace(owner: Any, names: list[str] | tuple[str, ...], error: Exception) -> None:
@@ -77,3 +83,20 @@ def _input(ask: Callable[[Any], Any]) -> Callable[..., str]:
         return message if isinstance(message, str) else json.dumps(message, ensure_ascii=False)
 
     return guest_input
+
+
+def _pbkdf2_hmac(hash_name: str, password: bytes, salt: bytes, iterations: int, dklen: int | None = None) -> bytes:
+    """Return the key of RFC 8018, 5.2, as OpenSSL's function of ``hashlib`` does."""
+    first = hmac.digest(password, salt, hash_name)
+    wanted = len(first) if dklen is None else dklen
+    if iterations < 1 or wanted < 1:
+        raise ValueError("iterations and dklen must be at least 1")
+    key = b""
+    while len(key) < wanted:
+        block = hmac.digest(password, salt + (len(key) // len(first) + 1).to_bytes(4, "big"), hash_name)
+        mixed = int.from_bytes(block, "big")
+        for _ in range(iterations - 1):
+            block = hmac.digest(password, block, hash_name)
+            mixed ^= int.from_bytes(block, "big")
+        key += mixed.to_bytes(len(first), "big")
+    return key[:wanted]

@@ -7,6 +7,7 @@ from collections import deque
 from collections.abc import Callable, Sequence
 from typing import Any, NoReturn
 
+from inferd.protocol import ProgramError
 from inferd_runtime.sandbox.runner.completions import Completions
 
 MOST_SKIPPED = 16
@@ -17,10 +18,6 @@ NO_PIPES = (
     "a program has no sockets, processes, pipes or signals: it fetches (inferd.http.fetch), gets messages (inferd.session) and "
     "starts other programs (inferd.launch)"
 )
-
-
-class Deadlock(RuntimeError):
-    """Every task waits, and nothing is under way that could wake one of them."""
 
 
 class _Selector:
@@ -36,7 +33,7 @@ class _Selector:
             return ()
         self._skipped = 0
         if timeout is None and not self._completions.pending:
-            raise Deadlock(
+            raise ProgramError(
                 "the program would wait for ever: every task waits for another one, and no operation or timer is under way"
             )
         self._completions.wait(timeout)

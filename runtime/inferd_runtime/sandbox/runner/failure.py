@@ -6,6 +6,7 @@ import json
 import sys
 import traceback
 from collections.abc import Callable, Container
+from types import ModuleType
 from typing import Any
 from zoneinfo import ZoneInfoNotFoundError
 
@@ -42,6 +43,7 @@ NO_ZONES = (
     'names of time zones come with the package "tzdata": name it among the dependencies (docs/guides/dependencies.md)'
 )
 NOT_IN_SANDBOX = "the sandbox has no threads, processes, sockets, devices or C libraries, which this module needs"
+LACKS = "if Python has it elsewhere: the sandbox has no users, threads, processes, sockets, devices or C libraries"
 MAX_TRACEBACK = 64 << 10
 MOST_NAMED = 3
 """So many of the exceptions of a group are in its message."""
@@ -84,7 +86,7 @@ def _known(error: BaseException, files: Container[str]) -> InferdError:
     if isinstance(error, SystemExit):
         return ProgramError(f"the program exited with {error.code!r}")
     text = str(error)
-    if isinstance(error, ImportError):
+    if isinstance(error, (ImportError, AttributeError)):
         text = "; ".join(filter(None, (text, _instead_of(error))))
     if isinstance(error, ZoneInfoNotFoundError):
         text = f"{error.args[0]}; {NO_ZONES}"
@@ -94,15 +96,25 @@ def _known(error: BaseException, files: Container[str]) -> InferdError:
     return ProgramError(f"{_type_name(error)}: {text}" if text else _type_name(error))
 
 
-def _instead_of(error: ImportError) -> str:
-    """Return what to do without a module, or without a name of Pie's; "" for other modules' names."""
-    top = (error.name or "").partition(".")[0]
+def _instead_of(error: ImportError | AttributeError) -> str:
+    """Return what to do without a module, or without a name of Pie's or of the standard library; "" for others' names."""
+    top = _module_of(error).partition(".")[0]
     if top == "inferlet":
         return PIE
     if not isinstance(error, ModuleNotFoundError):
-        return ""
+        return LACKS if top in sys.stdlib_module_names else ""
     general = NOT_IN_SANDBOX if top in sys.stdlib_module_names else NO_MODULE
     return f"{INSTEAD[top]}; {general}" if top in INSTEAD else general
+
+
+def _module_of(error: ImportError | AttributeError) -> str:
+    """Return the name of the module that could not be imported, or that lacks something, itself or an object of its classes."""
+    if isinstance(error, ImportError):
+        return error.name or ""
+    if isinstance(error.obj, ModuleType):
+        return f"{error.obj.__name__}"
+    name = f"{type(error.obj).__module__}"
+    return name if name.startswith("inferlet") else ""
 
 
 def _only_cause(error: BaseException) -> BaseException:

@@ -26,11 +26,14 @@ def settled_ending(
     return replace(request, on_length="complete" if fits else "cut")
 
 
-def end_planner(request: p.StartGenerate, compiled: Compiled, context: CachedSequence) -> EndPlanner | None:
+def end_planner(
+    request: p.StartGenerate, compiled: Compiled, context: CachedSequence, reserved: int = 0
+) -> EndPlanner | None:
     """Return what steers the text to its nearest end in time; None where the text may be cut.
 
     Where masks may lead to a place behind which nothing is legal, a text that may be cut is kept from such places, too.
     Raises ConstraintError if no end of the constraint is found, Truncated if the shortest one that was found does not fit.
+    ``reserved``: as in :func:`settled_ending`.
     """
     may_be_cut = request.on_length == "cut"
     planner = compiled.planner() if not may_be_cut or compiled.may_meet_dead_ends else None
@@ -38,12 +41,12 @@ def end_planner(request: p.StartGenerate, compiled: Compiled, context: CachedSeq
         if request.on_length == "complete":
             raise p.ConstraintError('no end of this constraint was found, so on_length="complete" cannot be kept')
         return planner
-    needed, room = planner.needed, context.max_length - len(context.tokens)
+    needed, room = planner.needed and planner.needed + reserved, context.max_length - len(context.tokens)
     if needed > room:
         message = f"the context has room for {room} tokens, and the shortest text under the constraint has {needed}"
         advice = "a model with a longer context, or a shorter prompt"
         raise p.Truncated(message, limit="max_context", raise_with=advice)
     if needed > request.max_tokens:
         message = f"max_tokens={request.max_tokens} is less than the {needed} of the shortest text under the constraint"
-        raise p.Truncated(message, limit="max_tokens", value=request.max_tokens, raise_with="generate(max_tokens=...)")
+        raise p.Truncated(message, limit="max_tokens", value=request.max_tokens, raise_with="max_tokens=...")
     return planner

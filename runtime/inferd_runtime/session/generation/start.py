@@ -82,8 +82,9 @@ def _submit(
         masks: OutputMasks | None = inputs.mask
         planner: EndPlanner | None = None
         if compiled is not None:
-            request = settled_ending(request, compiled, context, reserved_tokens(request, model))
-            planner = end_planner(request, compiled, context)
+            reserved = reserved_tokens(request, model)
+            request = settled_ending(request, compiled, context, reserved)
+            planner = end_planner(request, compiled, context, reserved)
             matcher = compiled.matcher()
             masks = _cursor(request, matcher, model, planner)
             closing.callback(compiled.learn, matcher)

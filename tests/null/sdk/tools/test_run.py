@@ -12,7 +12,7 @@ import pytest
 from session_runtime import CUE, SayingDriver, SessionRuntime
 
 import inferd
-from inferd import Context, InvalidRequest, LimitExceeded, Sampler
+from inferd import Context, InvalidRequest, LimitExceeded, Sampler, Truncated
 from inferd.chat.events import TextDelta, ToolArguments, ToolCallStarted
 from inferd.chat.request import ToolCall
 from inferd.protocol import Detokenize, RenderChat, StartGenerate
@@ -201,6 +201,22 @@ async def test_the_choice_holds_for_the_first_round() -> None:
             answer = await ctx.run_tools([add], tool_choice="none").collect()
             assert (answer.results, answer.rounds) == ([], 1)
             assert "<turn>tools" not in await shown(ctx)
+
+
+async def test_a_call_that_has_to_come_is_refused_where_it_has_no_room_and_whole_where_it_has() -> None:
+    refused = {}
+    for room in range(40, 80, 4):
+        with model("I will not.", "Well.") as runtime:
+            async with Context().user("Add.") as ctx:
+                run = ctx.run_tools([add], tool_choice="required", max_tokens=room)
+                try:
+                    assert not (await run.collect()).results[0].is_error
+                except Truncated as error:
+                    refused[room] = (error.detail["limit"], error.detail["value"], await shown(ctx))
+        assert runtime.contexts == 0
+    assert refused == {room: ("max_tokens", room, told(add) + "<turn>user:Add.<end>") for room in refused}
+    assert 40 in refused
+    assert max(refused) < 76
 
 
 @pytest.mark.parametrize(("options", "limit"), [({"max_rounds": 2}, "tool_rounds"), ({"max_calls": 2}, "tool_calls")])
