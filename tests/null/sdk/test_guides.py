@@ -2,22 +2,33 @@
 
 from __future__ import annotations
 
+import re
+from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 from guide_pages import GUIDES, indented, run_block
+from tokenizers import Tokenizer
 
+import inferd
+import inferd_runtime.models
+from inferd import Sampler
 from inferd_runtime.testing.transport import run_program
 
 
 @pytest.mark.parametrize(
-    ("guide", "least"), [("sampling.md", 18), ("speculation.md", 50), ("forward.md", 25), ("structured-output.md", 40)]
-)
+    ("guide", "least"),
+    [
+        ("sampling.md", 18), ("speculation.md", 50), ("forward.md", 25), ("structured-output.md", 40),
+        ("constraints.md", 20),
+    ],
+)  # fmt: skip
 def test_every_block_of_the_guide_runs(guide: str, least: int, capsys: pytest.CaptureFixture[str]) -> None:
     page = (GUIDES / guide).read_text()
     found = indented(guide)
     assert sum(bool(line) for _, source in found for line in source.splitlines()) == page.count("\n    ") > least
-    names: dict[str, Any] = {}
+    names: dict[str, Any] = given() if guide == "constraints.md" else {}
 
     async def program() -> None:
         for block in found:
@@ -61,7 +72,45 @@ def check_structured_output(names: dict[str, Any]) -> None:
     assert names["matcher"].depth > 0
 
 
+def given() -> dict[str, Any]:
+    """What the guide to constraints takes for granted: a tokenizer, and a prompt that ends inside a word."""
+    text = (Path(inferd_runtime.models.__path__[0]) / "tiny" / "target" / "tokenizer.json").read_text()
+    tokenizer = Tokenizer.from_str(text)
+    width = tokenizer.get_vocab_size()
+    return {
+        "text": text, "model_width": width, "row": np.empty(-(-width // 32), np.int32),
+        "token": tokenizer.token_to_id("1"), "prompt_tokens": tokenizer.encode("def main(self):\n    retur").ids,
+    }  # fmt: skip
+
+
+def check_constraints(names: dict[str, Any]) -> None:
+    """An integer's mask was filled and its token taken back, both demands hold, and the prompt was cut and is written again."""
+    matcher, both, token, row = (names[name] for name in ("matcher", "both", "token", "row"))
+    assert (matcher.depth, row[token // 32] >> token % 32 & 1) == (0, 1)
+    both.accept([token])
+    both.fill(row)
+    allowed = [at for at in range(names["model_width"]) if row[at // 32] >> at % 32 & 1]
+    assert allowed
+    assert min(allowed) > token
+    assert len(names["healed"].tokens) < len(names["prompt_tokens"])
+    assert names["healed"].prefix
+
+
+def test_every_example_of_the_table_of_constraints_compiles() -> None:
+    examples = re.findall(r"^\|[^|]*\| `[A-Z]\w*` \| `(.*)` \|$", (GUIDES / "constraints.md").read_text(), re.MULTILINE)
+    names = {**vars(inferd), "call": {"type": "object"}, "schema": {"type": "object"}}
+    found = [eval(example.replace("\\|", "|"), names) for example in examples]
+
+    async def program() -> None:
+        for each in found:
+            await inferd.Context().append("a").generate(Sampler.argmax(), max_tokens=1, constrain=each).collect_text()
+
+    run_program(program)
+    assert len(found) == 9
+
+
 CHECKS = {
+    "constraints.md": check_constraints,
     "sampling.md": check_sampling,
     "speculation.md": check_speculation,
     "forward.md": check_forward,
