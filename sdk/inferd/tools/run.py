@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import AsyncGenerator, AsyncIterator, Callable, Mapping, Sequence
 from contextlib import aclosing, suppress
 from dataclasses import replace
@@ -91,7 +92,7 @@ class ToolRun:
             answer = loop.end(self._finish)
         finally:
             loop.leave()
-            await self._settle(loop)
+            await self._settled(loop)
         yield answer
 
     async def _rounds(self, loop: ToolLoop) -> AsyncGenerator[ToolEvent, None]:
@@ -138,6 +139,15 @@ class ToolRun:
         conversation = await rendered(request, shown=shown, transport=self._handle.transport)
         await self._handle.rewrite(conversation.tokens, open_turn=False)
         return conversation
+
+    async def _settled(self, loop: ToolLoop) -> None:
+        """Settle to the end, also where that is cancelled."""
+        settling = asyncio.ensure_future(self._settle(loop))
+        try:
+            await asyncio.shield(settling)
+        except asyncio.CancelledError:
+            await asyncio.wait([settling])
+            raise
 
     async def _settle(self, loop: ToolLoop) -> None:
         """Leave the context with what was said, in whole turns, so that its caller can go on with it."""

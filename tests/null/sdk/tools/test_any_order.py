@@ -144,6 +144,13 @@ def test_whatever_happens_the_conversation_stays_whole(script: dict[str, Any]) -
     run_script(script)
 
 
+@pytest.mark.parametrize("at", range(20, 46))
+def test_a_cancellation_while_a_run_ends_leaves_the_conversation_whole(at: int) -> None:
+    many = "\n".join(['<tool_call>\n{"name":"act","arguments":{"kind":"fine"}}\n</tool_call>'] * 3)
+    options = {"max_rounds": 1, "max_calls": 2, "timeout": 0.01, "tool_choice": "auto"}
+    run_script({"says": [many, "Done."], "options": options, "left_at": None, "cancelled_at": at})
+
+
 @pytest.mark.long
 @settings(max_examples=200, deadline=None)
 @given(scripts())
