@@ -21,6 +21,7 @@ import yaml
 
 from inferd.protocol import InvalidRequest
 from inferd_runtime.cli.cluster import cluster_parser
+from inferd_runtime.cluster.ray_serve.environment import RAY_ENVIRONMENT
 from inferd_runtime.settings.settings import FIELDS, Settings
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -166,8 +167,9 @@ def test_pods_of_a_cluster_are_pods_and_have_no_privileges(tmp_path: Path) -> No
             assert container["securityContext"]["capabilities"] == {"drop": ["ALL"]}
             assert container["securityContext"]["readOnlyRootFilesystem"] is True
         given = {one["name"]: one["value"] for one in template["spec"]["containers"][0]["env"]}
-        for name, value in given.items():
-            VARIABLES[name].convert(name, value)
+        assert {name: value for name, value in given.items() if name.startswith("RAY_")} == RAY_ENVIRONMENT
+        for name in given.keys() - RAY_ENVIRONMENT.keys():
+            VARIABLES[name].convert(name, given[name])
         assert template["spec"]["terminationGracePeriodSeconds"] > 2 * float(given["INFERD_DRAIN_SECONDS"])
 
 

@@ -6,7 +6,7 @@ import importlib
 from types import ModuleType
 from typing import Any
 
-from inferd.protocol import InvalidRequest
+from inferd.protocol import InferdError, InvalidRequest
 from inferd_runtime.cli.client import Server
 from inferd_runtime.cli.output import print_json, print_table, say
 from inferd_runtime.cli.parsing import Parser, add_json, add_settings, settings_of
@@ -97,13 +97,21 @@ def _up(on_ray: ModuleType, settings: Settings, parsed: Any) -> None:
 
 
 def _status(on_ray: ModuleType, settings: Settings, as_json: bool) -> None:
+    """Show what Ray says, and what the front does: a front that does not answer, or not to this user, hides nothing of Ray's."""
     found = on_ray.cluster_status(settings)
-    replicas = Server.of(settings).get("/v1/cluster")["replicas"]
+    replicas, refused = [], None
+    try:
+        replicas = Server.of(settings).get("/v1/cluster")["replicas"]
+    except InferdError as error:
+        refused = error.message
     if as_json:
-        print_json({"applications": found, "replicas": replicas})
+        print_json({"applications": found, "replicas": replicas, "error": refused})
         return
     for name, one in found.items():
         say(f"{name}: {one['status']} {one['message']}".rstrip())
+    if refused is not None:
+        say(f"the front: {refused}")
+        return
     heads = ("REPLICA", "READY", "DRAINING", "RUNS", "WAITING", "JOBS", "KV")
     rows = [
         (one["name"], one["ready"], one["draining"], one["runs"], one["waiting"], one["jobs"], f"{one['kv_use']:.0%}")

@@ -202,7 +202,13 @@ def lower(limit: int, value: int) -> None:
 def end_first_without_memory() -> None:
     """Have the kernel end this process before those that serve everybody, when the machine's memory is used up."""
     with contextlib.suppress(OSError):
-        OOM_SCORE.write_text(str(FIRST_TO_END))
+        OOM_SCORE.write_text(str(max(FIRST_TO_END, int(OOM_SCORE.read_text()))))
+
+
+def end_no_sooner_than(pid: int) -> None:
+    """Have the kernel end this process no sooner than another one when memory is used up, whatever who started it has set."""
+    with contextlib.suppress(OSError):
+        OOM_SCORE.write_text(Path(f"/proc/{pid}/oom_score_adj").read_text())
 
 
 def others_can_read(path: str) -> bool:

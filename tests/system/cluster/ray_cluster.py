@@ -31,13 +31,13 @@ class RayCluster:
         self.folder = folder
         self.url = ""
 
-    def command(self, *arguments: str) -> Any:
-        """Run ``inferd cluster``; returns what it prints as JSON."""
+    def command(self, *arguments: str, **variables: str) -> Any:
+        """Run ``inferd cluster`` with variables of Ray's; returns what it prints as JSON."""
         folders = [f"--state-dir={self.folder}/state", f"--data-dir={self.folder}/data"]
         own = {name: value for name, value in os.environ.items() if not name.startswith(("INFERD_", "RAY_"))}
         done = subprocess.run(
             [sys.executable, "-W", "ignore", "-m", "inferd_runtime.cli", "cluster", *arguments, *folders, "--json"],
-            env=own, capture_output=True, text=True, timeout=SECONDS,
+            env={**own, **variables}, capture_output=True, text=True, timeout=SECONDS,
         )  # fmt: skip
         assert done.returncode == 0, done.stderr[-4000:]
         return json.loads(done.stdout) if done.stdout.strip() else None

@@ -6,6 +6,7 @@ import contextlib
 import os
 import signal
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import anyio
@@ -14,6 +15,7 @@ import psutil
 import pytest
 
 from inferd_runtime.cluster.messages import RUN_ID
+from inferd_runtime.cluster.process import MODULE
 
 from .conftest import until
 from .ray_cluster import SECONDS, TELLS, RayCluster, replicas_of, said_by, two_usable
@@ -48,7 +50,8 @@ def on_ray(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RayCluster]:
         "--drain-seconds=20",
     )
     try:
-        cluster.url = cluster.command("up", *options)["url"]
+        # As if the machine's memory were used up all the time, for which Ray would end whole replicas.
+        cluster.url = cluster.command("up", *options, RAY_memory_usage_threshold="0.001")["url"]
         yield cluster
     finally:
         cluster.command("down")
@@ -69,6 +72,21 @@ def test_nothing_that_ray_opens_can_be_reached_from_another_machine(on_ray: RayC
     ]
     assert len(ports) > 3
     assert {address.ip.removeprefix("::ffff:") for _, address in ports} == {"127.0.0.1"}, ports
+
+
+def test_what_serves_is_no_sooner_ended_without_memory_and_waits_no_longer_than_what_started_it(
+    on_ray: RayCluster,
+) -> None:
+    raylet, *_ = [one for one in on_ray.ray() if one.name() == "raylet"]
+    serving = [one for one in raylet.children(recursive=True) if MODULE in one.cmdline()]
+    assert len(serving) == 3
+    both = {(one.nice(), Path(f"/proc/{one.pid}/oom_score_adj").read_text()) for one in _and_parents(serving, raylet)}
+    assert both == {(raylet.nice(), Path(f"/proc/{raylet.pid}/oom_score_adj").read_text())}
+
+
+def _and_parents(processes: list[psutil.Process], above: psutil.Process) -> list[psutil.Process]:
+    parents = [one.parent() for one in processes]
+    return [*processes, *(one for one in parents if one is not None and one != above)]
 
 
 async def test_a_killed_replicas_runs_bring_the_same_tokens_and_ray_starts_another(on_ray: RayCluster) -> None:

@@ -17,6 +17,7 @@ from inferd_runtime.cluster.front.hop_client import HopClient, HopRequest, Repli
 from inferd_runtime.cluster.front.serving import FrontStart
 from inferd_runtime.cluster.process import Ready, process_command, process_environment, process_order
 from inferd_runtime.cluster.replica.serving import ReplicaOrder
+from inferd_runtime.isolation.layers import end_no_sooner_than
 
 LIVE_PATH = b"/livez"
 ANSWER_SECONDS, LOOK_SECONDS = 10.0, 2.0
@@ -57,6 +58,7 @@ class ClusterProcess:
     """
 
     def __init__(self, work: ReplicaOrder | FrontStart) -> None:
+        end_no_sooner_than(os.getppid())  # Ray has its actors ended first
         self._child = subprocess.Popen(
             process_command(), stdin=subprocess.PIPE, stdout=subprocess.PIPE, env=process_environment(), process_group=0
         )

@@ -22,6 +22,7 @@ from inferd.protocol import InvalidRequest, NotFound, Unavailable
 from inferd_runtime import __version__
 from inferd_runtime.cluster.front.serving import front_settings
 from inferd_runtime.cluster.ray_serve.deployments import END_SECONDS, FRONT, REPLICAS, ServeFront, ServeReplica
+from inferd_runtime.cluster.ray_serve.environment import RAY_ENVIRONMENT
 from inferd_runtime.cluster.ray_serve.left_behind import ADVICE, end_left, left_processes, ray_lives, ray_processes
 from inferd_runtime.cluster.ray_serve.loopback import LOOPBACK, stay_on_loopback
 from inferd_runtime.cluster.ray_serve.scaling import LoadPolicy, ScalingTarget
@@ -35,8 +36,6 @@ DEFAULT_PORT = 6379
 START_SECONDS = 120.0
 STOP_SECONDS = 5.0
 NAMESPACE = "inferd"
-CHILDREN_GO_ON = {"RAY_kill_child_processes_on_worker_exit": "false"}
-"""Ray would kill front and replicas with its actors; they see to their end themselves."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -213,7 +212,7 @@ def _start_ray(record: ClusterRecord, port: int, settings: Settings) -> ClusterR
         f"--node-ip-address={LOOPBACK}", f"--dashboard-host={LOOPBACK}", "--include-dashboard=false",
         "--disable-usage-stats", f"--temp-dir={_short(folder)}",
     ]  # fmt: skip
-    environment = {**os.environ, "RAY_USAGE_STATS_ENABLED": "0", **CHILDREN_GO_ON}
+    environment = {**os.environ, "RAY_USAGE_STATS_ENABLED": "0", **RAY_ENVIRONMENT}
     done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=START_SECONDS)
     if done.returncode:
         raise Unavailable(f"Ray does not start: {(done.stderr or done.stdout).strip()[-2000:]}")
