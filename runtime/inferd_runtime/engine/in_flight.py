@@ -69,7 +69,7 @@ class InFlightStep:
 
     def wait(self) -> StepResult | InternalError:
         """Block until the device is done, and return the result, or the error if the step failed."""
-        assert not isinstance(self.launched, Begun), "its rows are not sampled"
         if isinstance(self.launched, (StepResult, InternalError)):
             return self.launched
+        assert not isinstance(self.launched, Begun), "its rows are not sampled"
         return attempt(self.launched.wait)
