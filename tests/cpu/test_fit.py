@@ -144,7 +144,10 @@ def test_a_device_that_is_not_there_is_refused_with_those_that_are(monkeypatch: 
 
 
 def test_a_gpus_free_memory_is_what_its_driver_says(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(torch.cuda, "mem_get_info", lambda device: {"cuda:1": (123, 456)}[device])
+    """Steps that were measured and thrown away do not count a second time: what PyTorch keeps of them is given back first."""
+    kept = [100]
+    monkeypatch.setattr(torch.cuda, "empty_cache", kept.clear)
+    monkeypatch.setattr(torch.cuda, "mem_get_info", lambda device: {"cuda:1": (123 - sum(kept), 456)}[device])
     assert available_bytes("cuda:1") == 123
     assert 0 < available_bytes("cpu") < 2 * available_host_bytes()
 

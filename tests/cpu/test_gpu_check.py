@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import importlib.util
+import os
+import subprocess
 import sys
 from pathlib import Path
 from types import ModuleType
@@ -32,6 +34,42 @@ def test_without_a_device_it_says_so(
     assert script.main() == 0
     assert capsys.readouterr().out == "There is no CUDA device here: nothing was checked.\n"
     assert not (tmp_path / "out").exists()
+
+
+def test_missing_packages_are_named_before_anything_runs(
+    script: ModuleType, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(script, "find_spec", lambda name: None if name in ("msgspec", "llguidance") else name)
+    monkeypatch.setattr(sys, "argv", ["gpu_check.py", "--output", str(tmp_path / "out")])
+    assert script.main() == 1
+    assert capsys.readouterr().out == "Nothing was checked, as packages are missing: msgspec, llguidance\n"
+
+
+@pytest.mark.system
+def test_the_tests_of_a_device_need_no_other_packages(tmp_path: Path) -> None:
+    """Beside those that the check asks for, and what PyTorch and transformers bring."""
+    missing = ("zmq", "wasmtime", "starlette", "uvicorn", "websockets", "msgpack", "jsonschema", "prometheus_client")
+    without = f"import sys\nsys.modules.update(dict.fromkeys({missing!r}))\n"
+    (tmp_path / "sitecustomize.py").write_text(without)
+    settings = {**os.environ, "PYTHONPATH": os.pathsep.join((str(tmp_path), *filter(None, sys.path)))}
+    command = [
+        sys.executable,
+        "-m",
+        "pytest",
+        "--collect-only",
+        "-p",
+        "no:cacheprovider",
+        SCRIPT.parents[1] / "tests/gpu",
+    ]
+    done = subprocess.run(command, capture_output=True, text=True, env=settings, timeout=200)
+    assert done.returncode == 0, done.stdout
+
+
+def test_nothing_rests_on_a_recording_that_failed(script: ModuleType) -> None:
+    """Up to PyTorch 2.11 none can be made behind it in its process: it has one of its own, whose end stops nothing."""
+    broken = [check for check in script.checks(Path("out")) if "--broken" in check.command]
+    assert [(check.needed, len(check.command)) for check in broken] == [(False, 3)]
 
 
 def test_every_test_of_a_device_is_in_it(script: ModuleType) -> None:

@@ -21,4 +21,7 @@ def check_device(name: str) -> str:
 
 def available_bytes(device: str) -> int:
     """Return bytes of memory that a process can still take on a device."""
-    return available_host_bytes() if device == "cpu" else int(torch.cuda.mem_get_info(device)[0])
+    if device == "cpu":
+        return available_host_bytes()
+    torch.cuda.empty_cache()  # what PyTorch keeps of memory that was given back can be taken as well
+    return int(torch.cuda.mem_get_info(device)[0])
