@@ -85,7 +85,7 @@ def _input(ask: Callable[[Any], Any]) -> Callable[..., str]:
     return guest_input
 
 
-def _pbkdf2_hmac(hash_name: str, password: bytes, salt: bytes, iterations: int, dklen: int | None = None) -> bytes:
+def _pbkdf2_hmac(hash_name: str, password: Any, salt: Any, iterations: int, dklen: int | None = None) -> bytes:
     """Return the key of RFC 8018, 5.2, as OpenSSL's function of ``hashlib`` does."""
     first = hmac.digest(password, salt, hash_name)
     wanted = len(first) if dklen is None else dklen
@@ -93,7 +93,7 @@ def _pbkdf2_hmac(hash_name: str, password: bytes, salt: bytes, iterations: int, 
         raise ValueError("iterations and dklen must be at least 1")
     key = b""
     while len(key) < wanted:
-        block = hmac.digest(password, salt + (len(key) // len(first) + 1).to_bytes(4, "big"), hash_name)
+        block = hmac.digest(password, bytes(salt) + (len(key) // len(first) + 1).to_bytes(4, "big"), hash_name)
         mixed = int.from_bytes(block, "big")
         for _ in range(iterations - 1):
             block = hmac.digest(password, block, hash_name)
