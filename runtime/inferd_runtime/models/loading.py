@@ -38,6 +38,7 @@ def resolve(name: str, store: ModelStore | None = None) -> str:
     path = path_of(name)
     pulled = store.find(name)
     if pulled is not None and not os.path.isdir(path):
+        check_names([name], store)
         return str(pulled.folder)
     if is_gguf(path):
         return str(Pull(store, name).run().folder)

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import os
+import re
 from collections.abc import Iterable
 from pathlib import Path
 
-from inferd.protocol import NotFound
+from inferd.protocol import InvalidRequest, NotFound
 from inferd_runtime.models.store.catalog import KNOWN
 from inferd_runtime.models.store.store import ModelStore
 
@@ -15,6 +16,8 @@ EMBEDDED = {"tiny": "tiny/target", "tiny-draft": "tiny/draft"}
 GGUF = ".gguf"
 MAGIC = b"GGUF"
 """What such a file begins with, whatever it is called."""
+PART = re.compile(r"(.+)-\d{5}-of-(\d{5})(\.gguf)", re.IGNORECASE)
+"""What the parts of a GGUF model are called."""
 
 
 def check_names(names: Iterable[str], store: ModelStore | None = None) -> None:
@@ -22,7 +25,13 @@ def check_names(names: Iterable[str], store: ModelStore | None = None) -> None:
     store = store or ModelStore()
     for name in names:
         path = path_of(name)
-        if name in EMBEDDED or os.path.exists(path) or store.find(name) is not None:
+        found = store.find(name)
+        if found is not None and found.outdated and not os.path.isdir(path):
+            raise NotFound(
+                f"model {name!r} was converted by an earlier version, which could read its tokenizer wrongly: "
+                f"`inferd pull {name if name in KNOWN else found.note.source}` brings it anew"
+            )
+        if name in EMBEDDED or os.path.exists(path) or found is not None:
             continue
         if name in KNOWN:
             raise NotFound(f"model {name!r} is not here yet: `inferd pull {name}` brings it")
@@ -36,6 +45,25 @@ def path_of(name: str) -> Path:
         return Path(name).expanduser()
     except RuntimeError:  # "~somebody" who is not known here
         return Path(name)
+
+
+def gguf_parts(file: Path) -> list[Path]:
+    """Return the files of a GGUF model in order, by any one of them. Raises InvalidRequest where one is missing."""
+    found = PART.fullmatch(file.name)
+    if found is None:
+        return [file]
+    stem, count, end = found.groups()
+    files = [file.with_name(f"{stem}-{at:05}-of-{count}{end}") for at in range(1, int(count) + 1)]
+    lacking = [part.name for part in files if not part.is_file()]
+    if lacking:
+        raise InvalidRequest(f"{file.name} is a part of a model, and its part {lacking[0]} is not beside it")
+    return files
+
+
+def gguf_stem(file: Path) -> str:
+    """Return the name of a GGUF model's file without its end, and without the number of a part."""
+    found = PART.fullmatch(file.name)
+    return file.stem if found is None else found[1]
 
 
 def is_gguf(path: Path) -> bool:

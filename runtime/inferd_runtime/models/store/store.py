@@ -22,6 +22,8 @@ SLASH = "--"
 """Stands for "/" in a folder's name, and therefore in no model's."""
 NAME = re.compile(r"(?!.*--)[A-Za-z0-9][A-Za-z0-9._-]*(/[A-Za-z0-9][A-Za-z0-9._-]*)?")
 MAX_NAME = 128
+CONVERSION = 1
+"""Counted up when GGUF files are read in another way, so that what was made of them before is not used."""
 
 
 @dataclass(frozen=True)
@@ -29,6 +31,7 @@ class ModelNote:
     """Where a stored model came from. ``sha256`` is of the one file that it was made of, "" for several.
 
     ``folder`` is where the model lies if that is not the store: a folder of the user's own, which is never deleted.
+    ``conversion`` is CONVERSION as it was when the one file was converted.
     """
 
     name: str
@@ -36,6 +39,7 @@ class ModelNote:
     license: str = ""
     sha256: str = ""
     folder: str = ""
+    conversion: int = 0
 
 
 @dataclass(frozen=True)
@@ -45,6 +49,11 @@ class StoredModel:
     note: ModelNote
     folder: Path
     size: int
+
+    @property
+    def outdated(self) -> bool:
+        """True for a model that an earlier version has converted."""
+        return bool(self.note.sha256) and self.note.conversion != CONVERSION
 
 
 class ModelStore:

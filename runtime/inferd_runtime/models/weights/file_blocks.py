@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import errno
+import re
 from collections.abc import Iterator, Mapping
 from itertools import groupby
 from pathlib import Path
 
 import torch
-from safetensors import safe_open
+from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 from torch import Tensor
 
@@ -18,6 +20,7 @@ from inferd_runtime.models.weights.gguf_kinds import AT_ONCE, KINDS, packed_rows
 from inferd_runtime.models.weights.stored import HEAD_OWNER, product_owners
 
 FILE = "gguf.blocks"
+SYSTEM_ERROR = re.compile(r"os error (\d+)")
 Rows = tuple[str, Tensor]
 """The kind of a weight's blocks, and they: uint8[out, bytes]."""
 
@@ -42,9 +45,13 @@ def _keys(rows: Tensor) -> Iterator[bytes]:
 
 
 def keep_rows(folder: Path, found: Mapping[str, Rows]) -> None:
-    """Write the rows of modules' weights, by the modules' names."""
+    """Write the rows of modules' weights, by the modules' names. Raises OSError."""
     kinds = {name: kind for name, (kind, _) in found.items()}
-    save_file({name: rows.contiguous() for name, (_, rows) in found.items()}, folder / FILE, metadata=kinds)
+    try:
+        save_file({name: rows.contiguous() for name, (_, rows) in found.items()}, folder / FILE, metadata=kinds)
+    except SafetensorError as error:  # which says what the system said in words
+        said = SYSTEM_ERROR.search(str(error))
+        raise OSError(int(said[1]) if said else errno.EIO, str(error)) from error
 
 
 def file_blocks(source: str, layers: int) -> dict[str, PackedParts]:

@@ -11,13 +11,13 @@ from typing import Any
 
 import pytest
 import torch
-from safetensors.torch import save_file
 
 from inferd.protocol import InferdError, InvalidRequest, LimitExceeded, NotFound, Unavailable
 from inferd_runtime.models.store import gguf, pull
 from inferd_runtime.models.store.catalog import KNOWN, PackagedModel
 from inferd_runtime.models.store.pull import Pull
 from inferd_runtime.models.store.store import ModelStore
+from inferd_runtime.models.weights.file_blocks import keep_rows
 
 PACKAGED = next(name for name, model in KNOWN.items() if isinstance(model, PackagedModel))
 
@@ -191,16 +191,11 @@ def test_a_full_disk_is_a_limit_and_leaves_nothing(
 
 def test_what_safetensors_says_of_the_system_is_understood(tmp_path: Path) -> None:
     """Its errors are no OSError. A limit of a file's size stands for a full disk."""
-
-    class Module:
-        def save_pretrained(self, folder: Path) -> None:
-            save_file({"a": torch.zeros(100_000)}, folder / "model.safetensors")
-
     soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
     resource.setrlimit(resource.RLIMIT_FSIZE, (200_000, hard))
     try:
         with pytest.raises(OSError, match="os error") as raised:
-            gguf._write(Module(), None, {}, tmp_path)
+            keep_rows(tmp_path, {"a": ("Q8_0", torch.zeros(100_000))})
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
     assert raised.value.errno == errno.EFBIG
