@@ -39,10 +39,10 @@ def without_strings(text: bytes) -> bytes:
     return JSON_STRING.sub(b"", text)
 
 
-def refuse_many_strings(text: bytes, what: str) -> None:
-    """Raises InvalidRequest that begins with ``what`` for a text with more than about ``MAX_STRINGS`` strings."""
-    if len(text) > SHORT_BYTES and text.count(b'"') - text.count(b'\\"') > 2 * MAX_STRINGS:
-        raise InvalidRequest(f"{what}: more than {MAX_STRINGS} strings and names at a time")
+def refuse_many_strings(text: bytes, what: str, most: int = MAX_STRINGS) -> None:
+    """Raises InvalidRequest that begins with ``what`` for a text with more than about ``most`` strings."""
+    if len(text) > SHORT_BYTES and text.count(b'"') - text.count(b'\\"') > 2 * most:
+        raise InvalidRequest(f"{what}: more than {most} strings and names at a time")
 
 
 def refuse_slow_numbers(text: bytes, what: str) -> None:

@@ -45,6 +45,8 @@ NO_ZONES = (
 NOT_IN_SANDBOX = "the sandbox has no threads, processes, sockets, devices or C libraries, which this module needs"
 LACKS = "if Python has it elsewhere: the sandbox has no users, threads, processes, sockets, devices or C libraries"
 MAX_TRACEBACK = 64 << 10
+MAX_MEMBERS = 1000
+"""Exceptions in a group, those that stand in it several times as often: one that holds itself twice doubles with each level."""
 MOST_NAMED = 3
 """So many of the exceptions of a group are in its message."""
 OUT_OF_MEMORY_JSON = json.dumps(to_plain(OUT_OF_MEMORY.to_wire()))
@@ -131,12 +133,30 @@ def _type_name(error: BaseException) -> str:
 
 def _format(error: BaseException, files: Container[str]) -> str:
     """Return the traceback with the program's own frames, of causes and grouped exceptions too; "" if there is none to show."""
+    if _has_more_members(error, MAX_MEMBERS):
+        text = f"{_type_name(error)} of more than {MAX_MEMBERS} exceptions: {error}"
+        error = RuntimeError(text).with_traceback(error.__traceback__)
     described = traceback.TracebackException.from_exception(error)
     own = _keep_frames(described, files, set())
     if not own and isinstance(error, InvalidRequest):
         return ""  # an argument or a bundle that does not fit: the program has not run
     text = "".join(described.format())
     return text if len(text) <= MAX_TRACEBACK else f"{text[: MAX_TRACEBACK // 2]}\n[...]\n{text[-MAX_TRACEBACK // 2 :]}"
+
+
+def _has_more_members(error: BaseException, most: int) -> bool:
+    """Return True for an exception with more than ``most`` others in it, counted as often as a traceback would show them."""
+    waiting, chained, count = [error], set[int](), 0
+    while waiting and count <= most:
+        one = waiting.pop()
+        count += 1
+        if isinstance(one, BaseExceptionGroup):
+            waiting.extend(one.exceptions)
+        for other in (one.__cause__, one.__context__):
+            if other is not None and id(other) not in chained:
+                chained.add(id(other))
+                waiting.append(other)
+    return count > most
 
 
 def _keep_frames(described: traceback.TracebackException, files: Container[str], seen: set[int]) -> bool:
