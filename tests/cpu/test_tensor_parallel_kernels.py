@@ -17,12 +17,14 @@ from types import SimpleNamespace
 from typing import Any, NoReturn
 
 import numpy as np
+import parallel_rank
 import pytest
 from cuda_bench import CudaBench
 from families import VOCAB, make
 from parallel_pair import Pair, options_for, pair_of_ranks, save
 from parallel_rank import build_with_twins
 from run_ahead_cases import BYTES, check_the_same, texts
+from triton.compiler.errors import CompilationError
 
 from inferd.protocol import InferdError, Unavailable
 from inferd_runtime.engine.driver import Begun, SamplingDriver
@@ -38,6 +40,7 @@ from inferd_runtime.kv.table import PageCopy
 from inferd_runtime.models.batch import Placement
 from inferd_runtime.models.loading import load
 from inferd_runtime.models.parallel import WatchedPass
+from inferd_runtime.testing.recorded_host import RecordedHost
 
 PAGES = 128
 TOLERANCE = 1e-4
@@ -108,6 +111,35 @@ def test_kernels_that_one_rank_does_not_trust_serve_in_none(
     tokens = np.arange(3, 40)
     batch = trial_batch(tokens, 0, driver.page_size)
     assert np.abs(driver.forward(batch).logits - whole.forward(batch).logits).max() < TOLERANCE
+
+
+@pytest.mark.parametrize("name", ["paged_attention", "confidence"])
+def test_kernels_that_fail_in_one_rank_alone_serve_in_none(
+    pair: Pair, folder: Path, name: str, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """In the midst of sums, and behind all of them: the other rank is told, and does not wait until the group's time is over."""
+
+    def broken(*given: object) -> NoReturn:
+        raise CompilationError(None, None, "no such operation")
+
+    monkeypatch.setattr(parallel_rank, "reference_kernels", lambda: reference_kernels()._replace(**{name: broken}))
+    driver = pair.lead(pair.load(folder, kernels=True), PAGES, most_rows=40)
+    assert "is served without kernels: CompilationError" in caplog.text
+    assert not isinstance(driver, SamplingDriver)
+    driver.forward(trial_batch(np.arange(3, 30), 0, driver.page_size))
+
+
+def test_steps_that_one_rank_cannot_record_are_recorded_in_none(
+    pair: Pair, folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(host: object, body: object) -> NoReturn:
+        raise RuntimeError("not permitted when stream is capturing")
+
+    monkeypatch.setattr(RecordedHost, "record", refuse)
+    driver: Any = pair.lead(pair.load(folder, kernels=True), PAGES, most_rows=40)
+    assert isinstance(driver, LeadingSampler)
+    assert not driver._sampler.records
+    driver.forward(trial_batch(np.arange(3, 30), 0, driver.page_size))
 
 
 # -- What is said, without a group: two whole models, of which one follows ----------------------------------------------

@@ -95,10 +95,37 @@ def proven_driver(
     accelerator: Accelerator, marks: LaunchMarks,
 ) -> DeviceDriver:  # fmt: skip
     """Return the fast driver once all of its kernels have run, or the reference where it gives other logits than that."""
+    if isinstance(loaded.part, DividedPass):
+        able = _rehearsed(loaded, loaded.part, options, kernels, accelerator, marks)
+        if able is None:
+            return reference_driver(loaded, fused, options)
+        options = able
     fast = fast_driver(loaded, fused, options, kernels, accelerator, marks)
     trusted = _holds(loaded, lambda: _difference(fast, loaded, allowed_difference(loaded, options), accelerator))
     # Only then, as all ranks of a divided model take part in each recording.
     return fast if trusted and _holds(loaded, lambda: _make_ready(fast)) else fast.plain
+
+
+def _rehearsed(
+    loaded: LoadedModel, part: DividedPass, options: DriverOptions, kernels: KernelSuite, accelerator: Accelerator,
+    marks: LaunchMarks,
+) -> DriverOptions | None:  # fmt: skip
+    """Return the options with which all ranks can serve over kernels; None where one cannot. Each tries its part while nobody
+    waits for it: one that failed later, alone, would leave the others in a sum.
+    """
+    few, _ = _few_pages(loaded, options)
+    recorded: list[bool] = []
+
+    def rehearse() -> str:
+        driver = fast_driver(loaded, part.alone(), few, kernels, accelerator, marks)
+        _try_largest(driver, loaded, few)
+        _make_ready(driver)
+        recorded.append(driver.records)
+        return ""
+
+    if not _holds(loaded, rehearse):
+        return None
+    return replace(options, graphs=_in_all_ranks(loaded, all(recorded)))
 
 
 def _difference(fast: CudaDriver, loaded: LoadedModel, allowed: float, accelerator: Accelerator) -> str:
@@ -145,6 +172,8 @@ def step_bytes(loaded: LoadedModel, options: DriverOptions) -> int:
     if device.type != "cuda":
         return 0
     fused, marks = fused_pass(loaded, options), launch_marks(device)
+    if isinstance(fused, DividedPass):
+        fused = fused.alone()  # a rank whose kernels fail measures without them: the others must not wait for it
     with _noted(marks, loaded):
         return measured_step_bytes(loaded, fused, options, triton_kernels(), CudaAccelerator(device), marks)
 

@@ -138,6 +138,11 @@ class CudaDriver:
         words = -(-self.vocab_size // 32)
         return Staging(self._accelerator, largest=largest, page_entries=entries, masks=rows, mask_words=words)
 
+    @property
+    def records(self) -> bool:
+        """True if steps are recorded: that is wanted, and none has failed."""
+        return self._records
+
     def record_all(self) -> int:
         """Record a step of every shape at load. Returns how many could be recorded."""
         if not self._options.record:

@@ -9,6 +9,7 @@ and putting the logits side by side. Nothing of it is decided on the host, so th
 from __future__ import annotations
 
 from collections.abc import Sequence
+from copy import copy
 from typing import Any
 
 import torch
@@ -19,7 +20,7 @@ from inferd_runtime.models.parallel import own_part
 from inferd_runtime.models.passes.fused import FusedLayer, FusedPass, agree, is_known
 from inferd_runtime.models.passes.plain import ModelPass, PlainPass
 from inferd_runtime.models.passes.products import DenseProduct, JoinedProduct, Product
-from inferd_runtime.models.passes.ranks import Ranks, ranks_agree, share_of
+from inferd_runtime.models.passes.ranks import LoneRanks, Ranks, ranks_agree, share_of
 from inferd_runtime.models.passes.step_layout import ProjectedHeads, StepLayout
 from inferd_runtime.models.shape import KvShape
 
@@ -47,6 +48,10 @@ class SummedProduct:
         """Return the same product over this rank's part in another form."""
         return SummedProduct(own, self._ranks)
 
+    def among(self, ranks: Ranks) -> SummedProduct:
+        """Return the same product among other ranks."""
+        return SummedProduct(self.own, ranks)
+
     def onto(self, rows: Tensor, residual: Tensor) -> Tensor:
         """See :class:`~inferd_runtime.models.passes.products.Product`."""
         return self(rows) if self._ranks.rank else self._ranks.add(self.own.onto(rows, residual))
@@ -68,6 +73,10 @@ class GatheredProduct:
         """Return the same product over this rank's part in another form."""
         return GatheredProduct(own, self._width, self._ranks)
 
+    def among(self, ranks: Ranks) -> GatheredProduct:
+        """Return the same product among other ranks."""
+        return GatheredProduct(self.own, self._width, ranks)
+
     def onto(self, rows: Tensor, residual: Tensor) -> Tensor:
         """See :class:`~inferd_runtime.models.passes.products.Product`."""
         return residual.add_(self(rows))
@@ -82,6 +91,17 @@ class DividedPass(FusedPass):
         self.embedding, self._norm = own_part(self.embedding), own_part(self._norm)
         self.ranks = ranks
 
+    def alone(self) -> DividedPass:
+        """Return the same part over ranks that wait for no other: as much work, other numbers."""
+        ranks = LoneRanks(self.ranks.rank, self.ranks.count)
+        other = copy(self)
+        other.ranks, other.head = ranks, _among(ranks, self.head)
+        other.layers = [
+            layer.with_products({name: _among(ranks, one) for name, one in layer.products().items()})
+            for layer in self.layers
+        ]
+        return other
+
     def _embedded(self, tokens: Tensor) -> Tensor:
         """See :class:`FusedPass`. A token's row comes from the rank that has it, and zeros from the others."""
         held = len(self.embedding)
@@ -90,6 +110,10 @@ class DividedPass(FusedPass):
         at = tokens - self.ranks.rank * share_of(self._vocabulary, self.ranks.count)
         rows = super()._embedded(at.clamp(0, max(0, held - 1)))
         return self.ranks.add(rows.masked_fill(((at < 0) | (at >= held))[:, None], 0.0))
+
+
+def _among(ranks: Ranks, product: Product) -> Product:
+    return product.among(ranks) if isinstance(product, SummedProduct | GatheredProduct) else product
 
 
 class LedPass:

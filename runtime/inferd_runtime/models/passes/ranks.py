@@ -65,6 +65,25 @@ class GroupRanks:
         return numbers
 
 
+class LoneRanks:
+    """Ranks of which this one waits for none: what it lacks of them is zero. For trials, in which it may fail alone."""
+
+    def __init__(self, rank: int, count: int) -> None:
+        self.rank, self.count = rank, count
+
+    def add(self, rows: Tensor) -> Tensor:
+        """See :class:`Ranks`."""
+        return rows
+
+    def join(self, columns: Tensor, width: int) -> Tensor:
+        """See :class:`Ranks`."""
+        return pad(columns, (0, width - columns.shape[1]))
+
+    def first(self, numbers: Tensor) -> Tensor:
+        """See :class:`Ranks`."""
+        return numbers
+
+
 class SymmetricRanks(GroupRanks):
     """The same, but few rows are added up by one kernel in each rank, which reads them where the other ranks have put them.
 
