@@ -51,6 +51,7 @@ MAX_LOOKED_THROUGH = 64 << 10
 """Bytes of a body that is no JSON in which the field at fault is looked for."""
 BODY = "the body"
 FLOAT = "got `float`"
+UNKNOWN = "Object contains unknown field"
 ANY_KEY = "[...]"
 """What msgspec writes for the key of a mapping."""
 
@@ -170,9 +171,17 @@ def _converted(value: Any, kind: Any) -> Any:
     try:
         return msgspec.convert(value, kind)
     except msgspec.ValidationError as error:
-        if FLOAT not in str(error) or values_of([msgspec.json.encode(value)]) > MAX_ARGUMENT_VALUES:
+        is_float, is_unknown = FLOAT in str(error), str(error).startswith(UNKNOWN)
+        if not (is_float or is_unknown) or values_of([msgspec.json.encode(value)]) > MAX_ARGUMENT_VALUES:
             raise
-        return msgspec.convert(_with_whole_numbers(value), kind)
+        return msgspec.convert(_with_whole_numbers(value) if is_float else _with_types_first(value), kind)
+
+
+def _with_types_first(value: Any) -> Any:
+    """Return a JSON value whose objects begin with their types: of one of an unknown type that is told, not its fields."""
+    if isinstance(value, dict):
+        return {name: _with_types_first(value[name]) for name in sorted(value, key=lambda name: name != "type")}
+    return [_with_types_first(one) for one in value] if isinstance(value, list) else value
 
 
 def _with_whole_numbers(value: Any) -> Any:
@@ -191,7 +200,7 @@ def _named(text: str, at: str, hints: Mapping[str, str]) -> InvalidRequest:
     field = FIELD.match(what)
     param = f"{at}{path.replace(ANY_KEY, '')}" + (f".{field['name']}" if field else "")
     param = param.removeprefix(".")
-    if field and what.startswith("Object contains"):
+    if field and what.startswith(UNKNOWN):
         return invalid(param, f"{param}: there is no such field", "unknown_parameter")
     if field:
         return invalid(param, f"{param}: this field is required", "missing_required_parameter")
@@ -207,7 +216,8 @@ def check_means_nothing(given: object, accepted: Mapping[str, Sequence[Any]], at
         value = getattr(given, name)
         if not any(value == one and type(value) is type(one) for one in values):
             shown = ", ".join(json.dumps(one) for one in values)
-            raise not_supported(at + name, f"a value other than {shown} is")
+            field = name.removesuffix("_")  # which the names of fields have that are Python's own words
+            raise not_supported(at + field, f"a value other than {shown} is")
 
 
 def schema_format(schema: Mapping[str, Any], at: str) -> OutputFormat:

@@ -25,6 +25,7 @@ from inferd_runtime.server.dialects.openai.completion_fields import CompletionFi
 from inferd_runtime.server.dialects.openai.embeddings import EmbeddingFields
 from inferd_runtime.server.dialects.responses.fields import (
     INCLUDED,
+    InputTokensBody,
     ReasoningOptions,
     ResponseAllowedTools,
     ResponseNamedChoice,
@@ -90,7 +91,7 @@ READ_ONE_BY_ONE: Mapping[type, Mapping[str, Schema]] = {
         "tools": list_of([AnthropicTool], NULL, most=MAX_TOOLS),
     },
     ToolResultBlock: {"content": list_of([TextBlock], TEXT)},
-    ResponsesBody: {
+    InputTokensBody: {
         "input": list_of(ITEMS, TEXT, NULL),
         "tools": list_of([ResponseTool], NULL, most=MAX_TOOLS),
         "tool_choice": either(
@@ -98,6 +99,8 @@ READ_ONE_BY_ONE: Mapping[type, Mapping[str, Schema]] = {
             reference(ResponseNamedChoice),
             reference(ResponseAllowedTools),
         ),
+    },
+    ResponsesBody: {
         "include": either({"type": "array", "items": {"enum": list(INCLUDED)}}, NULL),
     },
     CompletionFields: {"prompt": PROMPTS},
@@ -107,7 +110,7 @@ READ_ONE_BY_ONE: Mapping[type, Mapping[str, Schema]] = {
 }
 """Fields whose values the dialects read one by one, so that an error names the one at fault: their types say no more than
 "anything"."""
-SAME_FIELDS: Mapping[type, type] = {MessagesBody: CountTokensBody}
+SAME_FIELDS: Mapping[type, type] = {MessagesBody: CountTokensBody, ResponsesBody: InputTokensBody}
 MEANS_NOTHING: Mapping[type, Mapping[str, Sequence[Any]]] = {
     TextBlock: BLOCK_MEANS_NOTHING["text"],
     ToolUseBlock: BLOCK_MEANS_NOTHING["tool_use"],
@@ -116,7 +119,6 @@ MEANS_NOTHING: Mapping[type, Mapping[str, Sequence[Any]]] = {
     ReasoningItem: ITEM_MEANS_NOTHING["reasoning"],
     FunctionCallItem: ITEM_MEANS_NOTHING["function_call"],
     FunctionOutputItem: ITEM_MEANS_NOTHING["function_call_output"],
-    InputText: PART_MEANS_NOTHING["input_text"],
     OutputText: PART_MEANS_NOTHING["output_text"],
     ResponseTool: RESPONSE_TOOL_MEANS_NOTHING,
     ResponseText: TEXT_MEANS_NOTHING,
@@ -146,7 +148,8 @@ def component_schemas(kinds: Iterable[Any], tables: Mapping[type, FieldTable]) -
     for kind, accepted in MEANS_NOTHING.items():
         _refine(found, kind, {name: {"enum": list(values)} for name, values in accepted.items()})
     found[AnthropicMessage.__name__] = _message_schema()
-    found[ResponsesBody.__name__]["anyOf"] = [{"required": ["input"]}, {"required": ["previous_response_id"]}]
+    for body in (InputTokensBody, ResponsesBody):
+        found[body.__name__]["anyOf"] = [{"required": ["input"]}, {"required": ["previous_response_id"]}]
     for kind in BLOCKS:  # a block says its type; its struct has a default, for the blocks that texts become
         found[kind.__name__]["required"] = [*found[kind.__name__]["required"], "type"]
     for kind, table in tables.items():

@@ -78,6 +78,8 @@ class AnthropicMessage(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
     role: Literal["user", "assistant", "system"]
     content: str | list[Any]
+    clear_at: None = None
+    output_config: None = None
 
 
 Block = TextBlock | ThinkingBlock | ToolUseBlock | ToolResultBlock

@@ -100,7 +100,9 @@ CHAT_FIELDS = FieldTable(
         RequestField("metadata", f"the client's own: programs see it; up to {MAX_METADATA} strings"),
         RequestField("safety_identifier", "like user, where that is not given"),
         RequestField("prompt_cache_key", "accepted; a tenant's prompts are found by their beginning, whatever the key"),
-        RequestField("prompt_cache_retention", "computed prompts are kept while there is room", ("in_memory",)),
+        RequestField(
+            "prompt_cache_retention", "computed prompts are kept while there is room", ("in_memory", "in-memory")
+        ),
         RequestField("prompt_cache_options", "prompts are found by their beginning", ({}, {"mode": "implicit"})),
         RequestField("store", "answers of this route are not kept; /v1/responses keeps them", (False,)),
         RequestField("service_tier", "there is one tier; see priority", ("auto", "default")),

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import Annotated, Any, TypeAlias
+from typing import Annotated, Any, Literal, TypeAlias
 
 from msgspec import Meta, Struct
 
@@ -26,11 +26,19 @@ HINTS = {
 """What is said about values that other servers know."""
 
 
+class CacheBreakpoint(Struct, frozen=True, forbid_unknown_fields=True):
+    """Where a prefix ends that should be cached. All prefixes are, as long as there is room: not for a time (``ttl``)."""
+
+    mode: Literal["explicit"]
+    ttl: None = None
+
+
 class TextPart(Struct, tag="text", tag_field="type", forbid_unknown_fields=True):
-    """A part of a text. All prompts are found by their beginning, whatever ``cache_control`` says."""
+    """A part of a text. All prompts are found by their beginning, whatever ``cache_control`` and breakpoints say."""
 
     text: str
     cache_control: Any = None
+    prompt_cache_breakpoint: CacheBreakpoint | None = None
 
 
 class RefusalPart(Struct, tag="refusal", tag_field="type", forbid_unknown_fields=True):

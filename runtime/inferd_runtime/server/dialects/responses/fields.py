@@ -79,6 +79,7 @@ class ResponseTool(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     allowed_callers: Any = None
     defer_loading: Any = None
     output_schema: Any = None
+    async_: Any = msgspec.field(name="async", default=None)
 
 
 class ResponseNamespace(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -231,7 +232,9 @@ RESPONSES_FIELDS = FieldTable(
         RequestField("priority", "as in vLLM: -3 to 3, and a lower number is served earlier"),
         RequestField("structured_outputs", "as in vLLM, without text.format: as chat completions take it"),
         RequestField("stream_options", "events have no padding", ({}, {"include_obfuscation": False})),
-        RequestField("prompt_cache_retention", "computed prompts are kept while there is room", ("in_memory",)),
+        RequestField(
+            "prompt_cache_retention", "computed prompts are kept while there is room", ("in_memory", "in-memory")
+        ),
         RequestField("prompt_cache_options", "prompts are found by their beginning", ({}, {"mode": "implicit"})),
         RequestField("service_tier", "there is one tier", ("auto", "default")),
         RequestField("background_options", "it begins as soon as it can", ({}, {"completion_window": "soonest"})),

@@ -9,6 +9,7 @@ import msgspec
 from msgspec import Meta
 
 from inferd.protocol import cut
+from inferd_runtime.server.dialects.openai.messages import CacheBreakpoint
 from inferd_runtime.server.dialects.reading import (
     MAX_SHOWN,
     as_kind,
@@ -67,7 +68,7 @@ class FunctionCallItem(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     status: Status | None = None
     caller: Any = None
     namespace: FunctionName | None = None
-    is_async: Any = msgspec.field(name="async", default=None)
+    async_: Any = msgspec.field(name="async", default=None)
 
 
 class FunctionOutputItem(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -95,7 +96,7 @@ class InputText(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
     text: str
     type: Literal["input_text"]
-    prompt_cache_breakpoint: Any = None
+    prompt_cache_breakpoint: CacheBreakpoint | None = None
 
 
 class OutputText(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -127,11 +128,10 @@ OUTPUT_PARTS: Mapping[str, type[Any]] = {"output_text": OutputText, "refusal": O
 DIRECT = (None, {"type": "direct"})
 MEANS_NOTHING: Mapping[str, Mapping[str, Sequence[Any]]] = {
     "reasoning": {"encrypted_content": (None,)},
-    "function_call": {"caller": DIRECT, "is_async": (None, False)},
+    "function_call": {"caller": DIRECT, "async_": (None, False)},
     "function_call_output": {"caller": DIRECT},
 }
 PART_MEANS_NOTHING: Mapping[str, Mapping[str, Sequence[Any]]] = {
-    "input_text": {"prompt_cache_breakpoint": (None, {"mode": "explicit"})},
     "output_text": {"annotations": (None, [])},
 }
 

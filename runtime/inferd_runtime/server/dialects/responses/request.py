@@ -63,6 +63,7 @@ TOOL_MEANS_NOTHING: Mapping[str, Sequence[Any]] = {
     "allowed_callers": (None, ["direct"]),
     "defer_loading": (None, False),
     "output_schema": (None,),
+    "async_": (None, False),
 }
 
 
