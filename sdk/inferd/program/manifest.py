@@ -86,9 +86,10 @@ def _manifest(
 ) -> Manifest:
     for key in tool:
         if key not in TOOL_KEYS:
-            raise InvalidRequest(
-                f"{filename}: [tool.inferd] has no key {_shown(key)}; it has {', '.join(sorted(TOOL_KEYS))}"
+            there = (
+                "limits stand in [tool.inferd.limits]" if key in LIMITS else f"it has {', '.join(sorted(TOOL_KEYS))}"
             )
+            raise InvalidRequest(f"{filename}: [tool.inferd] has no key {_shown(key)}; {there}")
     if not isinstance(dependencies, list) or not all(isinstance(item, str) for item in dependencies):
         raise InvalidRequest(f"{filename}: dependencies must be a list of strings")
     if not isinstance(requires_python, str):

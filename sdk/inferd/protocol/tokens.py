@@ -15,7 +15,8 @@ def checked_tokens(name: str, values: Iterable[int]) -> list[int]:
     entry.
     """
     if isinstance(values, (str, bytes, bytearray, memoryview)) or not isinstance(values, Iterable):
-        raise InvalidRequest(f"{name} must be a list of whole numbers, not {type(values).__name__}")
+        instead = ": model.tokenizer.encode makes them of a text" if isinstance(values, str) else ""
+        raise InvalidRequest(f"{name} must be a list of whole numbers, not {type(values).__name__}{instead}")
     numbers = list(values)
     for index, value in enumerate(numbers):
         if isinstance(value, bool) or not isinstance(value, int):

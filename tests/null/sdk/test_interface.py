@@ -246,6 +246,7 @@ def test_the_block_of_a_script() -> None:
         ('name = "a b"', "cannot be a program's name"),
         ('name = "../a"', "cannot be a program's name"),
         ('version = ""', "cannot be a program's version"),
+        ("memory_mb = 512", r"no key 'memory_mb'; limits stand in \[tool.inferd.limits\]"),
         ('versoin = "1"', r"no key 'versoin'; it has http, limits, mcp, name, retry_safe, serves, version"),
         ("limits = 5", "limits must be a table"),
         ("limits.walls = 5", "no limit 'walls'; there are wall_s"),
