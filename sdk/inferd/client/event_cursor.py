@@ -63,7 +63,8 @@ class EventCursor:
         """True behind the run's last event."""
 
     def take(self, line: bytes) -> StreamEvent | None:
-        """Return the event of a line, None for one that says nothing new.
+        """Return the event of a line, None for one that says nothing new. How the run ended is new at any index: a server
+        that was killed may have shown more than is kept.
 
         Raises EventsDropped where events are missing, InternalError for a line that is no event.
         """
@@ -73,12 +74,12 @@ class EventCursor:
         if event.kind == "dropped":
             count, self.next = event.index + 1 - self.next, max(self.next, event.index + 1)
             raise EventsDropped(max(count, 1), self.next)
-        if event.index < self.next:
+        if event.index < self.next and event.kind != "finished":
             return None
         if event.index > self.next:
             count, self.next = event.index - self.next, event.index
             raise EventsDropped(count, self.next)
-        self.next += 1
+        self.next = event.index + 1
         self.finished = event.kind == "finished"
         return event
 

@@ -42,6 +42,14 @@ def test_a_gap_is_told_with_where_to_go_on() -> None:
     assert cursor.next == 10
 
 
+def test_how_a_run_ended_is_heard_though_more_was_shown_of_it_than_its_server_kept() -> None:
+    cursor = EventCursor(9)
+    assert cursor.take(line(6)) is None
+    event = cursor.take(line(7, "finished"))
+    assert event is not None
+    assert (event.index, cursor.finished) == (7, True)
+
+
 def test_pings_say_nothing() -> None:
     assert EventCursor().take(b"\r\n") is None
 

@@ -12,7 +12,10 @@ from typing import Any
 import anyio
 import pytest
 
-from .conftest import Cluster, until
+import inferd
+from inferd.protocol import ErrorInfo, Unavailable
+
+from .conftest import ANN, Cluster, until
 
 pytestmark = pytest.mark.anyio
 COUNTS = """
@@ -33,6 +36,13 @@ async def two_replicas(cluster: Cluster) -> None:
         await cluster.start_replica()
 
 
+CHATTERS = """
+import asyncio
+async def main():
+    while True:
+        print("x")
+        await asyncio.sleep(0.01)
+"""
 ECHOES = """
 import asyncio
 async def main(text: str):
@@ -105,6 +115,23 @@ async def test_a_killed_replicas_retry_safe_run_goes_on_elsewhere_and_says_nothi
     assert [event["index"] for event in follower.events] == list(range(len(follower.events)))
     assert follower.events[-1]["result"] == [1, 2]
     assert (await cluster.finished(run["id"]))["result"] == [1, 2]
+
+
+async def test_a_client_hears_how_a_run_ended_of_which_it_had_seen_more_than_was_kept(cluster: Cluster) -> None:
+    assert cluster.front is not None
+    await cluster.upload(CHATTERS, "chatters")
+    async with inferd.Client(cluster.front.url, ANN, patience_s=5) as client:
+        run = await client.launch("chatters")
+
+        async def killed_under_it() -> None:
+            async for event in run.events():
+                if event.index == 5:
+                    await cluster.kill(cluster.of({"id": run.id}))
+                elif event.kind == "finished":
+                    raise ErrorInfo(**event.data["error"]).to_exception()
+
+        with pytest.raises(Unavailable, match="the server ended while this run went on"):
+            await killed_under_it()
 
 
 async def test_other_runs_of_a_killed_replica_end_with_a_typed_error(cluster: Cluster) -> None:

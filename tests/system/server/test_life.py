@@ -41,6 +41,11 @@ async def test_runs_with_their_events_and_results_survive_a_restart(serve: Serve
         assert [run["id"] for run in listed] == [failed["id"], large["id"], over["id"]]
         stream = await served.client.get(paths[0], headers={"Accept": "text/event-stream"})
         assert stream.text.count("event: finished") == 1
+        behind = await served.client.get(f"/v1/runs/{over['id']}/events?from=100")
+        assert behind.text == events[0].splitlines(keepends=True)[-1], (
+            "who saw more than was kept hears how the run ended"
+        )
+        assert (await served.client.get(f"/v1/runs/{over['id']}/events?from=100&follow=false")).text == ""
         assert '"result":{"n":3}' in stream.text.replace(" ", "")
         assert (await served.client.post(f"/v1/runs/{over['id']}/cancel")).json()["state"] == "succeeded"
         refused = await served.client.post(f"/v1/runs/{over['id']}/messages", json={"message": 1})

@@ -15,6 +15,7 @@ from inferd_runtime.sandbox.messages import Bundle
 from inferd_runtime.sandbox.runner_build.component import ensure_runner
 from inferd_runtime.server.programs.bundles import Program, make_program
 from inferd_runtime.server.supervisor.commands import Commands, default_commands
+from inferd_runtime.server.supervisor.held_runs import RunRequest
 from inferd_runtime.server.supervisor.run_events import Ending
 from inferd_runtime.server.supervisor.runs import Run
 from inferd_runtime.server.supervisor.runtime import Runtime, open_runtime
@@ -39,6 +40,14 @@ async def main(prompt: str, max_tokens: int = 8) -> int:
         print(step.text, end="", flush=True)
         count += len(step.tokens)
     return count
+"""
+DRAWS = """
+import random
+from inferd import Context, Sampler
+
+async def main() -> str:
+    text = await Context().user("Tell me.").generate(Sampler.multinomial(), max_tokens=8).collect_text()
+    return f"{random.random()} {text}"
 """
 SAVE = """
 from inferd import Context, Sampler
@@ -149,6 +158,16 @@ async def test_a_program_generates_with_the_embedded_model(runtime: Runtime) -> 
 async def test_the_same_program_again_prints_the_same(runtime: Runtime) -> None:
     texts = [await printed(runtime.launch(program(GENERATE), PROMPT)) for _ in range(2)]
     assert texts[0] == texts[1]
+
+
+async def test_a_seed_holds_for_a_run_that_is_not_retry_safe(runtime: Runtime) -> None:
+    async def drawn(seed: int | None) -> str:
+        asked = RunRequest(program(DRAWS), "{}", runtime.settings.limits, seed=seed)
+        return str((await ended(runtime.launch_request(asked, "default"))).result)
+
+    seeded = {await drawn(7), await drawn(7)}
+    assert len(seeded) == 1
+    assert len({*seeded, await drawn(8), await drawn(None), await drawn(None)}) == 4
 
 
 async def test_a_program_opens_what_another_saved(runtime: Runtime) -> None:

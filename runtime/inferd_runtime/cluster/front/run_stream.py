@@ -71,9 +71,9 @@ class RunStream(Response):
         self._follow = follow_of(request)
         self._events = EventSplitter(first_index(request), self._as_sse)
         self._request = hop_request(request, key)
-        self._begun = self._broken = False
-        self._unsure = False
-        """Whether more may have been shown than is stored of the run: a replica was lost while this stream followed it there."""
+        self._begun = False
+        self._over = False
+        """Whether the run was over before the last question, which was answered to the end."""
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Answer, until the run is over or the client has left. Raises what the first replica answers instead."""
@@ -92,7 +92,6 @@ class RunStream(Response):
     async def _pass_on(self, scope: Scope, send: Send) -> bool:
         """Pass events on until the replica sends no more. False if it answered something else, which was passed on."""
         member = await self._member()
-        self._broken = False
         try:
             with self._members.watched(member):
                 async with self._hop.stream(member.url, self._asking()) as answer:
@@ -105,7 +104,7 @@ class RunStream(Response):
                         if whole:
                             await send({"type": "http.response.body", "body": whole, "more_body": True})
         except ReplicaGone:
-            self._broken = self._unsure = True
+            self._over = False
             self._events.drop()
         return True
 
@@ -117,23 +116,18 @@ class RunStream(Response):
             await send({"type": "http.response.start", "status": answer.status, "headers": headers})
 
     async def _more(self) -> bool:
-        """Return whether to ask again. Where more was shown than the heir has, its last event is asked for: how the run ended."""
-        if self._events.finished or not self._follow:
+        """Return whether to ask again: the run's last event has not come, and was not asked for since the run was over."""
+        if self._events.finished or not self._follow or self._over:
             return False
         try:
-            record = await self._record()
+            self._over = (await self._record()).finished_at is not None
         except NotFound:
             return False
-        if record.finished_at is not None and self._events.next >= record.next_event:
-            if not self._broken and not self._unsure:
-                return False
-            if not self._broken:
-                self._events.next, self._unsure = record.next_event - 1, False
         await anyio.sleep(AGAIN_SECONDS)
         return True
 
     async def _record(self) -> RunState:
-        """Return where the run is now, from whoever has it. Raises NotFound."""
+        """Return how the run is now, from whoever has it. Raises NotFound."""
         while True:
             member = await self._member()
             request = replace(self._request, target=f"/v1/runs/{self._run}".encode())
@@ -154,5 +148,4 @@ class RunStream(Response):
 class RunState(msgspec.Struct, frozen=True):
     """What of a run's JSON the stream of its events needs."""
 
-    next_event: int
     finished_at: float | None

@@ -75,7 +75,10 @@ def follow_of(request: Request) -> bool:
 
 
 async def _lines(run: AnyRun, start: int, follow: bool, as_sse: bool) -> AsyncGenerator[bytes]:
-    index, end = start, run.record().next_event
+    """Yield a run's events. Who follows a run that is over hears how it ended though more was shown of it than is kept: what it
+    said in the last moment before a server was killed.
+    """
+    index, end, finished = start, run.record().next_event, False
     if index >= end and not follow:
         return
     async with aclosing(run.batches(start, PING_SECONDS if follow else 0)) as batches:
@@ -83,13 +86,17 @@ async def _lines(run: AnyRun, start: int, follow: bool, as_sse: bool) -> AsyncGe
             async for part in _parts(run, batch, as_sse):
                 yield part
             if batch:
-                index = batch[-1].index + 1
+                index, finished = batch[-1].index + 1, batch[-1].kind == "finished"
             if not follow and index >= end:
                 return
             if not batch:
                 yield b": ping\n\n" if as_sse else b"\n"
             elif follow:
                 await anyio.sleep(PAUSE_SECONDS)
+    record = run.record()
+    if record.finished_at is not None and not finished:
+        async for part in _lines(run, record.next_event - 1, False, as_sse):
+            yield part
 
 
 async def _parts(run: AnyRun, batch: list[RunEvent], as_sse: bool) -> AsyncGenerator[bytes]:

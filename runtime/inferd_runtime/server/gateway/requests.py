@@ -26,9 +26,9 @@ MAX_KEY = 255
 class LaunchBody(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """``POST /v1/runs``. ``program`` is a name, ``name@version`` or a hash; ``limits`` holds only what to change.
 
-    ``retry_safe``: the run may be started again after a crash (None: as the program says), and is deterministic for a ``seed``
-    (None: one is drawn). ``mcp``: the run, and those that it launches, may use the servers of tools that are offered under this
-    key.
+    ``retry_safe``: the run may be started again after a crash (None: as the program says). ``seed``: of its random numbers, and
+    of samplers without one (None: any; a retry-safe run keeps what was drawn). ``mcp``: the run, and those that it launches, may
+    use the servers of tools that are offered under this key.
     """
 
     program: str

@@ -85,7 +85,7 @@ class Relaunch(msgspec.Struct, frozen=True):
 
     bundle: Bundle
     arguments: str
-    seed: int
+    seed: int | None
     mcp: str = ""
 
     @property

@@ -72,8 +72,8 @@ class Run:
     _changed: anyio.Event | None = field(default=None, repr=False)
     retry_safe: bool = False
     """Whether it is started again when its worker or the engine ends: its arguments and messages are kept for that."""
-    seed: int = 0
-    """Of all random numbers of the program, and of samplers without a seed of their own."""
+    seed: int | None = None
+    """Of all random numbers of the program, and of samplers without a seed of their own; None: they draw anew."""
     attempts: int = 1
     queued: float = field(default_factory=time.monotonic, repr=False)
     """When it began to wait for a worker, by the monotonic clock."""

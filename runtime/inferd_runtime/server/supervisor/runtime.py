@@ -162,8 +162,8 @@ class Runtime:
         run = Run(
             asked.program, asked.arguments, tenant, asked.limits, EventBuffer(self.settings.run_event_bytes),
             id=self.new_run_id(), on_cancel=self._end, on_message=self._deliver, retry_safe=asked.retry_safe,
-            seed=secrets.randbits(SEED_BITS) if asked.seed is None else asked.seed, parent=asked.parent,
-            mcp=asked.mcp,
+            seed=secrets.randbits(SEED_BITS) if asked.retry_safe and asked.seed is None else asked.seed,
+            parent=asked.parent, mcp=asked.mcp,
         )  # fmt: skip
         self.fleet.pool.submit(run.id, tenant)
         self.runs.add(run)
@@ -258,8 +258,10 @@ class Runtime:
         assert run is not None
         self._held[run_id] = HeldRun(run, worker, time.monotonic() + run.limits.wall_s + GRACE_SECONDS)
         grant = self.engine.grants.issue(session_of(run), run.tenant)
-        seed, is_child, run.placed = run.seed if run.retry_safe else None, run.parent is not None, True
-        self.fleet.send(worker, LaunchRun(run.id, grant, run.program.bundle, run.arguments, run.limits, seed, is_child))
+        is_child, run.placed = run.parent is not None, True
+        self.fleet.send(
+            worker, LaunchRun(run.id, grant, run.program.bundle, run.arguments, run.limits, run.seed, is_child)
+        )
         for message in self._undelivered.pop(run_id, []):
             self.fleet.send(worker, Deliver(run_id, message))
         run.waiting_bytes = 0
