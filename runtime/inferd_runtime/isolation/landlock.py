@@ -21,7 +21,7 @@ OF_FILES = EXECUTE | WRITE_FILE | READ_FILE | TRUNCATE | IOCTL_DEVICE
 FILE_RIGHTS: Mapping[int, int] = {1: (1 << 13) - 1, 2: (1 << 14) - 1, 3: (1 << 15) - 1, 5: (1 << 16) - 1}
 """All rights on files that a version of Landlock knows, from the version on that brought them."""
 NETWORK_SINCE, NETWORK_RIGHTS = 4, 0b11
-SCOPES_SINCE, SCOPES = 6, 0b11
+SCOPES_SINCE, ABSTRACT_SOCKETS, SIGNALS = 6, 0b01, 0b10
 """TCP ports to bind and connect; abstract sockets and signals of processes outside."""
 
 
@@ -47,7 +47,7 @@ def landlock_version(kernel: Kernel) -> int:
 @dataclass(frozen=True)
 class Allowed:
     """Folders and files to read; to read and run; to read and write, but make none; to do everything with. ``network``: whether
-    TCP ports may be used.
+    TCP ports may be used; ``abstract_sockets``: whether other processes' may.
     """
 
     readable: Iterable[str] = ()
@@ -55,6 +55,7 @@ class Allowed:
     changeable: Iterable[str] = ()
     writable: Iterable[str] = ()
     network: bool = False
+    abstract_sockets: bool = False
 
 
 def restrict_files(kernel: Kernel, allowed: Allowed) -> int:
@@ -65,7 +66,8 @@ def restrict_files(kernel: Kernel, allowed: Allowed) -> int:
     version = landlock_version(kernel)
     handled = max(rights for since, rights in FILE_RIGHTS.items() if since <= version)
     network = NETWORK_RIGHTS if version >= NETWORK_SINCE and not allowed.network else 0
-    wanted = _Ruleset(handled, network, SCOPES if version >= SCOPES_SINCE else 0)
+    scopes = SIGNALS | (0 if allowed.abstract_sockets else ABSTRACT_SOCKETS)
+    wanted = _Ruleset(handled, network, scopes if version >= SCOPES_SINCE else 0)
     size = 8 if version < NETWORK_SINCE else 16 if version < SCOPES_SINCE else 24
     ruleset = kernel.syscall("landlock_create_ruleset", ctypes.byref(wanted), size, 0)
     try:

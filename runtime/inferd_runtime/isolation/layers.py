@@ -132,6 +132,7 @@ class Confinement:
             )  # fmt: skip
         return Allowed(
             runnable=runnable(self._access, readable), writable=writable(self._access), network=True,
+            abstract_sockets=self._access.abstract_sockets,
             changeable=["/proc"] if os.geteuid() else [],  # root could change the kernel there; others need it for namespaces
         )  # fmt: skip
 

@@ -25,11 +25,13 @@ class Access:
     """Folders and files of the machine that a child may use beside Python's and the package's own.
 
     ``sockets``: folders with sockets that it connects to; they can be entered, and nothing in them be read or written.
+    ``abstract_sockets``: whether it may speak to abstract ones of other processes, over which NCCL's ranks hand out memory.
     """
 
     read: tuple[str, ...] = ()
     write: tuple[str, ...] = ()
     sockets: tuple[str, ...] = ()
+    abstract_sockets: bool = False
 
 
 @dataclass(frozen=True)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import ctypes
 import json
 import os
+import socket
 import subprocess
 import sys
 import tempfile
@@ -30,7 +31,12 @@ def called(number: int) -> str:
     return "refused" if libc.syscall(number, *arguments) < 0 and ctypes.get_errno() == 1 else "done"
 
 
-def main(secret: str, parent: str) -> None:
+def spoken(name: str) -> None:
+    with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as ours:
+        ours.sendto(b"memory", "\0" + name)
+
+
+def main(secret: str, parent: str, abstract: str) -> None:
     elsewhere = os.path.dirname(secret)
     forbidden = {
         "read a secret": lambda: open(secret).close(),
@@ -44,6 +50,7 @@ def main(secret: str, parent: str) -> None:
         "read the parent's environment": lambda: open(f"/proc/{parent}/environ").close(),
         "read the parent's memory": lambda: open(f"/proc/{parent}/mem", "rb").close(),
         "signal the parent": lambda: os.kill(int(parent), 0),
+        "speak to the parent's abstract socket": lambda: spoken(abstract),
     }
     made = {name: outcome(attempt) for name, attempt in forbidden.items()}
     machine = MACHINES[os.uname().machine]

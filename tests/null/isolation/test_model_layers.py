@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import json
 import os
+import socket
 import subprocess
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -34,18 +37,47 @@ def secret() -> Iterator[Path]:
         yield path
 
 
+@pytest.fixture
+def attempted(secret: Path) -> Iterator[Callable[[Access], dict[str, Any]]]:
+    """What came of the attempts of a process with that access, beside an abstract socket of this one."""
+    name = f"inferd-test-{os.getpid()}"
+
+    def attempt(access: Access) -> dict[str, Any]:
+        arguments = (str(secret), str(os.getpid()), name)
+        launch = Launch(str(ATTEMPTS), ChildKind.MODEL, arguments, access=access, require_all=True)
+        done = subprocess.run(
+            launch.command, input=launch.document(), env=launch.environment, capture_output=True, timeout=60
+        )
+        found: dict[str, Any] = json.loads(done.stdout or done.stderr)
+        return found
+
+    with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as listener:
+        listener.bind("\0" + name)
+        yield attempt
+
+
 @pytest.mark.skipif(bool(MISSING), reason=f"this system does not offer {', '.join(MISSING)}")
-def test_a_process_with_models_that_was_taken_over_reaches_no_other_files_or_processes(secret: Path) -> None:
-    launch = Launch(str(ATTEMPTS), ChildKind.MODEL, (str(secret), str(os.getpid())), require_all=True)
-    done = subprocess.run(
-        launch.command, input=launch.document(), env=launch.environment, capture_output=True, timeout=60
-    )
-    found = json.loads(done.stdout or done.stderr)
+def test_a_process_with_models_that_was_taken_over_reaches_no_other_files_or_processes(
+    secret: Path, attempted: Callable[[Access], dict[str, Any]]
+) -> None:
+    found = attempted(Access())
     through = [name for name, came in found["made"].items() if not came.startswith("refused")]
     assert (through, found["compiler_lacks"]) == ([], [])
     assert len(found["made"]) > 30
     assert set(found["needed"].values()) == {"done"}
     assert secret.exists()
+
+
+@pytest.mark.skipif(bool(MISSING), reason=f"this system does not offer {', '.join(MISSING)}")
+def test_ranks_speak_to_each_other_over_abstract_sockets_and_reach_nothing_else(
+    attempted: Callable[[Access], dict[str, Any]],
+) -> None:
+    """NCCL hands memory of devices out over them: refused, it would end the first sum of two GPUs."""
+    access = engine_access(replace(EngineSettings(), tensor_parallel=2))
+    found = attempted(Access(abstract_sockets=access.abstract_sockets))
+    through = [name for name, came in found["made"].items() if not came.startswith("refused")]
+    assert through == ["speak to the parent's abstract socket"]
+    assert not engine_access(EngineSettings()).abstract_sockets
 
 
 def test_an_engine_may_read_its_models_and_adapters_and_where_their_links_lead(tmp_path: Path) -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from inferd_runtime.file_cache import cache_folder
@@ -72,7 +72,8 @@ def engine_access(settings: EngineSettings, *folders: Path) -> Access:
     adapters = [adapter.folder for adapter in settings.adapter]
     own = [folder for folder in (cache_folder(), settings.snapshots, *folders) if folder is not None]
     own += map(Path, settings.engine_write)
-    return model_access([*named, *adapters, *map(Path, settings.engine_read)], own)
+    access = model_access([*named, *adapters, *map(Path, settings.engine_read)], own)
+    return replace(access, abstract_sockets=settings.tensor_parallel > 1)
 
 
 def run_engine(child: Child, serve: Callable[[EngineStart], None]) -> int:

@@ -55,6 +55,7 @@ class Follower:
         with theirs:
             own = replace(settings, channel=theirs.fileno())
             access = model_access([Path(settings.model.name).expanduser()], [cache_folder(), settings.store.parent])
+            access = replace(access, abstract_sockets=True)
             launch = Launch(FOLLOWER_MODULE, ChildKind.MODEL, settings=own, access=access)
             self.child = BlockingChild(launch, pass_fds=[theirs.fileno()])
 
