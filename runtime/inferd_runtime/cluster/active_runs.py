@@ -45,6 +45,14 @@ class ActiveRuns:
         begun = sum(one.size for one in self._begun.values() if one.tenant == tenant)
         return begun + sum(held.get(tenant, 0) for held in self._held.values())
 
+    def held_elsewhere(self, replica: str) -> dict[str, int]:
+        """Return how many bytes they hold on other replicas, by tenant."""
+        total = Counter[str]()
+        for name, held in self._held.items():
+            if name != replica:
+                total.update(held)
+        return dict(total)
+
     def begin(self, tenant: str, size: int = 0) -> int:
         """Count a launch of so many bytes. Returns a number for :meth:`placed` or :meth:`drop`."""
         number = next(self._numbers)

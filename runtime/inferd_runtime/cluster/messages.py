@@ -35,6 +35,7 @@ class FrontOrder(msgspec.Struct, frozen=True, kw_only=True):
         elsewhere: seconds of service that tenants have received on other replicas since the front started.
         forget: of the finished runs and responses that were ever kept here, how many the replica should have forgotten, by
             store and tenant.
+        held: bytes that runs hold that are not over, on other replicas, by tenant.
     """
 
     front: str
@@ -44,6 +45,7 @@ class FrontOrder(msgspec.Struct, frozen=True, kw_only=True):
     shares: dict[str, dict[str, QuotaShare]] = {}
     elsewhere: dict[str, float] = {}
     forget: dict[str, dict[str, int]] = {}
+    held: dict[str, int] = {}
 
 
 class ReplicaReport(msgspec.Struct, frozen=True, kw_only=True):

@@ -82,3 +82,14 @@ def test_what_any_replica_may_have_got_counts_until_a_report_could_have_it() -> 
     assert active.count("ann") == 1
     active.heard("x", {"run": "ann"}, Counter(), asked_at=6.0)
     assert active.count("ann") == 1
+
+
+def test_a_replica_is_told_what_runs_hold_on_the_others_until_an_heir_says_it() -> None:
+    active = ActiveRuns()
+    active.heard("x", {}, {}, 1.0, {"ann": 5, "bob": 1})
+    active.heard("y", {}, {}, 1.0, {"ann": 7})
+    active.heard("z", {}, {}, 1.0, {"ann": 2})
+    assert active.held_elsewhere("x") == {"ann": 9}
+    assert active.held_elsewhere("y") == {"ann": 7, "bob": 1}
+    active.ended("z")
+    assert active.held_elsewhere("y") == {"ann": 5, "bob": 1}

@@ -200,6 +200,10 @@ def test_what_active_runs_hold_is_bounded_for_each_tenant() -> None:
     store.retire(run)
     assert run.arguments == ""
     store.check_room("ann", 2_000)
+    store.held_elsewhere = {"ann": 9_000, "bob": 1}
+    with pytest.raises(LimitExceeded, match="9000 bytes already"):
+        store.check_room("ann", 2_000)
+    store.check_room("bob", 2_000)
 
 
 def test_a_follower_gets_no_more_than_a_batch_at_a_time() -> None:

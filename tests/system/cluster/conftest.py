@@ -30,6 +30,7 @@ CID = "token-of-cid-0123456789"
 DAN = "token-of-dan-0123456789"
 EVE = "token-of-eve-0123456789"
 FAY = "token-of-fay-0123456789"
+GUS = "token-of-gus-0123456789"
 ROOT = "token-of-root-0123456789"
 TOKENS = f"""
 {ANN} ann weight=2
@@ -38,6 +39,7 @@ TOKENS = f"""
 {DAN} dan runs=4 waiting=3
 {EVE} eve launches_per_minute=3
 {FAY} fay kept_runs=6 kept_bytes=60000
+{GUS} gus runs=2 waiting=4 kept_bytes=60000
 {ROOT} root role=admin
 """
 KEY = "key-of-the-cluster-0123456789abcdef"

@@ -16,7 +16,7 @@ from inferd_runtime.cluster.messages import RUN_ID
 from inferd_runtime.server.tenancy.quotas import Role
 from inferd_runtime.server.tenancy.tokens import TokenRights
 
-from .conftest import ANN, BOB, CID, DAN, EVE, FAY, KEY, ROOT, Cluster, until
+from .conftest import ANN, BOB, CID, DAN, EVE, FAY, GUS, KEY, ROOT, Cluster, until
 
 pytestmark = pytest.mark.anyio
 HELLO = "async def main(word: str = 'x'):\n    print('hello', word)\n    return word\n"
@@ -191,6 +191,39 @@ async def test_finished_runs_are_kept_over_all_replicas_by_what_the_tenant_may_h
         await ended(f"other-{number}")
     await until(newest_six)
     assert len({RUN_ID.fullmatch(run)[1] for run in begun[-6:]}) == 2  # type: ignore[index]
+
+
+async def test_messages_of_runs_that_wait_are_held_over_all_replicas_by_what_the_tenant_may_have(
+    cluster: Cluster,
+) -> None:
+    """60,000 bytes: what one replica holds leaves the rest to the other."""
+    headers, client = {"Authorization": f"Bearer {GUS}"}, cluster.client
+    begun: list[str] = []
+    for name in ("waits-a", "waits-b", "waits-a", "waits-b"):
+        upload = {"files": {"main.py": f"{WAITS}# {name}"}, "name": name}
+        assert (await client.post("/v1/programs", json=upload, headers=headers)).is_success
+        own = {**headers, "x-session-id": name}
+        begun.append((await client.post("/v1/runs", json={"program": name}, headers=own)).json()["id"])
+    assert {RUN_ID.fullmatch(run)[1] for run in begun[2:]} == cluster.replicas.keys()  # type: ignore[index]
+
+    async def is_taken(run: str, size: int) -> bool:
+        path, body = f"/v1/runs/{run}/messages", {"message": "x" * size}
+        answer = await client.post(path, json=body, headers=headers)
+        return answer.status_code == 202
+
+    assert await is_taken(begun[2], 45_000)
+    taken = 0
+
+    async def is_full() -> bool:
+        nonlocal taken
+        fits = await is_taken(begun[3], 200)
+        taken += 200 * fits
+        return not fits
+
+    await until(is_full)
+    assert 0 < taken < 30_000
+    for run in begun:
+        await client.post(f"/v1/runs/{run}/cancel", headers=headers)
 
 
 async def test_figures_of_all_replicas_are_on_one_page(cluster: Cluster) -> None:

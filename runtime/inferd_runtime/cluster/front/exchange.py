@@ -47,6 +47,7 @@ class TenantExchange:
         return FrontOrder(
             front=front, drained=drained, in_flight=in_flight, parts=self._shares.parts_for(replica),
             shares=self._shares.of(replica), elsewhere=self._elsewhere.of(replica), forget=self._kept.of(replica),
+            held=self.active.held_elsewhere(replica),
         )  # fmt: skip
 
     def heard(self, report: ReplicaReport, asked_at: float) -> None:

@@ -75,6 +75,7 @@ class ReplicaApi:
         self.state.ordered(order)
         self.quotas.ordered(order)
         self._forget(order)
+        self.runtime.runs.held_elsewhere = order.held
         await self.exchange.exchange()
         stats, runtime, pool = await self._engine_stats(), self.runtime, self.runtime.fleet.pool
         running, waiting = pool.running_by_tenant, pool.waiting_by_tenant

@@ -8,7 +8,7 @@ from __future__ import annotations
 import math
 import time
 from collections import defaultdict
-from collections.abc import AsyncGenerator, AsyncIterator, Callable, Iterable, Iterator
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from itertools import islice
@@ -356,10 +356,11 @@ class Run:
 
 class RunStore:
     """The runs in memory: all that go on, and the newest finished ones of each tenant, within its quotas, until they are
-    stored.
+    stored. ``held_elsewhere``: bytes that active runs hold on other replicas of a cluster, by tenant.
     """
 
     def __init__(self, quotas: QuotasOf) -> None:
+        self.held_elsewhere: Mapping[str, int] = {}
         self._quotas = quotas
         self._active: dict[str, Run] = {}
         self._active_of: defaultdict[str, dict[str, Run]] = defaultdict(dict)
@@ -381,7 +382,8 @@ class RunStore:
     def check_room(self, tenant: str, size: int) -> None:
         """Raise LimitExceeded if a run of ``size`` bytes of arguments is more than is kept of the tenant's active runs."""
         most = self._quotas(tenant).kept_bytes
-        held = sum(run.held_bytes for run in self._active_of.get(tenant, {}).values())
+        here = sum(run.held_bytes for run in self._active_of.get(tenant, {}).values())
+        held = here + self.held_elsewhere.get(tenant, 0)
         if most and held + size > most:
             message = f"the tenant's runs that are not over hold {held} bytes already"
             raise quota_exceeded("kept_bytes", most, message, RETRY_SECONDS)
