@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections import deque
 from collections.abc import Callable, Sequence
+from types import CoroutineType
 from typing import Any, NoReturn
 
 from inferd.protocol import ProgramError
@@ -13,6 +14,8 @@ from inferd_runtime.sandbox.runner.completions import Completions
 MOST_SKIPPED = 16
 """So many rounds of the loop, while something is always ready to run, before the host is asked for what has finished."""
 
+MOST_LINES = 8
+"""So many lines are named in which tasks wait."""
 
 NO_PIPES = (
     "a program has no sockets, processes, pipes or signals: it fetches (inferd.http.fetch), gets messages (inferd.session) and "
@@ -34,10 +37,26 @@ class _Selector:
         self._skipped = 0
         if timeout is None and not self._completions.pending:
             raise ProgramError(
-                "the program would wait for ever: every task waits for another one, and no operation or timer is under way"
+                "the program would wait for ever: every task waits for another one, and no operation or timer is under way; "
+                f"they wait at {', '.join(_waiting_lines()) or 'no line of the program'}"
             )
         self._completions.wait(timeout)
         return ()
+
+
+def _waiting_lines() -> list[str]:
+    """Return the lines of the program's own files in which tasks wait, some of them if there are many."""
+    lines = set()
+    for task in asyncio.all_tasks():
+        awaited: Any = task.get_coro()
+        line = ""
+        while isinstance(awaited, CoroutineType):
+            file = awaited.cr_code.co_filename
+            if awaited.cr_frame is not None and not file.startswith(("/", "<")):  # those of programs are relative
+                line = f"{file}:{awaited.cr_frame.f_lineno}"
+            awaited = awaited.cr_await
+        lines.add(line)
+    return sorted(lines - {""})[:MOST_LINES]
 
 
 class GuestEventLoop(asyncio.BaseEventLoop):

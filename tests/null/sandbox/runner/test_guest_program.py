@@ -234,9 +234,21 @@ async def main():
     assert run(program.replace("return seen", "raise ValueError(seen)"))["message"] == "ValueError: ['cleaned']"
 
 
-def test_a_deadlock_is_an_error(run: Run) -> None:
-    error = run("import asyncio\nasync def main(): await asyncio.Future()")
+def test_a_deadlock_is_an_error_that_names_the_lines_where_tasks_wait(run: Run) -> None:
+    program = """
+import asyncio
+async def take(first, second):
+    async with first:
+        await asyncio.sleep(0)
+        async with second:
+            pass
+async def main():
+    one, two = asyncio.Lock(), asyncio.Lock()
+    await asyncio.gather(take(one, two), take(two, one))
+"""
+    error = run(program)
     assert error["message"].startswith("the program would wait for ever")
+    assert error["message"].endswith("they wait at main.py:10, main.py:6")
 
 
 SEEDED = """
