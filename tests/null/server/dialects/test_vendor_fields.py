@@ -12,6 +12,14 @@ from typing import Any
 
 import pytest
 import typing_extensions
+from openai.types.responses import (
+    FunctionTool,
+    ResponseFunctionToolCall,
+    ResponseOutputMessage,
+    ResponseOutputText,
+    ResponseReasoningItem,
+)
+from openai.types.responses.response_reasoning_item import Content as ReasoningContent
 
 from inferd.protocol import InvalidRequest
 from inferd_runtime.server.dialects.anthropic.dialect import AnthropicMessages
@@ -148,3 +156,20 @@ def test_a_field_with_the_name_of_a_word_of_pythons_is_refused_by_that_name() ->
         with pytest.raises(InvalidRequest) as refused:
             OpenAiResponses().read(json.dumps({"model": "t", **body}).encode(), ClientHeaders())
         assert refused.value.detail["param"] == param
+
+
+def test_what_openais_client_has_read_can_be_sent_back_as_it_dumps_it() -> None:
+    """With all fields that its types have, by the names that they have in Python."""
+    text = ResponseOutputText(type="output_text", text="a", annotations=[])
+    thought = ReasoningContent(type="reasoning_text", text="b")
+    items = [
+        ResponseReasoningItem(id="rs_1", type="reasoning", summary=[], content=[thought]),
+        ResponseOutputMessage(id="msg_1", type="message", role="assistant", status="completed", content=[text]),
+        ResponseFunctionToolCall(type="function_call", id="fc_1", call_id="c", name="f", arguments="{}"),
+    ]
+    tool = FunctionTool(type="function", name="f", parameters={}, strict=True)
+    answer = {"type": "function_call_output", "call_id": "c", "output": "d"}
+    body = {"model": "t", "input": [*(item.model_dump() for item in items), answer], "tools": [tool.model_dump()]}
+    read = OpenAiResponses().read(json.dumps(body).encode(), ClientHeaders())
+    said = read.request.messages[0]
+    assert (said.reasoning, said.content, [call.name for call in said.tool_calls]) == ("b", "a", ["f"])

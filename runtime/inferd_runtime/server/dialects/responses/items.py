@@ -125,6 +125,7 @@ KINDS: Mapping[str, type[Any]] = {
 }
 INPUT_PARTS: Mapping[str, type[Any]] = {"input_text": InputText}
 OUTPUT_PARTS: Mapping[str, type[Any]] = {"output_text": OutputText, "refusal": OutputRefusal, "input_text": InputText}
+DUMPED_NAMES = {"async_": "async"}
 DIRECT = (None, {"type": "direct"})
 MEANS_NOTHING: Mapping[str, Mapping[str, Sequence[Any]]] = {
     "reasoning": {"encrypted_content": (None,)},
@@ -151,7 +152,7 @@ def message_item(role: str, text: str) -> Item:
 
 def _read_item(value: Any, at: str) -> Item | ItemReference:
     kind = _kind_of(value, at)
-    item = as_kind(value, KINDS[kind], at)  # type: Any
+    item = as_kind(as_sent(value), KINDS[kind], at)  # type: Any
     check_means_nothing(item, MEANS_NOTHING.get(kind, {}), f"{at}.")
     match item:
         case MessageItem():
@@ -166,6 +167,15 @@ def _read_item(value: Any, at: str) -> Item | ItemReference:
             return _output(item, at)
     reference: ItemReference = item
     return reference
+
+
+def as_sent(value: Any) -> Any:
+    """Return an object with the names of its fields, some of which OpenAI's client has others for: a dump of what it read has
+    these.
+    """
+    if not isinstance(value, dict) or not DUMPED_NAMES.keys() & value.keys():
+        return value
+    return {DUMPED_NAMES.get(name, name): one for name, one in value.items()}
 
 
 def _kind_of(value: Any, at: str) -> str:

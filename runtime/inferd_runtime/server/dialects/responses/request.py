@@ -48,6 +48,7 @@ from inferd_runtime.server.dialects.responses.fields import (
     ResponseTool,
     asked_format,
 )
+from inferd_runtime.server.dialects.responses.items import as_sent
 from inferd_runtime.server.dialects.responses.namespaces import NAMESPACE, shown_name
 from inferd_runtime.server.dialects.sampling import allowing_no_share
 
@@ -158,7 +159,7 @@ def _namespace(value: Any, at: str) -> list[Tool]:
 
 
 def _tool(value: Any, at: str) -> Tool:
-    tool = read_tool(value, "function", ResponseTool, TOOL_MEANS_NOTHING, at)
+    tool = read_tool(as_sent(value), "function", ResponseTool, TOOL_MEANS_NOTHING, at)
     check_object_schema(tool.parameters or {}, f"{at}.parameters")
     return Tool(tool.name, tool.description or "", tool.parameters or dict(ANY_OBJECT))
 
