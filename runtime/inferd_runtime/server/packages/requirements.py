@@ -24,13 +24,14 @@ def checked_requirements(dependencies: Iterable[str]) -> tuple[str, ...]:
 
     Raises InvalidRequest for what is no requirement or names a URL or file, LimitExceeded for too many.
     """
-    wanted = {str(one) for one in map(_parsed, dependencies) if canonicalize_name(one.name) not in PROVIDED}
-    if len(wanted) > MAX_REQUIREMENTS:
+    named = set(dependencies)
+    if len(named) > MAX_REQUIREMENTS:  # before they are read, which takes up to 0.4 ms each
         raise LimitExceeded(
-            f"the program names {len(wanted)} dependencies; it may name {MAX_REQUIREMENTS}", limit="dependencies",
+            f"the program names {len(named)} dependencies; it may name {MAX_REQUIREMENTS}", limit="dependencies",
             value=MAX_REQUIREMENTS, raise_with="fewer dependencies",
         )  # fmt: skip
-    return tuple(sorted(wanted))
+    parsed = map(_parsed, sorted(named))
+    return tuple(sorted({str(one) for one in parsed if canonicalize_name(one.name) not in PROVIDED}))
 
 
 def check_python(wanted: str) -> None:
