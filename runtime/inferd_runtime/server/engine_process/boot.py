@@ -31,6 +31,10 @@ from inferd_runtime.session.wire import send_frames
 log = logging.getLogger("inferd.engine")
 TEXT_LANES = 1
 """Threads that tokenize long texts."""
+QUEUED = 4096
+"""Replies to one session that nobody has read: a socket drops more. A program has 1,024 calls open, a script 1,000, and of those
+that were read up to half of the queue still count.
+"""
 STORE_THREADS = 8
 """Requests to a store of saved contexts elsewhere that are under way at a time."""
 
@@ -76,8 +80,9 @@ def snapshot_store(start: EngineStart) -> SnapshotStore | None:
 
 
 def bind(context: zmq.Context[Any], endpoint: str) -> zmq.Socket[bytes]:
-    """Return a ROUTER that listens on an endpoint and drops what is unsent when it is closed."""
+    """Return a ROUTER that listens on an endpoint and drops what is unsent when it is closed, and replies beyond ``QUEUED``."""
     socket: zmq.Socket[bytes] = context.socket(zmq.ROUTER)
     socket.setsockopt(zmq.LINGER, 0)
+    socket.setsockopt(zmq.SNDHWM, QUEUED)
     socket.bind(endpoint)
     return socket
