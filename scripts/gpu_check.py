@@ -1,7 +1,8 @@
 """``make gpu-check``: everything that is to be run on a device for the first time, in order, and one report of it.
 
 Each check is a process of its own, under a time limit, with its log beside the report. A check that later ones rest on stops
-them when it fails: figures of wrong logits would mean nothing. Without a CUDA device it says so, and that is all.
+them when it fails: figures of wrong logits would mean nothing. Where no command may take so long, ``--only smoke,attention`` runs
+some, and adds to the report; what was compiled and what ended a process is kept. Without a CUDA device it says so, and no more.
 """
 
 from __future__ import annotations
@@ -24,6 +25,7 @@ PYTEST = (sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider")
 SANITIZED = ("tests/gpu/test_cache.py", "-k", "move")
 RACED = ("tests/gpu/test_attention.py", "-k", "paged", "--maxfail", "1")
 PACKAGES = ("triton", "transformers", "msgspec", "pytest", "llguidance")
+REPORT = "report.md"
 TAIL = 30
 SECONDS = 45 * 60
 """Of all checks together."""
@@ -131,7 +133,9 @@ def main() -> int:
     """Run the checks. Returns 0 if all passed, or if there is no device."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--output", type=Path, default=ROOT / "build" / "gpu")
-    output = parser.parse_args().output.resolve()
+    parser.add_argument("--only", default="", help="words, with commas between them: checks whose name has one of them")
+    options = parser.parse_args()
+    output = options.output.resolve()
     if not torch.cuda.is_available():
         print("There is no CUDA device here: nothing was checked.")
         return 0
@@ -139,10 +143,17 @@ def main() -> int:
     if missing:
         print(f"Nothing was checked, as packages are missing: {', '.join(missing)}")
         return 1
+    words = options.only.split(",")
+    chosen = [check for check in checks(output) if any(word in check.name for word in words)]
+    if not chosen:
+        print(f"No check is named so; there are: {'; '.join(check.name for check in checks(output))}")
+        return 1
     output.mkdir(parents=True, exist_ok=True)
-    shutil.rmtree(output / "cache", ignore_errors=True)
+    if not options.only:
+        shutil.rmtree(output / "cache", ignore_errors=True)
+        (output / REPORT).unlink(missing_ok=True)
     title = f"{torch.cuda.get_device_name()}, torch {torch.__version__}, {time.strftime('%Y-%m-%d')}"
-    return run_all(title, checks(output), output)
+    return run_all(title, chosen, output)
 
 
 def run_all(title: str, left: list[Check], output: Path) -> int:
@@ -156,8 +167,9 @@ def run_all(title: str, left: list[Check], output: Path) -> int:
         print(f"{check.name}: {outcomes[-1].said}, {outcomes[-1].seconds:.0f} s", flush=True)
         if check.needed and not outcomes[-1].passed:
             break
-    (output / "report.md").write_text(report(title, outcomes, left, output))
-    print(f"report: {output / 'report.md'}")
+    with (output / REPORT).open("a") as file:
+        file.write(report(title, outcomes, left, output))
+    print(f"report: {output / REPORT}")
     return 0 if all(one.passed for one in outcomes) and not left else 1
 
 

@@ -46,6 +46,29 @@ def test_missing_packages_are_named_before_anything_runs(
     assert capsys.readouterr().out == "Nothing was checked, as packages are missing: msgspec, llguidance\n"
 
 
+def test_some_checks_can_be_run_at_a_time(
+    script: ModuleType, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "get_device_name", lambda: "a device")
+    monkeypatch.setattr(script, "find_spec", lambda name: name)
+    monkeypatch.setattr(script, "run", lambda check, *given: script.Outcome(check, "passed", 1.0))
+    (tmp_path / "cache").mkdir()
+    for words in ("smoke,attention", "memory of steps"):
+        monkeypatch.setattr(sys, "argv", ["gpu_check.py", "--output", str(tmp_path), "--only", words])
+        assert script.main() == 0
+    rows = [line for line in (tmp_path / "report.md").read_text().splitlines() if "passed" in line]
+    assert [row.split(" | ")[0] for row in rows] == ["| smoke", "| attention, products", "| memory of steps"]
+    assert (tmp_path / "cache").exists()
+    monkeypatch.setattr(sys, "argv", ["gpu_check.py", "--output", str(tmp_path), "--only", "smok3"])
+    assert script.main() == 1
+    assert "No check is named so; there are: smoke; sampling" in capsys.readouterr().out
+    monkeypatch.setattr(sys, "argv", ["gpu_check.py", "--output", str(tmp_path)])
+    assert script.main() == 0
+    assert (tmp_path / "report.md").read_text().count("| smoke |") == 1
+    assert not (tmp_path / "cache").exists()
+
+
 @pytest.mark.system
 def test_the_tests_of_a_device_need_no_other_packages(tmp_path: Path) -> None:
     """Beside those that the check asks for, and what PyTorch and transformers bring."""

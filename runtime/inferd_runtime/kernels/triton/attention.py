@@ -81,14 +81,18 @@ def choose_blocks(dtype: torch.dtype, width: int, group: int, tile_rows: int, ca
     rows = max(1, min(tile_rows, most // triton.next_power_of_2(group)))
     queries = max(16, triton.next_power_of_2(rows * group))
     keys = max(16, min(64, 8192 // padded))
+    fewer = max(16, keys // 2)
+    # The places of uneven groups of heads leave fewer registers to the scores.
+    uneven = group & (group - 1) > 0
     if queries * padded < 64 * 128 and queries <= 64:
-        return AttentionBlocks(rows, queries, keys, 4, 5)
+        # For narrow heads the assembler of 8.0 spills, to make room for a third program.
+        cramped = capability < 90 and padded == 64 and (queries == 32 or (queries == 64 and uneven))
+        return AttentionBlocks(rows, queries, fewer if cramped else keys, 4, 5)
     large = queries > 64 or padded > 128
     if capability >= 90:
-        # On 10.0 the places of uneven groups of heads leave fewer registers to the scores.
-        uneven = capability >= 100 and queries > 64 and group & (group - 1)
-        return AttentionBlocks(rows, queries, max(16, keys // 2) if uneven else keys, 8 if large else 4, 3)
-    return AttentionBlocks(rows, queries, max(16, keys // 2) if large else keys, 8, 3)
+        cramped = uneven and capability >= 100 and padded >= 128
+        return AttentionBlocks(rows, queries, fewer if cramped else keys, 8 if large else 4, 3)
+    return AttentionBlocks(rows, queries, fewer if large or uneven else keys, 8, 3)
 
 
 def fits_loop(queries: int, capability: int) -> bool:
@@ -314,6 +318,11 @@ def variants(capability: int = 90) -> Iterator[Variant]:
         "width 96": AttentionCase(shared=32, width=96),
         "chunk, 5 to 1": AttentionCase(heads=40, chunk=8192),
         "7 to 1": AttentionCase(heads=28, shared=4),
+        "8 to 1": AttentionCase(heads=64),
+        "3 to 1": AttentionCase(heads=24),
+        "width 64, 7 to 1": AttentionCase(heads=14, shared=2, width=64),
+        "width 64, 2 to 1": AttentionCase(heads=16, width=64),
+        "width 64, 3 to 1": AttentionCase(heads=9, shared=3, width=64),
         "fp32": AttentionCase(dtype=torch.float32, cache=torch.float32),
     }
     for name, served in others.items():
