@@ -169,7 +169,9 @@ def _find_main(module: ast.Module, filename: str) -> ast.AsyncFunctionDef:
         return found[-1]  # as at run time: the last definition is the one that counts
     if any(isinstance(node, ast.FunctionDef) and node.name == MAIN for node in module.body):
         raise ProgramError(f"{filename}: main must be `async def main`")
-    raise ProgramError(f"{filename}: there is no `async def main` at the top level")
+    raise ProgramError(
+        f"{filename}: there is no `async def main` at the top level: write it there, also where it awaits another file's"
+    )
 
 
 def _parameters(main: ast.AsyncFunctionDef, reader: AnnotationReader) -> list[Parameter]:

@@ -189,6 +189,7 @@ def test_docstring_and_name_fall_back() -> None:
     ("source", "error", "message"),
     [
         ("x = 1", ProgramError, "no `async def main`"),
+        ("from core import main", ProgramError, "write it there, also where it awaits"),
         ("def main(): ...", ProgramError, "must be `async def main`"),
         ("class A:\n async def main(self): ...", ProgramError, "no `async def main`"),
         ("async def main(*a): ...", ProgramError, "parameter a is not supported"),
