@@ -57,6 +57,39 @@ PATTERNS = {
     "uri-template": r"^(?:[a-zA-Z0-9\-._~:\/?\#\[\]@!$&()*+,;=]|%[0-9a-fA-F]{2}"
     r"|\{[+\#.\/;?&]?[a-zA-Z0-9_.]+(?::[1-9][0-9]{0,3}|\*)?(?:,[a-zA-Z0-9_.]+(?::[1-9][0-9]{0,3}|\*)?)*\})*$",
 }
+_ASCII_HOST = r"[a-zA-Z0-9](?:[a-zA-Z0-9\-]{0,61}[a-zA-Z0-9])?(?:\.[a-zA-Z0-9](?:[a-zA-Z0-9\-]{0,61}[a-zA-Z0-9])?)*"
+_ATOM = r"[a-zA-Z0-9!#$%&'*+\-\/=?^_`{|}~]+"
+_OCTET = r"(?:25[0-5]|2[0-4][0-9]|1[0-9]{2}|[1-9]?[0-9])"
+_LEAP = r"(?:[0-9]{2}(?:0[48]|[2468][048]|[13579][26])|(?:[02468][048]|[13579][26])00)-02-29"
+_DATE = (
+    rf"(?:{_LEAP}|[0-9]{{4}}-(?:(?:0[13578]|1[02])-(?:0[1-9]|[12][0-9]|3[01])"
+    r"|(?:0[469]|11)-(?:0[1-9]|[12][0-9]|30)|02-(?:0[1-9]|1[0-9]|2[0-8])))"
+)
+_CLOCK = r"(?:[01][0-9]|2[0-3]):[0-5][0-9]"
+_TIME = rf"{_CLOCK}:[0-5][0-9](?:\.[0-9]{{1,9}})?(?:Z|[+\-]{_CLOCK})"
+_DAYS = "(?:[0-9]+Y(?:[0-9]+M(?:[0-9]+D)?)?|[0-9]+M(?:[0-9]+D)?|[0-9]+D)"
+_HOURS = "T(?:[0-9]+H(?:[0-9]+M(?:[0-9]+S)?)?|[0-9]+M(?:[0-9]+S)?|[0-9]+S)"
+NAMES = {
+    "date": f"^{_DATE}$",
+    "date-time": f"^{_DATE}T{_TIME}$",
+    "duration": f"^P(?:[0-9]+W|{_DAYS}(?:{_HOURS})?|{_HOURS})$",
+    "email": rf"^{_ATOM}(?:\.{_ATOM})*@{_ASCII_HOST}$",
+    "hostname": f"^{_ASCII_HOST}$",
+    "ipv4": rf"^{_OCTET}(?:\.{_OCTET}){{3}}$",
+    "time": f"^{_TIME}$",
+    "uri": _reference("", scheme=True),
+    "uuid": "^[0-9a-fA-F]{8}(?:-[0-9a-fA-F]{4}){3}-[0-9a-fA-F]{12}$",
+}
+"""Patterns of the formats that the backend enforces, for the names of properties, of which it enforces none."""
+
+
+def of_names(view: View) -> str | None:
+    """Return the pattern of names that have the format, None for an annotation. Raises CannotRewrite where there is none."""
+    name = ALIASES.get(view.words["format"], view.words["format"])
+    pattern = {**PATTERNS, **NAMES}.get(name)
+    if pattern is None and name in ENFORCED:
+        raise CannotRewrite(f"format {name!r} of property names is not supported", view.at("format"))
+    return pattern
 
 
 def positive(view: View) -> tuple[View, list[Schema]]:

@@ -9,6 +9,7 @@ from math import comb
 from typing import Any
 from urllib.parse import quote
 
+from inferd_grammar.rewrites import formats
 from inferd_grammar.rewrites.base import CannotRewrite, Schema, Translator, View, all_of, any_of
 from inferd_grammar.rewrites.kinds import STRING, of_value
 from inferd_grammar.rewrites.patterns import finds, regions
@@ -136,7 +137,8 @@ def _names_by(key: str, view: View, to: Translator) -> Schema:
     if key == "oneOf":
         return _one_of_names(view, to)
     if key == "format":
-        raise CannotRewrite("format of property names is not supported", view.at(key))
+        pattern = formats.of_names(view)
+        return True if pattern is None else _only(pattern)
     raise CannotRewrite(f"{key} of property names is not supported", view.at(key))
 
 

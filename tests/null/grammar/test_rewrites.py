@@ -180,6 +180,35 @@ def test_formats_that_become_patterns(
     assert [text for text in invalid if takes(compiled.matcher(), text, raw=True)] == []
 
 
+@pytest.mark.parametrize(
+    ("name", "valid", "invalid"),
+    [
+        ("uuid", ["3f2504e0-4f89-41d3-9a0c-0305e82c3301"], ["3f2504e0", "3f2504e04f8941d39a0c0305e82c3301"]),
+        ("date", ["2024-02-29", "1900-01-31"], ["2023-02-29", "1900-02-29", "2024-04-31", "2024-1-1"]),
+        ("date-time", ["2024-02-29T23:59:59.5Z", "2024-01-01T00:00:00+01:00"], ["2024-01-01", "2024-01-01T24:00:00Z"]),
+        ("time", ["00:00:00Z"], ["00:00", "25:00:00Z"]),
+        ("duration", ["P1W", "P1Y2M3DT4H5M6S", "PT5S"], ["P", "P1Y2D", "PT", "1D"]),
+        ("email", ["a.b+c@d-e.org"], ["a@", "a..b@c.de", "a b@c.de"]),
+        ("hostname", ["a-1.example.com"], ["-a.com", "a..b"]),
+        ("ipv4", ["255.0.10.1"], ["256.1.1.1", "1.1.1", "01.1.1.1"]),
+        ("uri", ["http://a.b/c?d#e", "urn:x:y"], ["/a", "a b:c"]),
+        ("json-pointer", ["/a~0", ""], ["a", "/~2"]),
+        ("of-our-own", ["anything", ""], []),
+    ],
+)
+def test_formats_of_names_are_held(bytewise: GrammarCompiler, name: str, valid: list[str], invalid: list[str]) -> None:
+    """pydantic writes one for a dict with keys of such a type."""
+    schema = {"type": "object", "propertyNames": {"format": name}, "additionalProperties": {"type": "integer"}}
+    compiled = bytewise.compile(JsonSchemaGrammar(schema))
+    assert [key for key in valid if not takes(compiled.matcher(), {key: 1}, raw=True)] == []
+    assert [key for key in invalid if takes(compiled.matcher(), {key: 1}, raw=True)] == []
+
+
+def test_a_format_of_names_that_is_not_held_is_refused(bytewise: GrammarCompiler) -> None:
+    compiled = bytewise.compile(JsonSchemaGrammar({"propertyNames": {"format": "ipv6"}}))
+    assert "ipv6" in str(compiled.refusal)
+
+
 @pytest.mark.parametrize("seed", range(3))
 def test_random_schemas_accept_nothing_new(seed: int) -> None:
     rng = random.Random(seed)

@@ -128,22 +128,24 @@ def test_what_is_trivial_needs_no_child(table: TokenTable, pool: TrialPool) -> N
 
 
 @pytest.mark.parametrize(
-    ("limited", "limit"),
+    ("limited", "limit", "constraint"),
     [
-        (TrialLimits(cpu_seconds=0.2), "cpu_seconds"),
-        (TrialLimits(memory_bytes=16 << 20), "memory_bytes"),
-        (TrialLimits(mask_seconds=-1), "mask_seconds"),
+        (TrialLimits(cpu_seconds=0.2), "cpu_seconds", HEAVY),
+        (TrialLimits(memory_bytes=16 << 20), "memory_bytes", HEAVY),
+        (TrialLimits(mask_seconds=-1), "mask_seconds", LIGHT),  # one that compiles in no time reaches its masks
     ],
     indirect=["limited"],
 )
-def test_an_attempt_that_takes_too_much_is_refused_and_remembered(limited: GrammarCompiler, limit: str) -> None:
+def test_an_attempt_that_takes_too_much_is_refused_and_remembered(
+    limited: GrammarCompiler, limit: str, constraint: JsonSchemaGrammar
+) -> None:
     counted = Counted(limited._trials)  # type: ignore[arg-type]
     limited._trials = counted
     for _ in range(2):
         with pytest.raises(GrammarLimit, match=limit) as caught:
-            limited.compile(HEAVY)
+            limited.compile(constraint)
         assert caught.value.limit == limit
-    assert counted.asked == [HEAVY]
+    assert counted.asked == [constraint]
 
 
 @pytest.mark.parametrize("limited", [TrialLimits(cpu_seconds=0.2)], indirect=True)
