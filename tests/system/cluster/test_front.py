@@ -226,6 +226,11 @@ async def test_messages_of_runs_that_wait_are_held_over_all_replicas_by_what_the
         await client.post(f"/v1/runs/{run}/cancel", headers=headers)
 
 
+async def test_whether_the_cluster_is_ready_is_the_fronts_to_say(cluster: Cluster) -> None:
+    answers = [(await cluster.client.get(path)).json() for path in ("/readyz", "/health")]
+    assert answers == [{"ready": True, "replicas": {"up": 2, "usable": 2}}] * 2
+
+
 async def test_figures_of_all_replicas_are_on_one_page(cluster: Cluster) -> None:
     page = (await cluster.client.get("/metrics", headers={"Authorization": f"Bearer {ROOT}"})).text
     found = {one.name: one for one in text_string_to_metric_families(page)}

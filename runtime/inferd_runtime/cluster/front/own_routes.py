@@ -50,6 +50,7 @@ class OwnRoutes:
         return [
             Route("/livez", self.livez),
             Route("/readyz", self.readyz),
+            Route("/health", self.readyz),
             Route("/version", self.version),
             Route("/metrics", self.metrics),
             Route("/v1/cluster", self.cluster),
