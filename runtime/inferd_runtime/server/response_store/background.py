@@ -9,13 +9,14 @@ from dataclasses import dataclass, field
 from functools import partial
 
 import anyio
+import anyio.to_thread
 from anyio.abc import TaskGroup, TaskStatus
 
 from inferd.protocol import InferdError, InternalError
 from inferd_runtime.server.chat.answer_pace import AnswerPace, Turn, in_turns
 from inferd_runtime.server.chat.answer_source import AnswerSource
 from inferd_runtime.server.dialects.responses.answer import ResponsesExchange
-from inferd_runtime.server.dialects.responses.stored import KeptEvents
+from inferd_runtime.server.dialects.responses.stored import KeptEvents, later_events
 
 Answer = AbstractAsyncContextManager[AnswerSource]
 EVENTS_AT_ONCE = 1024
@@ -45,7 +46,7 @@ class OpenResponse:
     async def follow(self, kept: KeptEvents, after: int) -> AsyncGenerator[bytes]:
         """Yield those of its events that have higher numbers, until it is over."""
         at = after + 1
-        while True:
+        while kept.packed is None:
             changed, is_over = self._changed, self.over.is_set()
             if more := kept.sent[at : at + EVENTS_AT_ONCE]:
                 at += len(more)
@@ -54,6 +55,8 @@ class OpenResponse:
                 return
             else:
                 await changed.wait()
+        async for piece in replayed(kept.packed, at - 1):
+            yield piece
 
 
 class BackgroundResponses:
@@ -123,3 +126,10 @@ async def _read(one: OpenResponse, source: AnswerSource, turn: Turn) -> None:
                 one.exchange.chunks(event)
             one.tell()
     one.exchange.closing()
+
+
+async def replayed(packed: bytes, after: int) -> AsyncGenerator[bytes]:
+    """Yield those of the packed events that have higher numbers."""
+    pieces = later_events(packed, after)
+    while (piece := await anyio.to_thread.run_sync(next, pieces, None)) is not None:
+        yield piece

@@ -18,7 +18,6 @@ from inferd_runtime.server.dialects.responses.items import Item
 from inferd_runtime.server.dialects.responses.stored import (
     StoredResponse,
     broken_off,
-    later_events,
     no_events,
     not_cancellable,
     still_in_progress,
@@ -26,7 +25,7 @@ from inferd_runtime.server.dialects.responses.stored import (
     unknown_response,
 )
 from inferd_runtime.server.processes.background import background_tasks
-from inferd_runtime.server.response_store.background import Answer, BackgroundResponses, OpenResponse
+from inferd_runtime.server.response_store.background import Answer, BackgroundResponses, OpenResponse, replayed
 from inferd_runtime.server.response_store.response_file import (
     RESPONSE_BYTES,
     ResponseFile,
@@ -136,7 +135,7 @@ class ResponseStore:
         stored = await self.find(tenant, response_id)
         if not stored.events:
             raise no_events(response_id)
-        return _replayed(stored.events, after)
+        return replayed(stored.events, after)
 
     async def cancel(self, tenant: str, response_id: str) -> StoredResponse:
         """End a response in the background, and return how it ended.
@@ -160,12 +159,6 @@ class ResponseStore:
         """Take the responses from the file of a server that has ended. Raises Unavailable."""
         await self._archive.read(lambda file: file.take_over(path))
         self.kept.found(await self._archive.read(lambda file: file.totals()))
-
-
-async def _replayed(packed: bytes, after: int) -> AsyncGenerator[bytes]:
-    pieces = later_events(packed, after)
-    while (piece := await anyio.to_thread.run_sync(next, pieces, None)) is not None:
-        yield piece
 
 
 @asynccontextmanager

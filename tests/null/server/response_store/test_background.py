@@ -164,11 +164,30 @@ def test_long_streams_come_in_pieces_from_any_event_on() -> None:
     kept = KeptEvents()
     for number in range(9):
         kept.add(named_event("a", {"sequence_number": number, "text": "x\n" * 100_000}))
-    packed = kept.packed()
+    sent, packed = kept.sent, kept.finish()
     for after in range(-1, 9):
         pieces = list(later_events(packed, after))
-        assert b"".join(pieces) == b"".join(kept.sent[after + 1 :])
+        assert b"".join(pieces) == b"".join(sent[after + 1 :])
         assert all(0 < len(piece) <= PIECE_BYTES for piece in pieces)
+
+
+async def test_who_reads_slowly_holds_the_events_packed_once_it_is_over(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("inferd_runtime.server.response_store.background.EVENTS_AT_ONCE", 1)
+    asked, _ = exchange(stream=True)
+    source = Source(waits=True)
+    async with background_tasks() as tasks:
+        background = BackgroundResponses(tasks, AnswerPace())
+        begun = await background.start(asked, answered(source), "ann")
+        events = events_of(begun)
+        reader = begun.follow(events, -1)
+        first = await anext(reader)
+        await source.waiting.wait()
+        await background.cancel("ann", asked.id)
+        assert not events.sent
+        rest = b"".join([part async for part in reader])
+    assert events.packed is not None
+    assert first + rest == b"".join(later_events(events.packed, -1))
+    assert (numbers(first), b'"hi"' in rest) == ([0], True)
 
 
 async def test_who_follows_a_response_that_is_cancelled_or_lost_is_told_its_end() -> None:

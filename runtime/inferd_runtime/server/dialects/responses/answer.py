@@ -168,7 +168,7 @@ class ResponsesExchange:
     def _keep(self, response: dict[str, Any], items: list[Item]) -> None:
         """Keep how the answer ended, if it is to be kept: what comes later does not change that."""
         if self._response.stores and not self._is_over:
-            self.when_complete(StoredResponse(response, items, None if self.kept is None else self.kept.packed()))
+            self.when_complete(StoredResponse(response, items, None if self.kept is None else self.kept.finish()))
         self._is_over = True
 
     @property

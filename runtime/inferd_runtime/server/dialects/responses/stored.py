@@ -23,7 +23,7 @@ PIECE_BYTES = 256 << 10
 
 class StoredResponse(msgspec.Struct, frozen=True):
     """A response with all that led to it, so that none before it is needed. ``input`` begins with what was said earlier.
-    ``events``: those of :meth:`KeptEvents.packed`.
+    ``events``: those of :meth:`KeptEvents.finish`.
     """
 
     response: dict[str, Any]
@@ -57,24 +57,28 @@ class StoredResponse(msgspec.Struct, frozen=True):
 
 
 class KeptEvents:
-    """Server-sent events of one stream. ``sent``: each at the place of its number.
+    """Server-sent events of one stream. ``sent``: each at the place of its number, until ``packed`` has them all: who reads
+    slowly holds no more than that.
 
     They are compressed, for each repeats much of the last, and as they come: all of a long answer's would hold up others.
     """
 
     def __init__(self) -> None:
         self.sent: list[bytes] = []
+        self.packed: bytes | None = None
         self._packer = zlib.compressobj(level=1)
-        self._packed = bytearray()
+        self._begun = bytearray()
 
     def add(self, event: bytes) -> None:
         """Add the next event."""
         self.sent.append(event)
-        self._packed += self._packer.compress(event)
+        self._begun += self._packer.compress(event)
 
-    def packed(self) -> bytes:
-        """Return all of them as they are kept; no other comes then."""
-        return bytes(self._packed + self._packer.flush())
+    def finish(self) -> bytes:
+        """Return all of them as they are kept; no other comes."""
+        self.packed = bytes(self._begun + self._packer.flush())
+        self.sent, self._begun = [], bytearray()
+        return self.packed
 
 
 def later_events(packed: bytes, after: int) -> Iterator[bytes]:
