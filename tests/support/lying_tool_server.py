@@ -112,6 +112,8 @@ def send(message: dict[str, Any]) -> None:
 def tools(mode: str) -> dict[str, Any]:
     if mode == "many_tools":
         return {"tools": [{**ECHO, "name": f"t{number}"} for number in range(400)]}
+    if mode == "a_million_nothings":
+        return {"tools": [{}] * 1_000_000}
     if mode == "endless_pages":
         return {"tools": [], "nextCursor": "again"}
     if mode == "bad_tools":

@@ -36,7 +36,7 @@ from inferd.protocol.mcp import (
 from inferd_runtime.isolation.child import Child
 from inferd_runtime.server.egress.link_child import EgressHandlers, EgressServer
 from inferd_runtime.server.egress.mcp_limits import MAX_PAGES, checked_objects, cut_text, kept_tools
-from inferd_runtime.server.egress.mcp_streams import MAX_MESSAGE_BYTES, stdio_server
+from inferd_runtime.server.egress.mcp_streams import MAX_MESSAGE_BYTES, ContainerMeter, stdio_server
 from inferd_runtime.server.egress.tool_start import ToolServerStart
 from inferd_runtime.server.processes.child_protocol import exit_code
 
@@ -213,22 +213,24 @@ class BoundedTransport(httpx2.AsyncHTTPTransport):
     async def handle_async_request(self, request: httpx2.Request) -> httpx2.Response:
         """Send a request."""
         response = await super().handle_async_request(request)
-        if "text/event-stream" not in response.headers.get("content-type", ""):
-            response.stream = BoundedBody(response.stream)
+        events = "text/event-stream" in response.headers.get("content-type", "")
+        response.stream = BoundedBody(response.stream, events=events)
         return response
 
 
 class BoundedBody(httpx2.AsyncByteStream):
-    """A body that ends with an error at MAX_MESSAGE_BYTES."""
+    """A body that ends with an error at MAX_MESSAGE_BYTES, unless it is a stream of events, or at a message of too many parts."""
 
-    def __init__(self, stream: Any) -> None:
+    def __init__(self, stream: Any, *, events: bool) -> None:
         self._stream = stream
+        self._events = events
 
     async def __aiter__(self) -> AsyncIterator[bytes]:
-        size = 0
+        size, parts = 0, ContainerMeter()
         async for chunk in self._stream:
+            (parts.feed_events if self._events else parts.feed)(chunk)
             size += len(chunk)
-            if size > MAX_MESSAGE_BYTES:
+            if size > MAX_MESSAGE_BYTES and not self._events:
                 text = f"the server of tools answers more than {MAX_MESSAGE_BYTES} bytes"
                 raise LimitExceeded(text, limit="mcp_message_bytes", value=MAX_MESSAGE_BYTES)
             yield chunk

@@ -17,10 +17,13 @@ from anyio.streams.memory import MemoryObjectReceiveStream, MemoryObjectSendStre
 from mcp.shared.message import SessionMessage
 
 from inferd.protocol import InferdError, LimitExceeded, Unavailable
+from inferd_runtime.json_cost import containers
 from inferd_runtime.log_lines import printable
 from inferd_runtime.server.tenancy.rates import MinuteBucket
 
 MAX_MESSAGE_BYTES = 4 << 20
+MAX_MESSAGE_CONTAINERS = 100_000
+"""Lists and objects in a message: each of those that do not fit takes the reader a kilobyte to say so."""
 MESSAGES_PER_MINUTE = 6000
 BYTES_PER_MINUTE = 256 << 20
 READ_BYTES = 64 << 10
@@ -48,6 +51,30 @@ class IncomingMeter:
                 raise LimitExceeded(
                     f"the server of tools sends more than {most} {name} a minute", limit=f"mcp_{name}", value=most
                 )
+
+
+class ContainerMeter:
+    """Counts the lists and objects of a message that comes in pieces. Pure state."""
+
+    def __init__(self) -> None:
+        self._count = 0
+
+    def feed(self, piece: bytes) -> None:
+        """Note a piece. Raises LimitExceeded for a message with too many."""
+        self._count += containers(piece)
+        if self._count > MAX_MESSAGE_CONTAINERS:
+            raise LimitExceeded(
+                f"the server of tools sends a message with more than {MAX_MESSAGE_CONTAINERS} lists and objects",
+                limit="mcp_message_containers", value=MAX_MESSAGE_CONTAINERS,
+            )  # fmt: skip
+
+    def feed_events(self, piece: bytes) -> None:
+        """Note a piece of a stream of events, each of which a blank line ends."""
+        end = max(piece.rfind(b"\n\n"), piece.rfind(b"\n\r\n"))
+        if end >= 0:
+            self.feed(piece[:end])
+            self._count, piece = 0, piece[end:]
+        self.feed(piece)
 
 
 class LineBuffer:
@@ -120,6 +147,7 @@ class StdioServer:
             while True:
                 for line in lines.feed(await self._process.stdout.receive(READ_BYTES)):
                     meter.count(len(line), time.monotonic())
+                    ContainerMeter().feed(line)
                     await self._to_client.send(parsed_message(line))
 
     async def _write(self) -> None:

@@ -30,7 +30,7 @@ from inferd.protocol.mcp import (
 from inferd_runtime.server.egress import mcp_process
 from inferd_runtime.server.egress.mcp_limits import MAX_DESCRIPTION, kept_tools, schema_problem
 from inferd_runtime.server.egress.mcp_process import ToolServer, tool_server
-from inferd_runtime.server.egress.mcp_streams import LineBuffer
+from inferd_runtime.server.egress.mcp_streams import MAX_MESSAGE_CONTAINERS, ContainerMeter, LineBuffer
 from inferd_runtime.server.egress.tool_start import ToolServerStart
 
 pytestmark = pytest.mark.anyio
@@ -73,7 +73,7 @@ LIES = {
     "giant": (LimitExceeded, "bytes"),
     "giant_line": (LimitExceeded, "message of more than"),
     "flood": (LimitExceeded, "messages a minute"),
-    "deep": (LimitExceeded, "did not answer"),
+    "deep": (LimitExceeded, "lists and objects"),
     "surrogate": (LimitExceeded, "did not answer"),
     "hang": (LimitExceeded, "did not answer"),
     "crash": (Unavailable, "ended with code 3"),
@@ -105,10 +105,10 @@ async def test_a_server_that_does_not_greet_is_unavailable(mode: str, monkeypatc
             pytest.fail("it greeted")
 
 
-@pytest.mark.parametrize("mode", ["many_tools", "endless_pages"])
+@pytest.mark.parametrize("mode", ["many_tools", "endless_pages", "a_million_nothings"])
 async def test_a_list_without_end_is_refused(mode: str) -> None:
-    async with server(mode) as liar:
-        with pytest.raises(LimitExceeded):
+    with pytest.raises(LimitExceeded):
+        async with server(mode) as liar:
             await liar.list_tools(ListMcpTools("liar"))
 
 
@@ -196,7 +196,25 @@ async def test_a_server_at_a_url_is_called_with_its_headers() -> None:
         assert (await web.call_tool(call())).content == [{"type": "text", "text": "t-123"}]
 
 
-@pytest.mark.parametrize("reply", [endless_json, endless_event, elsewhere, no_server])
+async def many_parts(connection: Connection, message: dict[str, Any]) -> None:
+    await connection.answer(b"{}," * 1_000_000, Content_Type="application/json")
+
+
+async def many_parts_of_an_event(connection: Connection, message: dict[str, Any]) -> None:
+    await connection.answer(b"data: " + b"{}," * 1_000_000 + b"\n\n", Content_Type="text/event-stream")
+
+
+def test_events_are_counted_one_by_one() -> None:
+    meter = ContainerMeter()
+    for _ in range(MAX_MESSAGE_CONTAINERS // 50):
+        meter.feed_events(b"[" * 50 + b"\n\n" + b"{" * 50)
+    with pytest.raises(LimitExceeded):
+        meter.feed_events(b"[" * MAX_MESSAGE_CONTAINERS + b"\n\n")
+
+
+@pytest.mark.parametrize(
+    "reply", [endless_json, endless_event, elsewhere, no_server, many_parts, many_parts_of_an_event]
+)
 async def test_a_server_at_a_url_that_lies_is_a_typed_error(
     reply: Callable[[Connection, dict[str, Any]], Awaitable[None]],
 ) -> None:
