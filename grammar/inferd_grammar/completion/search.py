@@ -194,7 +194,8 @@ class EndSearch:
 
     def _name(self, place: JsonPlace, limit: int) -> bytes | None:
         """Write the rest of a name, and the rest of its object."""
-        names = [name for name, _ in zip(self._names(b""), range(_NAMES), strict=False)]
+        names: list[bytes] = []
+        self._add_names(b"", 0, names)
         if not names:
             return self._until(lambda allowed: _QUOTE in allowed, b'"')
         ranks = self._outline.ranks
@@ -202,17 +203,24 @@ class EndSearch:
         names.sort(key=lambda name: (-ranks.get(written[name], len(ranks)), len(name)))
         return self._shortest_of(place, names[: 1 + 3 * (self._detours > 0)], place.depth - 1, limit)
 
-    def _names(self, begun: bytes) -> Iterator[bytes]:
-        """Yield the rests of listed names, their quote included; nothing where any name may stand."""
+    def _add_names(self, begun: bytes, steps: int, found: list[bytes]) -> bool:
+        """Add the rests of names, their quote included; nothing where any name may stand, or names are long.
+
+        Returns False where no more are to be added: a pattern of names has no end of them.
+        """
         forced = self._matcher.forced().partition(b'"')
         ways = [forced[0] + forced[1]] if forced[0] else [bytes([byte]) for byte in self._following()]
         for way in ways if len(ways) <= 3 * _FEW else ():
+            if len(found) == _NAMES or steps == _MAX_DEPTH:
+                return False
             if way.endswith(b'"'):
-                yield begun + way
+                found.append(begun + way)
             elif self._push(way):
-                more = list(self._names(begun + way))
+                more = self._add_names(begun + way, steps + 1, found)
                 self._matcher.rollback(len(way))
-                yield from more
+                if not more:
+                    return False
+        return True
 
     def _shortest_of(self, place: JsonPlace, options: Sequence[bytes], outer: int, limit: int) -> bytes | None:
         """Write the option with which the value at depth `outer` ends soonest, to that end."""

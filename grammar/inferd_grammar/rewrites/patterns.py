@@ -10,8 +10,8 @@ ends and beyond ASCII), texts with such characters are left out of the complemen
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-from dataclasses import dataclass, field
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, field, replace
 
 from inferd_grammar.rewrites.base import CannotRewrite, Schema, View
 from inferd_grammar.rewrites.regex_syntax import (
@@ -26,9 +26,58 @@ from inferd_grammar.rewrites.regex_syntax import (
     write,
 )
 
+LOOK_AHEADS = ("^(?!", "^(?=")
+"""What a pattern begins with that has look-aheads of its whole text."""
 _MAX_STATES = 96
 _MAX_TEXT = 12_000
 _MAX_PATTERNS = 4
+
+
+def positive(view: View) -> tuple[View, list[Schema]]:
+    """Return the view without the look-aheads that its pattern begins with, and patterns that hold as they do.
+
+    Raises CannotRewrite for one that has no complement.
+    """
+    pattern, ahead = _look_aheads(view.words.get("pattern", ""))
+    if not ahead:
+        return view, []
+    try:
+        found = [complement(wanted) if negated else wanted for negated, wanted in ahead]
+    except NotUnderstood as error:
+        raise CannotRewrite(f"this look-ahead is not supported: {error}", view.at("pattern")) from error
+    return replace(view, words={**view.words, "pattern": pattern}), [{"pattern": each} for each in found]
+
+
+def _look_aheads(pattern: str) -> tuple[str, list[tuple[bool, str]]]:
+    """Return a pattern without the look-aheads behind the anchor that it begins with, and these: if negated, and what for."""
+    at, found = 1, list[tuple[bool, str]]()
+    while pattern.startswith(LOOK_AHEADS) and pattern.startswith(("(?!", "(?="), at):
+        end = next((n for n, char, depth in _structure(pattern[at:]) if char == ")" and depth == 0), None)
+        if end is None:
+            return pattern, []
+        inside = pattern[at + 3 : at + end].removeprefix("^")
+        found.append((pattern[at + 2] == "!", f"^(?:{inside})" if _is_union(inside) else f"^{inside}"))
+        at += end + 1
+    return (pattern, []) if _is_union(pattern[at:]) else (f"{pattern[:1]}{pattern[at:]}", found)
+
+
+def _is_union(pattern: str) -> bool:
+    return any(char == "|" and depth == 0 for _, char, depth in _structure(pattern))
+
+
+def _structure(pattern: str) -> Iterator[tuple[int, str, int]]:
+    """Yield the characters outside of classes and escapes with their places, and how deep in groups they leave it."""
+    depth, in_class, escaped = 0, False, False
+    for at, char in enumerate(pattern):
+        if escaped or char == "\\":
+            escaped = not escaped
+        elif in_class:
+            in_class = char != "]"
+        elif char == "[":
+            in_class = True
+        else:
+            depth += (char == "(") - (char == ")")
+            yield at, char, depth
 
 
 def negative(view: View) -> list[Schema]:

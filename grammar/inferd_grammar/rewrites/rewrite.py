@@ -10,6 +10,7 @@ from inferd_grammar.rewrites.base import CannotRewrite, Schema
 from inferd_grammar.rewrites.dialect import COUNTS
 from inferd_grammar.rewrites.formats import ENFORCED
 from inferd_grammar.rewrites.open_bounds import clip, close, has_fractions, is_far
+from inferd_grammar.rewrites.patterns import LOOK_AHEADS
 from inferd_grammar.rewrites.translate import SchemaTranslator
 from inferd_grammar.schema import iter_schemas, resolve
 
@@ -74,6 +75,8 @@ def _needs_rewrite(schema: Any, fractions: bool) -> bool:
     if not isinstance(schema, dict):
         return False
     if isinstance(schema.get("format"), str) and schema["format"] not in ENFORCED:
+        return True
+    if str(schema.get("pattern")).startswith(LOOK_AHEADS):
         return True
     if any(isinstance(schema.get(key), float) for key in COUNTS) or _has_open_flag(schema) or is_far(schema):
         return True

@@ -204,6 +204,30 @@ def test_formats_of_names_are_held(bytewise: GrammarCompiler, name: str, valid: 
     assert [key for key in invalid if takes(compiled.matcher(), {key: 1}, raw=True)] == []
 
 
+@pytest.mark.parametrize(
+    ("pattern", "valid", "invalid"),
+    [
+        (r"^(?!^[-+.]*$)[+-]?0*\d*\.?\d*$", ["1", "-0.5", "+12.", ".5"], ["", "-", ".", "+.", "1a"]),
+        (r"^(?=.*[A-Z])(?=.*\d)[A-Za-z\d]{3,5}$", ["Ab1", "1aaAa"], ["ab1", "ABC", "A1", "Abcde1"]),
+        (r"^(?!a|b\))(?![)|]x)[a-z)|]+$", ["c", ")a", "ba", "|y"], ["a", "ab", "b)", ")x", "|x"]),
+        ("^(?!foo$)[a-z]+", ["fo", "food", "x"], ["foo", "1"]),
+    ],
+)
+def test_look_aheads_that_a_pattern_begins_with_are_held(
+    bytewise: GrammarCompiler, pattern: str, valid: list[str], invalid: list[str]
+) -> None:
+    """pydantic writes one for a Decimal, zod for an address."""
+    compiled = bytewise.compile(JsonSchemaGrammar({"type": "string", "pattern": pattern}))
+    assert [text for text in valid if not takes(compiled.matcher(), text, raw=True)] == []
+    assert [text for text in invalid if takes(compiled.matcher(), text, raw=True)] == []
+
+
+@pytest.mark.parametrize("pattern", ["^(?!a)b|c", "a(?!b)", "^(?!(a)b", "^(?<!a)b"])
+def test_other_look_arounds_are_refused(bytewise: GrammarCompiler, pattern: str) -> None:
+    with pytest.raises(GrammarError):
+        bytewise.compile(JsonSchemaGrammar({"type": "string", "pattern": pattern}))
+
+
 def test_a_format_of_names_that_is_not_held_is_refused(bytewise: GrammarCompiler) -> None:
     compiled = bytewise.compile(JsonSchemaGrammar({"propertyNames": {"format": "ipv6"}}))
     assert "ipv6" in str(compiled.refusal)

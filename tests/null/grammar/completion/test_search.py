@@ -122,6 +122,20 @@ def test_what_is_found_for_each_kind_of_constraint(constraint: Constraint, short
     assert BYTES.compile(constraint).shortest() == shortest
 
 
+@pytest.mark.parametrize(
+    ("names", "end"),
+    [
+        ("^[a-z]+$", b'{"a":0}'),
+        ("^[a-z]{2}(-[A-Z]{2})?$", b'{"aa":0}'),
+        ("^x[a-z]{70,}$", b'{"x' + b"a" * 70 + b'":0}'),
+    ],
+)
+def test_an_object_that_needs_a_name_of_a_pattern_has_an_end(names: str, end: bytes) -> None:
+    """All names that a pattern has were listed, without an end."""
+    schema = {"type": "object", "propertyNames": {"pattern": names}, "additionalProperties": {"type": "integer"}}
+    assert BYTES.compile(JsonSchemaGrammar({**schema, "minProperties": 1})).shortest() == end
+
+
 def test_strings_that_must_be_long_are_written_in_few_tokens(compiler: GrammarCompiler) -> None:
     compiled = compiler.compile(JsonSchemaGrammar({"type": "string", "minLength": 500}))
     assert compiled.shortest() is not None
