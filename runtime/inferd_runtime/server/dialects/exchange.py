@@ -85,9 +85,9 @@ class ErrorReply:
 
 
 def unknown_model(model: str) -> NotFound:
-    """Return the error of a name that stands for no model and no program that serves chat."""
+    """Return the error of a name that stands for nothing that can answer this route."""
     return NotFound(
-        f"the model {shown(model)} does not exist, and no program of this name serves chat",
+        f"the model {shown(model)} does not exist: no model, adapter or program of this name answers here",
         param="model",
         model=cut(model, MAX_NAME),
     )
