@@ -10,7 +10,7 @@ from functools import cached_property
 from typing import Any
 
 from inferd_grammar.completion.composed import VALUES, is_composed, parts_of
-from inferd_grammar.completion.small_values import small_values
+from inferd_grammar.completion.small_values import SAMPLES, small_values
 from inferd_grammar.constraints import (
     AllOfGrammar,
     AnyJsonGrammar,
@@ -124,11 +124,13 @@ def _ranks(places: list[tuple[str, Any]]) -> dict[str, int]:
 
 
 def _samples(places: list[tuple[str, Any]]) -> list[bytes]:
-    """Return a shortest match of each pattern, of the first few."""
-    found: dict[bytes, None] = {}
+    """Return a shortest match of each pattern, and a text of a format beside it, of the first few."""
+    found: dict[str, None] = {}
     for _, schema in places:
         pattern = schema.get("pattern") if isinstance(schema, dict) else None
         if isinstance(pattern, str) and len(found) < _MAX_SAMPLES:
             with suppress(NotUnderstood):
-                found[json.dumps(shortest_match(pattern), ensure_ascii=False)[1:-1].encode()] = None
-    return list(found)
+                found[shortest_match(pattern)] = None
+            if (named := SAMPLES.get(str(schema.get("format")))) is not None:
+                found[named] = None
+    return [json.dumps(text, ensure_ascii=False)[1:-1].encode() for text in found]

@@ -27,7 +27,7 @@ _MAX_STEPS = 4_000
 _MAX_MEMBERS = 64
 _MAX_BYTES = 4_000
 _MISSED = "missed"  # a condition that does not hold
-_FORMATS = {
+SAMPLES = {
     "date": "2000-01-01",
     "date-time": "2000-01-01T00:00:00Z",
     "duration": "P1D",
@@ -261,7 +261,7 @@ def _fits(number: float, view: View) -> bool:
 
 def _string(views: Sequence[View]) -> str | None:
     least = max((view.words.get("minLength", 0) for view in views), default=0)
-    samples = [_FORMATS.get(view.words["format"], "a") for view in views if "format" in view.words]
+    samples = [SAMPLES.get(view.words["format"], "a") for view in views if "format" in view.words]
     for view in views:
         if "pattern" in view.words:
             try:

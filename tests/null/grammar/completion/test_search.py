@@ -136,6 +136,13 @@ def test_an_object_that_needs_a_name_of_a_pattern_has_an_end(names: str, end: by
     assert BYTES.compile(JsonSchemaGrammar({**schema, "minProperties": 1})).shortest() == end
 
 
+def test_a_pattern_beside_a_format_has_the_end_of_the_format() -> None:
+    """As zod writes an address; of a look-ahead no shortest match is known."""
+    pattern = r"^(?!\.)(?!.*\.\.)([A-Za-z0-9_'+\-\.]*)[A-Za-z0-9_+-]@([A-Za-z0-9][A-Za-z0-9\-]*\.)+[A-Za-z]{2,}$"
+    schema = {"type": "string", "format": "email", "pattern": pattern}
+    assert BYTES.compile(JsonSchemaGrammar(schema)).shortest() == b'"a@a.aa"'
+
+
 def test_strings_that_must_be_long_are_written_in_few_tokens(compiler: GrammarCompiler) -> None:
     compiled = compiler.compile(JsonSchemaGrammar({"type": "string", "minLength": 500}))
     assert compiled.shortest() is not None
