@@ -2,6 +2,11 @@
 
 from __future__ import annotations
 
+import re
+
+LIBRARY_LIMIT = re.compile(r"[Tt]oo (many (items|states|expressions)|big|large)|fuel exhausted")
+"""What a library says that gives up on a grammar. It has no other mark."""
+
 
 class GrammarError(Exception):
     """The constraint (or the tokenizer it is compiled for) is invalid or not supported. The caller's fault.
@@ -53,6 +58,11 @@ class GrammarFailure(Exception):
     def __init__(self, reason: str) -> None:
         super().__init__(reason)
         self.reason = reason
+
+    @property
+    def is_limit(self) -> bool:
+        """True if the library has reached a limit of its own: the constraint is too much for it."""
+        return LIBRARY_LIMIT.search(self.reason) is not None
 
 
 class DeadEnd(GrammarFailure):

@@ -4,9 +4,10 @@ import subprocess
 import sys
 from collections.abc import Callable
 
+import numpy as np
 import pytest
 
-from inferd_grammar import Constraint, GrammarMatcher, TokenTable
+from inferd_grammar import Constraint, GrammarCompiler, GrammarFailure, GrammarMatcher, LarkGrammar, TokenTable
 from inferd_grammar.conformance.matcher_checks import (
     COMPOSED_CONSTRAINTS,
     GRAMMAR_CONSTRAINTS,
@@ -57,3 +58,22 @@ def test_one_byte_that_can_follow_for_ever_does_not_stop_the_step_loop(grammar: 
     """In a child, as nothing ends the library's search for what must come."""
     done = subprocess.run([sys.executable, "-c", WALK, grammar, text], capture_output=True, text=True, timeout=60)
     assert done.returncode == 0, done.stderr
+
+
+def test_a_grammar_that_becomes_too_much_for_the_library_is_told_from_a_bug(table: TokenTable) -> None:
+    """Every letter may be any of 200 rules."""
+    names = [f"r{one}" for one in range(200)]
+    rules = [f"{name}: /[a-z]/ | r{(at * 7 + 1) % 200} r{(at * 3 + 2) % 200}" for at, name in enumerate(names)]
+    tangled = "\n".join(["start: x+", f'x: {" x | ".join(names)} x | "z"', *rules])
+    matcher, row = GrammarCompiler(table).compile(LarkGrammar(tangled)).matcher(), np.empty(table.words, np.int32)
+
+    def go_on() -> None:
+        for _ in range(30):
+            matcher.fill(row)
+            legal = np.flatnonzero(np.unpackbits(row.view(np.uint8), bitorder="little"))
+            assert matcher.accept([int(next(each for each in legal if each not in table.eos_ids))])
+
+    with pytest.raises(GrammarFailure) as caught:
+        go_on()
+    assert caught.value.is_limit
+    assert not GrammarFailure("llguidance did not roll back 2 tokens").is_limit

@@ -11,11 +11,15 @@ from inferd_runtime.engine.job import Job
 
 
 def typed_error(error: Exception) -> InferdError:
-    """Return the error to report for an exception: itself if it is typed; a dead end of a grammar is a ConstraintError."""
+    """Return the error to report for an exception: itself if it is typed; a ConstraintError for a grammar that has come to a dead
+    end, or that is too much for its library.
+    """
     if isinstance(error, InferdError):
         return error
     if isinstance(error, DeadEnd):
         return ConstraintError(f"the constraint leaves no token to go on with: {error}")
+    if isinstance(error, GrammarFailure) and error.is_limit:
+        return ConstraintError(f"the constraint is too complex to go on with: {error}")
     if isinstance(error, GrammarFailure):
         return InternalError(f"the grammar matcher failed: {error}")
     return InternalError(f"the engine failed on this request: {error!r}")
