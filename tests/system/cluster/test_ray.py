@@ -74,6 +74,17 @@ def test_nothing_that_ray_opens_can_be_reached_from_another_machine(on_ray: RayC
     assert {address.ip.removeprefix("::ffff:") for _, address in ports} == {"127.0.0.1"}, ports
 
 
+def test_no_other_user_reaches_the_folders_of_the_cluster_and_of_its_ray(on_ray: RayCluster) -> None:
+    data = on_ray.folder / "data"
+    (ray,) = [_session_folder(one) for one in on_ray.ray() if one.name() == "raylet"]
+    assert {folder.stat().st_mode & 0o777 for folder in (data, ray.parent)} == {0o700}
+
+
+def _session_folder(raylet: psutil.Process) -> Path:
+    (said,) = [one for one in raylet.cmdline() if one.startswith("--temp_dir=")]
+    return Path(said.partition("=")[2])
+
+
 def test_what_serves_is_no_sooner_ended_without_memory_and_waits_no_longer_than_what_started_it(
     on_ray: RayCluster,
 ) -> None:

@@ -205,27 +205,29 @@ def _version(record: ClusterRecord, settings: bytes) -> str:
 
 def _start_ray(record: ClusterRecord, port: int, settings: Settings) -> ClusterRecord:
     """Start Ray on this machine, for as long as the cluster. Raises Unavailable."""
-    folder = settings.data_dir / "ray"
-    folder.mkdir(parents=True, exist_ok=True, mode=0o700)
+    folder = _short(settings.data_dir / "ray")
     command = [
         sys.executable, "-P", "-W", "ignore", "-m", LOOPBACK_MODULE, "start", "--head", f"--port={port}",
         f"--node-ip-address={LOOPBACK}", f"--dashboard-host={LOOPBACK}", "--include-dashboard=false",
-        "--disable-usage-stats", f"--temp-dir={_short(folder)}",
+        "--disable-usage-stats", f"--temp-dir={folder}",
     ]  # fmt: skip
     environment = {**os.environ, "RAY_USAGE_STATS_ENABLED": "0", **RAY_ENVIRONMENT}
     done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=START_SECONDS)
     if done.returncode:
         raise Unavailable(f"Ray does not start: {(done.stderr or done.stdout).strip()[-2000:]}")
-    return msgspec.structs.replace(record, address=f"{LOOPBACK}:{port}", started_ray=_short(folder))
+    return msgspec.structs.replace(record, address=f"{LOOPBACK}:{port}", started_ray=folder)
 
 
 def _short(folder: Path) -> str:
-    """Return a path to a folder that is short enough for the sockets that Ray keeps in it."""
+    """Return a path for a folder that is short enough for the sockets that Ray keeps there. It is in one that others do not
+    reach: Ray opens what it is given to everybody.
+    """
     link = Path("/tmp") / f"inferd-ray-{os.getuid()}-{hashlib.sha256(str(folder).encode()).hexdigest()[:8]}"
     link.mkdir(mode=0o700, exist_ok=True)
-    if link.stat().st_uid != os.getuid():
+    if link.lstat().st_uid != os.getuid():
         raise Unavailable(f"{link} is somebody else's")
-    return str(link)
+    link.chmod(0o700)
+    return str(link / "r")
 
 
 def _has_ended(record: ClusterRecord) -> bool:
