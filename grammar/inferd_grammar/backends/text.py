@@ -29,8 +29,8 @@ def check_choice(choice: ChoiceGrammar, limits: CompileLimits) -> None:
 
 
 def one_line(message: str, limit: int = 400) -> str:
-    """Return a library's message on one line, at most `limit` characters."""
-    text = " ".join(message.replace("<non-verbose/>", "").split())
+    """Return a library's message on one line, at most `limit` characters, without the calls that led to it."""
+    text = " ".join(message.partition("<backtrace>")[0].replace("<non-verbose/>", "").split())
     return text if len(text) <= limit else f"{text[:limit]}..."
 
 

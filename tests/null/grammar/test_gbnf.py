@@ -107,3 +107,12 @@ def test_a_chain_of_rules_does_not_overflow_a_stack(compiler: GrammarCompiler, c
                 compiler.compile(grammar)
         else:
             assert compiler.compile(grammar).matcher().forced() == b"a"
+
+
+def test_a_grammar_that_is_too_large_for_the_library_is_refused_without_its_calls(compiler: GrammarCompiler) -> None:
+    rules = [f'r{i} ::= "w{i}x" r{(i * 7 + 1) % 900} | "{"q" * 80}{i}" | [a-z]+' for i in range(900)]
+    names = " | ".join(f"r{i}" for i in range(900))
+    with pytest.raises(GrammarError) as refusal:
+        compiler.compile(GbnfGrammar("\n".join([f"root ::= ({names})+", *rules])))
+    assert "llguidance" in refusal.value.reason
+    assert "backtrace" not in refusal.value.reason
