@@ -1,6 +1,6 @@
 """Runs pip as ``python -m pip`` does, but it starts no other process: so it builds nothing, and runs nothing of a package.
 
-``--only-binary`` does not hold for what a package requires by a URL. A script: its import starts pip.
+``--only-binary`` does not hold for what a package requires by a URL.
 """
 
 from __future__ import annotations
@@ -26,5 +26,6 @@ def _asks_for_passwords(event: str, arguments: tuple[Any, ...]) -> bool:
     return event == "subprocess.Popen" and Path(os.fsdecode(arguments[0])).name == ASKED_FOR_PASSWORDS
 
 
-sys.addaudithook(refuse_processes)
-runpy.run_module("pip", run_name="__main__", alter_sys=True)
+if __name__ == "__main__":
+    sys.addaudithook(refuse_processes)
+    runpy.run_module("pip", run_name="__main__", alter_sys=True)
