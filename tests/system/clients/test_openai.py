@@ -167,6 +167,7 @@ def test_models_are_listed_with_programs(client: openai.OpenAI) -> None:
     names = [model.id for model in client.models.list()]
     assert {"tiny", "chat", "best-of-n", "self-consistency"} <= set(names)
     assert client.models.retrieve("best-of-n").owned_by == "default"
+    assert client.models.retrieve("best-of-n@0.1.0").id == "best-of-n@0.1.0"
     with pytest.raises(openai.NotFoundError):
         client.models.retrieve("none")
 

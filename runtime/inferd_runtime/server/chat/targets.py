@@ -77,6 +77,16 @@ class ChatServing:
         found += [ModelEntry(each.name, each.created_at, tenant) for each in newest.values() if each.serves == CHAT]
         return list({entry.id: entry for entry in reversed(found)}.values())[::-1]
 
+    async def entry(self, name: str, tenant: str) -> ModelEntry:
+        """Return one of :meth:`entries`, or a version ``NAME@VERSION`` of a program that serves chat. Raises NotFound."""
+        for found in await self.entries(tenant):
+            if found.id == name:
+                return found
+        for each in await self._programs.entries(tenant):
+            if each.serves == CHAT and f"{each.name}@{each.version}" == name:
+                return ModelEntry(name, each.created_at, tenant)
+        raise unknown_model(name)
+
     def answer(
         self, target: ChatTarget, tenant: str, request: ChatRequest
     ) -> AbstractAsyncContextManager[AnswerSource]:

@@ -90,13 +90,9 @@ class ModelApi:
         return reply({**models_body(entries), "models": self.chat.runtime.models.models})
 
     async def model(self, request: Request) -> Response:
-        """Answer one of them."""
-        name = request.path_params["model"]
+        """Answer one of them, or a version of a program."""
         shape = anthropic_model_json if is_for_anthropic(request.url.path, request.headers) else model_json
-        for entry in await self.chat.serving.entries(request.scope[TENANT_KEY]):
-            if entry.id == name:
-                return reply(shape(entry))
-        raise unknown_model(name)
+        return reply(shape(await self.chat.serving.entry(request.path_params["model"], request.scope[TENANT_KEY])))
 
     async def embeddings(self, request: Request) -> Response:
         """Answer a vector for each input."""
