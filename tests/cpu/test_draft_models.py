@@ -169,7 +169,8 @@ def test_the_tokens_are_the_same_by_every_way_to_a_draft_model(
     assert len(plain[name]) >= 40
     assert counters.requests > before + 5
     assert counters.failures == 0
-    assert counters.hits + counters.misses > 0
+    # A stranger's drafts pay nothing, so that no step waits for them: whether one comes in time is up to the machine.
+    assert way == "bridge" or counters.hits + counters.misses > 0
 
 
 @pytest.mark.usefixtures("eager")
