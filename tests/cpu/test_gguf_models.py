@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 from typing import Any
 
@@ -34,7 +35,10 @@ def test_a_model_of_a_file_has_the_logits_of_the_model_it_was_made_of(tmp_path: 
     module = small.module()
     small.write(tmp_path / "small.gguf", module)
     loader: Any = AutoModelForCausalLM
-    read = loader.from_pretrained(resolve(str(tmp_path / "small.gguf")), attn_implementation="eager")
+    folder = resolve(str(tmp_path / "small.gguf"))
+    # `transformers serve` and vLLM find the class by its name.
+    assert json.loads(Path(folder, "config.json").read_text())["architectures"] == [type(module).__name__]
+    read = loader.from_pretrained(folder, attn_implementation="eager")
     wanted = logits(module)
     assert (logits(read) - wanted).abs().max() < 1e-5 * wanted.abs().max()
     loaded = load(str(tmp_path / "small.gguf"))

@@ -44,6 +44,7 @@ def convert(file: Path, folder: Path) -> None:
             raise InvalidRequest("its vocabulary is wider than its embedding")
         config = AutoConfig.for_model(**{**settings, **tokenizer.roles()})
         weights = FileWeights(model, said, config)
+        config.architectures = [weights.architecture]
         built = tokenizer.build()
     except InvalidRequest as error:
         raise InvalidRequest(f"{file.name} cannot be read: {error}") from error
@@ -82,6 +83,7 @@ class FileWeights:
         loader: Any = AutoModelForCausalLM
         with torch.device("meta"):
             module: nn.Module = loader.from_config(config)
+        self.architecture = type(module).__name__
         self._linear = {name for name, owner in module.named_modules() if isinstance(owner, nn.Linear)}
         self._shapes = {name: tuple(weight.shape) for name, weight in module.named_parameters()}
         arch = next(key for key, name in MODEL_ARCH_NAMES.items() if name == said.architecture)
