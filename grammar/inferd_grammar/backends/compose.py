@@ -43,15 +43,12 @@ Leaf = Callable[[Constraint], str]
 class Composer:
     """Collects the parts of one grammar. `leaf` gives llguidance's grammar text of a constraint that stands alone."""
 
-    def __init__(self, leaf: Leaf, table: TokenTable, limits: CompileLimits, *, exact: bool, join: bool) -> None:
-        """`exact` turns off the forcing of canonical splits. `join` makes one lexeme of regular neighbours: a lexeme takes
-        all that it can, so that what follows `[a-z]+` as a lexeme of its own may never be read as letters.
-        """
+    def __init__(self, leaf: Leaf, table: TokenTable, limits: CompileLimits, *, exact: bool) -> None:
+        """`exact` turns off the forcing of canonical splits."""
         self._leaf = leaf
         self._table = table
         self._limits = limits
         self._exact = exact
-        self._join = join
         self._parts: list[dict[str, Any]] = []
         self.named: set[int] = set()
 
@@ -77,7 +74,7 @@ class Composer:
             if not self._exact:
                 raise GrammarError("masks are exact for the whole of a constraint: put Exact outside")
             return self._add(constraint.inner)
-        if self._join and isinstance(constraint, _JOINED) and self._is_regular(constraint):
+        if isinstance(constraint, _JOINED) and self._is_regular(constraint):
             return self._append({"lark_grammar": self._lexeme(constraint)})
         if isinstance(constraint, TaggedGrammar):
             return self._append({"lark_grammar": self._tagged(constraint)})
@@ -118,7 +115,7 @@ class Composer:
         """Return the members, regular ones that stand side by side as one."""
         kind = type(constraint)
         groups = [(regular, tuple(run)) for regular, run in groupby(constraint.members, self._is_regular)]
-        return [m for regular, run in groups for m in ([kind(run)] if regular and self._join else run)]
+        return [m for regular, run in groups for m in ([kind(run)] if regular else run)]
 
     def _is_regular(self, constraint: Constraint) -> bool:
         """Return True for a text that one regular expression describes."""

@@ -179,16 +179,9 @@ class LlguidanceBackend:
             return _grammar(part, limits) if changed is None else _schema_grammar(*changed)
 
         walked = _is_walked(constraint)
-
-        def start(join: bool) -> LlguidanceCore:
-            composer = Composer(leaf, self._table, limits, exact=exact or walked, join=join)
-            grammar = composer.grammar(constraint)
-            return self._start(Recipe(grammar, named=frozenset(composer.named), walked=walked), None)
-
-        try:
-            core = start(True)
-        except GrammarError:  # one lexeme can be too large for the library where several are not
-            core = start(False)
+        composer = Composer(leaf, self._table, limits, exact=exact or walked)
+        grammar = composer.grammar(constraint)
+        core = self._start(Recipe(grammar, named=frozenset(composer.named), walked=walked), None)
         if changed is None or not isinstance(constraint, PrefixedGrammar):
             return core
         rules = rules_for(changed[0], unique=changed[1].unique, skip=len(constraint.prefix.encode()))
