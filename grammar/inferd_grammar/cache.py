@@ -1,14 +1,15 @@
-"""A cache of compiled grammars: one computation at a time for each key, least recently used ones dropped over a byte limit."""
+"""A cache of compiled grammars: one computation at a time for each key, and a byte limit, over which who holds most gives way."""
 
 from __future__ import annotations
 
 import threading
-from collections import OrderedDict
+from collections import Counter, OrderedDict
 from concurrent.futures import Future
 from typing import Generic, TypeVar
 
 Outcome = TypeVar("Outcome")
 CacheKey = tuple[str, ...]
+"""Its first part says whose it is."""
 
 
 class OutcomeCache(Generic[Outcome]):
@@ -16,7 +17,8 @@ class OutcomeCache(Generic[Outcome]):
 
     def __init__(self, max_bytes: int) -> None:
         self._max_bytes = max_bytes
-        self._held = 0
+        self._held: Counter[str] = Counter()
+        """Bytes by owner."""
         self._entries: OrderedDict[CacheKey, tuple[Future[Outcome], int]] = OrderedDict()
         self._lock = threading.Lock()
 
@@ -44,7 +46,7 @@ class OutcomeCache(Generic[Outcome]):
         cost += sum(map(len, key))
         with self._lock:
             self._entries[key] = (future, cost)
-            self._held += cost
+            self._held[key[0]] += cost
             self._shrink()
         future.set_result(outcome)
 
@@ -58,11 +60,11 @@ class OutcomeCache(Generic[Outcome]):
             future.set_result(outcome)
 
     def _shrink(self) -> None:
-        """Drop the least recently used outcomes over the limit. The newest one stays, however large, and so do claimed keys."""
-        for key in list(self._entries)[:-1]:
-            if self._held <= self._max_bytes:
-                return
-            cost = self._entries[key][1]
-            if cost:
-                self._held -= cost
-                del self._entries[key]
+        """Over the limit, drop the least recently used outcomes of whoever holds most. The newest one stays, and claimed keys."""
+        kept = [key for key in list(self._entries)[:-1] if self._entries[key][1]]
+        while kept and self._held.total() > self._max_bytes:
+            key = max(kept, key=lambda key: self._held[key[0]])
+            kept.remove(key)
+            self._held[key[0]] -= self._entries.pop(key)[1]
+            if not self._held[key[0]]:
+                del self._held[key[0]]

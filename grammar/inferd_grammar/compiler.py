@@ -24,7 +24,8 @@ from inferd_grammar.errors import GrammarError, GrammarFailure, GrammarInterrupt
 from inferd_grammar.keys import constraint_key
 from inferd_grammar.limits import DEFAULT_LIMITS, CompileLimits
 from inferd_grammar.matchers.matcher import Core, GuardedMatcher
-from inferd_grammar.schema import read_schema, require_size, schema_text
+from inferd_grammar.references import read_by_place
+from inferd_grammar.schema import require_size, schema_text
 from inferd_grammar.tokens import TokenTable
 from inferd_grammar.trials.messages import Tried
 from inferd_grammar.validation import Problem, SchemaValidator
@@ -167,7 +168,8 @@ class Trials(Protocol):
 class GrammarCompiler:
     """Compiles constraints for one tokenizer and keeps those used last, refusals included.
 
-    Thread-safe: a constraint that two threads ask for at once is compiled once.
+    Thread-safe: a constraint that two threads ask for at once is compiled once. What is kept is found by its `owner` alone, so
+    that nobody can tell by the time it takes what others have compiled.
     """
 
     def __init__(
@@ -195,22 +197,22 @@ class GrammarCompiler:
         self._trials = trials
         self._cache: OutcomeCache[Compiled | GrammarError] = OutcomeCache(cache_bytes)
 
-    def key(self, constraint: Constraint) -> CacheKey:
-        """Return a key, equal for equal constraints. Raises GrammarError for what is no text, and what is too large."""
+    def key(self, constraint: Constraint, owner: str = "") -> CacheKey:
+        """Return a key, equal for an owner's equal constraints. Raises GrammarError for what is no text and what is too large."""
         key = constraint_key(constraint)
         require_size("".join(key), "constraint", self.limits)
-        return key
+        return (owner, *key)
 
-    def find(self, constraint: Constraint) -> Compiled | None:
+    def find(self, constraint: Constraint, owner: str = "") -> Compiled | None:
         """Return what the cache holds; None if this has to be compiled. Raises GrammarError if it was refused."""
-        outcome = self._cache.get(self.key(constraint))
+        outcome = self._cache.get(self.key(constraint, owner))
         if outcome is None and trivial(constraint):
-            return self.compile(constraint)
+            return self.compile(constraint, owner)
         return None if outcome is None else _unwrap(outcome)
 
-    def compile(self, constraint: Constraint) -> Compiled:
+    def compile(self, constraint: Constraint, owner: str = "") -> Compiled:
         """Compile, or take from the cache. Raises GrammarError, also from the cache."""
-        key = self.key(constraint)
+        key = self.key(constraint, owner)
         while True:
             future, mine = self._cache.claim(key)
             if mine:
@@ -298,4 +300,4 @@ def _validator(constraint: Constraint, limits: CompileLimits) -> SchemaValidator
         return _validator(constraint.inner, limits)
     if not isinstance(constraint, JsonSchemaGrammar) or constraint.mode == "strict":
         return None
-    return SchemaValidator(read_schema(schema_text(constraint.schema), limits))
+    return SchemaValidator(read_by_place(schema_text(constraint.schema), limits))

@@ -26,7 +26,11 @@ class JsonSchemaGrammar:
 
 @dataclass(frozen=True)
 class RegexGrammar:
-    """Text that matches `pattern` as a whole. Rust `regex` syntax: no look-around, no back references."""
+    """Text that matches `pattern` as a whole. Rust `regex` syntax: no look-around, no back references.
+
+    `\\w` and `\\s` mean what they mean in Python's `re`. Refused by name is what Python reads as other texts: sets and classes
+    inside of a class, and counts of counts (`a++`).
+    """
 
     pattern: str
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from decimal import Decimal
 from typing import Any
 from urllib.parse import unquote
@@ -20,6 +20,7 @@ _ONE = ("additionalItems", "additionalProperties", "contains", "else", "if", "it
 _ONE_MORE = ("unevaluatedItems", "unevaluatedProperties")
 _MANY = ("allOf", "anyOf", "items", "oneOf", "prefixItems")
 _NAMED = ("dependencies", "dependentSchemas", "patternProperties", "properties")
+_DEFINITIONS = ("$defs", "definitions")
 _TYPES = ("array", "boolean", "integer", "null", "number", "object", "string")
 _COUNTS = (
     "maxContains",
@@ -53,11 +54,16 @@ def read_schema(text: str, limits: CompileLimits) -> Any:
     require_size(text, "schema", limits)
     root = _parse(text, limits)
     _check_caps(root, limits)
+    check_keywords(root, limits)
+    return root
+
+
+def check_keywords(root: Any, limits: CompileLimits) -> None:
+    """Raise GrammarError if a keyword of a document is not what it has to be, as far as its references are followed."""
     draft4 = isinstance(root, dict) and "draft-04" in str(root.get("$schema"))
     for pointer, schema in iter_schemas(root):
         _check_keywords(schema, pointer, draft4)
         _check_multiples(root, schema, pointer, limits)
-    return root
 
 
 def require_size(text: str, what: str, limits: CompileLimits) -> None:
@@ -92,6 +98,29 @@ def iter_schemas(root: Any) -> Iterator[tuple[str, Any]]:
         yield pointer, schema
         if isinstance(schema, dict):
             stack.extend(reversed([*_children(pointer, schema), *_target(root, schema)]))
+
+
+def nested_schemas(pointer: str, schema: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
+    """Yield (JSON pointer, subschema) for all right inside a schema object, its definitions too."""
+    yield from _children(pointer, schema)
+    for key in _DEFINITIONS:
+        if isinstance(schema.get(key), dict):
+            yield from ((f"{pointer}/{key}/{escape(name)}", item) for name, item in schema[key].items())
+
+
+def map_schemas(schema: Any, change: Callable[[dict[str, Any]], dict[str, Any]]) -> Any:
+    """Return the schema with every object schema in it changed, inner ones first; definitions too that nothing refers to."""
+    if not isinstance(schema, dict):
+        return schema
+    result: dict[str, Any] = {}
+    for key, value in schema.items():
+        if key in _MANY and isinstance(value, list):
+            result[key] = [map_schemas(item, change) for item in value]
+        elif key in (*_NAMED, *_DEFINITIONS) and isinstance(value, dict):
+            result[key] = {name: map_schemas(item, change) for name, item in value.items()}
+        else:
+            result[key] = map_schemas(value, change) if key in (*_ONE, *_ONE_MORE) else value
+    return change(result)
 
 
 def find_keyword(root: Any, keys: Sequence[str], value: Any = None) -> str | None:

@@ -16,6 +16,7 @@ from typing import Any, NamedTuple
 
 from inferd_grammar.errors import GrammarError
 from inferd_grammar.rewrites.patterns import finds
+from inferd_grammar.rewrites.regex_dialect import Ambiguous, as_library
 from inferd_grammar.rewrites.regex_syntax import NotUnderstood
 from inferd_grammar.schema import escape, iter_schemas, resolve, unique_keys
 
@@ -222,7 +223,11 @@ def _search_by_library(pattern: str, text: str) -> bool:
     import llguidance
 
     tokenizer = llguidance.LLTokenizer("byte")
-    grammar = llguidance.LLMatcher.grammar_from_json_schema(json.dumps({"type": "string", "pattern": pattern}))
+    try:
+        schema = json.dumps({"type": "string", "pattern": as_library(pattern)})
+    except Ambiguous as error:
+        raise _Unsupported(f"dialects of regular expressions differ: {error}") from error
+    grammar = llguidance.LLMatcher.grammar_from_json_schema(schema)
     matcher = llguidance.LLMatcher(tokenizer, grammar, log_level=0)
     tokens = tokenizer.tokenize_str(json.dumps(text, ensure_ascii=False))
     if matcher.is_error():

@@ -41,9 +41,11 @@ from inferd_grammar.gbnf import gbnf_to_lark
 from inferd_grammar.limits import CompileLimits
 from inferd_grammar.matchers.matcher import Core
 from inferd_grammar.matchers.product import ProductCore, product_members
+from inferd_grammar.references import read_by_place
 from inferd_grammar.rewrites import KEYWORDS, Rewritten, rewrite
 from inferd_grammar.rewrites.endless import without_endless
 from inferd_grammar.rewrites.inline import Inliner, loosened
+from inferd_grammar.rewrites.regex_dialect import Ambiguous, as_library, with_classes_of_python
 from inferd_grammar.rewrites.soft_ends import SoftEnds, soften
 from inferd_grammar.rules.core import JsonRules, RuledCore, RuleMasks
 from inferd_grammar.rules.exact_numbers import require_exact_numbers
@@ -52,7 +54,7 @@ from inferd_grammar.schema import (
     escape,
     find_keyword,
     iter_schemas,
-    read_schema,
+    map_schemas,
     require_regex,
     require_size,
     schema_text,
@@ -73,6 +75,7 @@ _JSON_OPTIONS: JsonCompileOptions = {
 }
 # The default of 2,000 items compiles an object with 2,000 optional keys, then fails at its first key.
 _MAX_ITEMS_IN_ROW = 20_000
+_OTHERS = ("patternProperties", "additionalProperties")
 # What the library leaves out, with or without a warning, when it is told to be lenient.
 _LEFT_OUT = KEYWORDS - {
     *("$ref", "additionalItems", "additionalProperties", "allOf", "anyOf", "const", "enum", "exclusiveMaximum"),
@@ -133,7 +136,7 @@ class LlguidanceBackend:
         if isinstance(constraint, AnyJsonGrammar):
             return self._compile_exactly({}, Rewritten({}, []), exact)
         schema = _read(constraint, limits)
-        require_exact_numbers(schema)
+        _require_exact(schema)
         try:
             changed = _softened(rewrite(schema, hold_unique=True), constraint)
             try:
@@ -150,7 +153,7 @@ class LlguidanceBackend:
 
     def _compile_exactly(self, schema: Any, changed: Rewritten, exact: bool) -> RuledCore:
         """Return a grammar that holds all of the schema."""
-        grammar = _schema_grammar(schema, changed)
+        grammar = _json_grammar(changed.schema)
         core = self._start(Recipe(_unforced(grammar) if exact else grammar), schema)
         return self._ruled(core, rules_for(schema, unique=changed.unique))
 
@@ -176,7 +179,7 @@ class LlguidanceBackend:
         changed = None if value is None else _rewritten(value, limits)
 
         def leaf(part: Constraint) -> str:
-            return _grammar(part, limits) if changed is None else _schema_grammar(*changed)
+            return _grammar(part, limits) if changed is None else _json_grammar(changed[1].schema)
 
         walked = _is_walked(constraint)
         composer = Composer(leaf, self._table, limits, exact=exact or walked)
@@ -199,7 +202,7 @@ class LlguidanceBackend:
             except GrammarError as error:
                 if "nsatisfiable" in error.reason or schema is False:
                     raise  # these grammars are never narrower than the schema
-        anything = _json_grammar("{}", {})
+        anything = _json_grammar({})
         recipe = Recipe(_unforced(anything) if exact else anything, tuple(_assertions(schema, KEYWORDS)))
         return self._ruled(self._start(recipe, schema), rules)
 
@@ -241,10 +244,10 @@ def _parser_limits() -> llguidance.LLParserLimits:
 def _grammar(constraint: Constraint, limits: CompileLimits) -> str:
     """Return llguidance's grammar text of a constraint that stands alone."""
     if isinstance(constraint, JsonSchemaGrammar | AnyJsonGrammar):
-        return _schema_grammar(*_rewritten(constraint, limits, hold_unique=False))
+        return _json_grammar(_rewritten(constraint, limits, hold_unique=False)[1].schema)
     if isinstance(constraint, RegexGrammar):
         require_regex(constraint.pattern, limits)
-        return llguidance.LLMatcher.grammar_from_regex(constraint.pattern)
+        return llguidance.LLMatcher.grammar_from_regex(_of_python(constraint.pattern))
     if isinstance(constraint, ChoiceGrammar):
         return llguidance.LLMatcher.grammar_from_regex(choice_pattern(constraint, limits))
     if isinstance(constraint, LarkGrammar):
@@ -256,9 +259,34 @@ def _grammar(constraint: Constraint, limits: CompileLimits) -> str:
     raise GrammarError(f"{type(constraint).__name__} is no constraint of this backend")
 
 
+def _of_python(pattern: str) -> str:
+    try:
+        return with_classes_of_python(pattern)
+    except Ambiguous as error:
+        raise GrammarError(f"dialects of regular expressions differ about this: {error}; write it without") from error
+
+
 def _read(constraint: JsonSchemaGrammar, limits: CompileLimits) -> Any:
     """Return the schema's JSON value, whose subschemas all have finite values or none."""
-    return without_endless(read_schema(schema_text(constraint.schema), limits))
+    return without_endless(read_by_place(schema_text(constraint.schema), limits))
+
+
+def _require_exact(root: Any) -> None:
+    """Raise GrammarError for numbers that the library would round, and for a pattern that dialects read differently."""
+    require_exact_numbers(root)
+    for pointer, schema in iter_schemas(root):
+        if isinstance(schema, dict) and "pattern" in schema:
+            _pattern(schema["pattern"], f"{pointer}/pattern")
+        for key in schema.get("patternProperties", ()) if isinstance(schema, dict) else ():
+            _pattern(key, f"{pointer}/patternProperties/{escape(key)}")
+
+
+def _pattern(pattern: str, pointer: str | None = None) -> str:
+    """Return a pattern for the library."""
+    try:
+        return as_library(pattern)
+    except Ambiguous as error:
+        raise GrammarError(f"dialects of regular expressions differ about this pattern: {error}", pointer) from error
 
 
 def _rewritten(
@@ -268,17 +296,13 @@ def _rewritten(
     if isinstance(constraint, AnyJsonGrammar):
         return {}, Rewritten({}, [])
     schema = _read(constraint, limits)
-    require_exact_numbers(schema)
+    _require_exact(schema)
     return schema, _softened(rewrite(schema, hold_unique=hold_unique), constraint)
 
 
 def _softened(changed: Rewritten, constraint: JsonSchemaGrammar) -> Rewritten:
     ends = SoftEnds(constraint.soft_max_length, constraint.soft_max_items)
     return changed._replace(schema=soften(changed.schema, ends))
-
-
-def _schema_grammar(schema: Any, changed: Rewritten) -> str:
-    return _json_grammar(schema_text(changed.schema), changed.schema)
 
 
 def _json_behind_prefix(constraint: Constraint) -> JsonSchemaGrammar | AnyJsonGrammar | None:
@@ -297,35 +321,55 @@ def _unforced(grammar: str) -> str:
     return f'%llguidance {{"no_forcing": true}}\n{grammar}'
 
 
-def _json_grammar(text: str, schema: Any) -> str:
+def _json_grammar(schema: Any) -> str:
     if schema is False:
         raise GrammarError("schema false: no value is valid", "")
-    if schema is True:
-        text = "{}"  # the library takes options for objects only
+    # The library takes options for objects only.
+    text = schema_text({} if schema is True else map_schemas(schema, _for_library))
     try:
         return llguidance.LLMatcher.grammar_from_json_schema(text, overrides=_JSON_OPTIONS)
     except ValueError as error:
         raise GrammarError(f"llguidance cannot read the schema: {one_line(str(error))}") from error
 
 
+def _for_library(schema: dict[str, Any]) -> dict[str, Any]:
+    """Return a schema with what is said about properties in one place: the library forgets patterns behind an `allOf`.
+
+    Its patterns are written as the library reads them.
+    """
+    if "pattern" in schema:
+        schema = {**schema, "pattern": _pattern(schema["pattern"])}
+    if "patternProperties" in schema:
+        named = {_pattern(pattern): part for pattern, part in schema["patternProperties"].items()}
+        schema = {**schema, "patternProperties": named}
+    members = [key for key in ("properties", *_OTHERS) if key in schema]
+    result: dict[str, Any] = {}
+    for key, value in schema.items():
+        if key not in members:
+            result[key] = value
+        elif key == members[0]:
+            result |= {member: schema[member] for member in members}
+    return result
+
+
 def _tight(schema: Any) -> tuple[str, list[Checked]]:
     """Return the rewritten schema less what has no rewrite."""
     changed, dropped, _ = rewrite(schema, lenient=True)
-    return _json_grammar(schema_text(changed), changed), [Checked(*place) for place in dropped]
+    return _json_grammar(changed), [Checked(*place) for place in dropped]
 
 
 def _tight_inlined(schema: Any) -> tuple[str, list[Checked]]:
     """Return the same, with definitions in the place of references that stand beside something."""
     changed, dropped, _ = rewrite(schema, lenient=True, always=True)
     whole = _inlined(changed)
-    return _json_grammar(schema_text(whole), whole), [Checked(*place) for place in dropped]
+    return _json_grammar(whole), [Checked(*place) for place in dropped]
 
 
 def _tight_loosened(schema: Any) -> tuple[str, list[Checked]]:
     """Return the same without patterns of names, which the library wants to be disjoint, and without counts of properties."""
     changed, dropped, _ = rewrite(schema, lenient=True, always=True)
     whole = loosened(_inlined(changed))
-    return _json_grammar(schema_text(whole), whole), [Checked(*place) for place in dropped]
+    return _json_grammar(whole), [Checked(*place) for place in dropped]
 
 
 def _inlined(schema: Any) -> Any:
@@ -335,7 +379,9 @@ def _inlined(schema: Any) -> Any:
 def _loose(schema: Any) -> tuple[str, list[Checked]]:
     """Return the schema as it is; the library leaves out what it does not know."""
     options = _JSON_OPTIONS | {"lenient": True, "coerce_one_of": True}
-    grammar = llguidance.LLMatcher.grammar_from_json_schema(schema_text(schema), overrides=options)
+    grammar = llguidance.LLMatcher.grammar_from_json_schema(
+        schema_text(map_schemas(schema, _for_library)), overrides=options
+    )
     return grammar, _assertions(schema, _LEFT_OUT)
 
 

@@ -10,6 +10,7 @@ from functools import cached_property
 from typing import Any
 
 from inferd_grammar.completion.composed import VALUES, is_composed, parts_of
+from inferd_grammar.completion.pieces import pieces_of
 from inferd_grammar.completion.small_values import SAMPLES, small_values
 from inferd_grammar.constraints import (
     AllOfGrammar,
@@ -17,15 +18,19 @@ from inferd_grammar.constraints import (
     AnyOfGrammar,
     Constraint,
     ExactGrammar,
+    GbnfGrammar,
     JsonSchemaGrammar,
+    LarkGrammar,
     PrefixedGrammar,
+    RegexGrammar,
     RepeatedGrammar,
     SequenceGrammar,
     TextGrammar,
 )
 from inferd_grammar.limits import CompileLimits
+from inferd_grammar.references import read_by_place
 from inferd_grammar.rewrites.regex_syntax import NotUnderstood, shortest_match
-from inferd_grammar.schema import iter_schemas, read_schema, schema_text
+from inferd_grammar.schema import iter_schemas, schema_text
 
 _MAX_SAMPLES = 32
 
@@ -41,6 +46,7 @@ class Outline:
         heads: before the JSON value stands one of several texts.
         parts: what the texts are made of, where they are not one JSON value; ``spell`` writes its fixed texts.
         schemas: those of the JSON values.
+        pieces: literal texts of an expression or a grammar.
     """
 
     json: bool = False
@@ -51,6 +57,7 @@ class Outline:
     parts: Constraint | None = None
     spell: Callable[[str], bytes] = str.encode
     schemas: tuple[Any, ...] = ()
+    pieces: tuple[bytes, ...] = ()
 
     @cached_property
     def values(self) -> list[bytes]:
@@ -78,7 +85,7 @@ def _as_json(constraint: Constraint, limits: CompileLimits, spell: Callable[[str
         case AnyJsonGrammar():
             return Outline(json=True)
         case JsonSchemaGrammar(schema):
-            root = read_schema(schema_text(schema), limits)
+            root = read_by_place(schema_text(schema), limits)
             places = list(iter_schemas(root))
             return Outline(json=True, ranks=_ranks(places), samples=tuple(_samples(places)), schemas=(root,))
         case ExactGrammar(inner):
@@ -92,7 +99,10 @@ def _as_json(constraint: Constraint, limits: CompileLimits, spell: Callable[[str
         case SequenceGrammar((first, *rest)) if all(map(_may_be_fixed, rest)):
             return outline(first, limits, spell)
         case AllOfGrammar(members):
-            return next((known for known in (outline(m, limits) for m in members) if known.json), NOTHING_KNOWN)
+            known = next((known for known in (outline(m, limits) for m in members) if known.json), NOTHING_KNOWN)
+            return known if known.json else Outline(pieces=pieces_of(constraint))
+        case RegexGrammar() | LarkGrammar() | GbnfGrammar():
+            return Outline(pieces=pieces_of(constraint))
     return NOTHING_KNOWN
 
 

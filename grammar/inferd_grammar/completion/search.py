@@ -32,6 +32,8 @@ _NAMES = 64
 _KINDS = (b"0123456789", b"abcdefghijklmnopqrstuvwxyz", b"ABCDEFGHIJKLMNOPQRSTUVWXYZ")
 _MARKS = b"-.@:/_ +,#=$%&()*!?<>;'"
 _FILLERS = (b" ", b"-", b"0")  # of which most vocabularies have long tokens
+_FILLER = -1
+_BETWEEN = (b"0", b"a", b"A", b" ", b"-")  # between literal texts, where characters of a class are due
 _ENDS = frozenset(b",]}")
 _QUOTE = ord('"')
 _PROMISING = b'"tfn-[{'  # first bytes of values, by how short such values tend to be
@@ -69,7 +71,7 @@ class EndSearch:
         with self._back():
             try:
                 if not self._outline.json:
-                    return self._breadth_first(lambda following: self._matcher.may_end())
+                    return self._any_text()
                 return next((end for limit in _LIMITS if (end := self._value(place, -1, limit)) is not None), None)
             except (Exhausted, GrammarFailure):
                 return None
@@ -245,6 +247,43 @@ class EndSearch:
         except GrammarFailure:
             return None
         return None if rest is None else option + rest
+
+    def _any_text(self) -> bytes | None:
+        """Return a shortest end where few ways lead on; else one of literal texts of the constraint."""
+        kept = self.looks // 2 if self._outline.pieces else 0
+        self.looks -= kept
+        try:
+            found = self._breadth_first(lambda following: self._matcher.may_end())
+        except Exhausted:
+            found = None
+        self.looks = max(self.looks, 0) + kept
+        return found if found is not None or not kept else self._of_pieces()
+
+    def _of_pieces(self) -> bytes | None:
+        """Return literal texts of the constraint, and fillers between them, that lead to an end.
+
+        Those come first that stand in the order of the constraint, with the fewest fillers.
+        """
+        ways = [*enumerate(self._outline.pieces), *((_FILLER, filler) for filler in _BETWEEN)]
+        layer: list[tuple[int, int, bytes]] = [(0, -1, b"")]
+        while layer:
+            longer: dict[bytes, tuple[int, int, bytes]] = {}
+            for cost, last, text in layer:
+                self.looks -= 1
+                if self.looks < 0:
+                    raise Exhausted
+                with self._back():
+                    self._push(text)
+                    for place, piece in ways:
+                        if self._push(piece):
+                            if self._matcher.may_end():
+                                return text + piece
+                            self._matcher.rollback(len(piece))
+                            more = place == _FILLER or place <= last
+                            after = (cost + more, last if place == _FILLER else place, text + piece)
+                            longer[after[2]] = min(after, longer.get(after[2], after))
+            layer = sorted(longer.values(), key=lambda way: (way[0], len(way[2])))[:_BEAM]
+        return None
 
     # -- Any text ---------------------------------------------------------------------------------------------------
 

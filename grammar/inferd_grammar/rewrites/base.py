@@ -48,6 +48,10 @@ class View:
 class Translator(Protocol):
     """Translates subschemas; given to each rewrite. Both methods raise CannotRewrite."""
 
+    @property
+    def draft(self) -> str:
+        """The draft that the document's `$schema` names."""
+
     def view(self, schema: Mapping[str, Any], pointer: str) -> View: ...
 
     def resolve(self, reference: str) -> tuple[str, Any] | None:

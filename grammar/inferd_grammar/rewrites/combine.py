@@ -23,12 +23,12 @@ def positive_one_of(view: View, kinds: Kinds, to: Translator) -> list[Schema]:
     """Return schemas for: one branch and, of the kinds in which they may overlap, none of the others."""
     branches = view.words["oneOf"]
     beside = (*view.beside, view.without("oneOf"))
-    rivals = _rivals(view, to)
+    shared_by = rivals(view, to)
     options = []
     for n, branch in enumerate(branches):
         within = kinds & kinds_of(branch, view.at("oneOf", n), to)
         others: list[Schema] = []
-        for m, shared in rivals[n].items():
+        for m, shared in shared_by[n].items():
             other = to.negative(branches[m], view.at("oneOf", m), within & shared)
             others.append(any_of([typed(within - shared, within) if within - shared else False, other]))
         if within:
@@ -40,7 +40,7 @@ def negative_one_of(view: View, kinds: Kinds, to: Translator) -> list[Schema]:
     """Return schemas for: no branch at all, or two that are not disjoint."""
     places = [(branch, view.at("oneOf", n)) for n, branch in enumerate(view.words["oneOf"])]
     options = [all_of([to.negative(branch, place, kinds) for branch, place in places])]
-    for n, others in enumerate(_rivals(view, to)):
+    for n, others in enumerate(rivals(view, to)):
         pairs = [m for m in others if m > n and others[m] & kinds]
         options += [all_of([to.positive(*places[n], kinds), to.positive(*places[m], kinds)]) for m in pairs]
     return options
@@ -140,7 +140,7 @@ def _wanted(wanted: Any, pointer: str, to: Translator) -> Schema:
     return to.positive(wanted, pointer, Kinds({"object"}))
 
 
-def _rivals(view: View, to: Translator) -> list[dict[int, Kinds]]:
+def rivals(view: View, to: Translator) -> list[dict[int, Kinds]]:
     """Return, for each branch, the others that are not provably disjoint from it, and the kinds of value they may share."""
     beside = [*view.beside, view.without("oneOf")]
     branches = [views_of(branch, view.at("oneOf", n), to) for n, branch in enumerate(view.words["oneOf"])]

@@ -47,12 +47,12 @@ class Dialect:
         self.draft = _DRAFTS[index]
         self._known = {*_ALWAYS, *(word for draft in _DRAFTS[: index + 1] for word in _SINCE.get(draft, ()))}
         self.defines_dependencies = index <= _DRAFTS.index("draft-07")
-        self._reference_alone = index <= _DRAFTS.index("draft-07")
+        self.reference_alone = index <= _DRAFTS.index("draft-07")
 
     def view(self, schema: Mapping[str, Any], pointer: str) -> View:
         """Return the keywords of one schema object that count, in 2020-12's form."""
         words = {key: value for key, value in schema.items() if key in self._known}
-        if self._reference_alone and "$ref" in words:
+        if self.reference_alone and "$ref" in words:
             return View({"$ref": words["$ref"]}, pointer)
         for bound, exclusive in (("minimum", "exclusiveMinimum"), ("maximum", "exclusiveMaximum")):
             if isinstance(words.get(exclusive), bool):

@@ -1,16 +1,17 @@
 """`format`: what is enforced, what becomes a pattern, what is an annotation.
 
 The specification makes `format` an annotation unless a reader chooses to assert it. Formats that the backend enforces
-stay as they are. Of the other names that the specification defines, those that are regular become a pattern, which is
-narrower: some exotic valid texts are refused. `regex` is no regular language; its pattern takes expressions with groups
-two deep. Two names of draft 3 become their later ones. Every other name is an annotation and is dropped.
+stay as they are, but for dates and times, of which it knows no calendar. Of the other names that the specification
+defines, those that are regular become a pattern, which is narrower: some exotic valid texts are refused. `regex` is no
+regular language; its pattern takes expressions with groups two deep. Two names of draft 3 become their later ones. Every
+other name is an annotation and is dropped.
 """
 
 from __future__ import annotations
 
 from inferd_grammar.rewrites.base import CannotRewrite, Schema, View
 
-ENFORCED = frozenset(("date", "date-time", "duration", "email", "hostname", "ipv4", "ipv6", "time", "uri", "uuid"))
+ENFORCED = frozenset(("duration", "email", "hostname", "ipv4", "ipv6", "uri", "uuid"))
 _BEYOND_ASCII = r"\u00A0-\uD7FF\uF900-\uFDCF\uFDF0-\uFFEF"
 _POINTER = r"(?:\/(?:[^\/~]|~[01])*)*"
 
@@ -43,14 +44,30 @@ def _regex() -> str:
     return rf"^{inner}(?:\|{inner})*$"
 
 
+# Days that the calendar has, from year 1 on; no leap seconds, which most readers refuse.
+_YEAR = "(?:000[1-9]|00[1-9][0-9]|0[1-9][0-9]{2}|[1-9][0-9]{3})"
+_LEAP = r"(?:[0-9]{2}(?:0[48]|[2468][048]|[13579][26])|(?:0[48]|[2468][048]|[13579][26])00)-02-29"
+_DATE = (
+    rf"(?:{_LEAP}|{_YEAR}-(?:(?:0[13578]|1[02])-(?:0[1-9]|[12][0-9]|3[01])"
+    r"|(?:0[469]|11)-(?:0[1-9]|[12][0-9]|30)|02-(?:0[1-9]|1[0-9]|2[0-8])))"
+)
+_CLOCK = r"(?:[01][0-9]|2[0-3]):[0-5][0-9]"
+_TIME = rf"{_CLOCK}:[0-5][0-9](?:\.[0-9]{{1,12}})?(?:[Zz]|[+\-]{_CLOCK})"
+# Labels of an internationalised name, of scripts in which every character may stand and is written from left to right.
+_IDN_CHAR = r"a-z0-9\u00DF-\u00F6\u00F8-\u00FF\u03AC-\u03CE\u0430-\u045F\u3041-\u3096\u4E00-\u9FA5\uAC00-\uD7A3"
+_IDN_LABEL = rf"(?:[{_IDN_CHAR}](?:-?[{_IDN_CHAR}]){{0,11}}|[a-zA-Z0-9](?:-?[a-zA-Z0-9]){{0,30}})"
+
 ALIASES = {"host-name": "hostname", "ip-address": "ipv4"}
 PATTERNS = {
     "idn-email": rf"^[^\s@\"\\]+@{_HOST}$",
-    "idn-hostname": rf"^{_HOST}$",
+    "date": f"^{_DATE}$",
+    "date-time": f"^{_DATE}[Tt]{_TIME}$",
+    "idn-hostname": rf"^{_IDN_LABEL}(?:\.{_IDN_LABEL}){{0,3}}$",
     "iri": _reference(_BEYOND_ASCII, scheme=True),
     "iri-reference": _reference(_BEYOND_ASCII),
     "json-pointer": f"^{_POINTER}$",
     "regex": _regex(),
+    "time": f"^{_TIME}$",
     "relative-json-pointer": rf"^(?:0|[1-9][0-9]*)(?:\#|{_POINTER})$",
     "uri-reference": _reference(""),
     # RFC 6570: literals, and expressions with names, operators and modifiers.
@@ -60,23 +77,13 @@ PATTERNS = {
 _ASCII_HOST = r"[a-zA-Z0-9](?:[a-zA-Z0-9\-]{0,61}[a-zA-Z0-9])?(?:\.[a-zA-Z0-9](?:[a-zA-Z0-9\-]{0,61}[a-zA-Z0-9])?)*"
 _ATOM = r"[a-zA-Z0-9!#$%&'*+\-\/=?^_`{|}~]+"
 _OCTET = r"(?:25[0-5]|2[0-4][0-9]|1[0-9]{2}|[1-9]?[0-9])"
-_LEAP = r"(?:[0-9]{2}(?:0[48]|[2468][048]|[13579][26])|(?:[02468][048]|[13579][26])00)-02-29"
-_DATE = (
-    rf"(?:{_LEAP}|[0-9]{{4}}-(?:(?:0[13578]|1[02])-(?:0[1-9]|[12][0-9]|3[01])"
-    r"|(?:0[469]|11)-(?:0[1-9]|[12][0-9]|30)|02-(?:0[1-9]|1[0-9]|2[0-8])))"
-)
-_CLOCK = r"(?:[01][0-9]|2[0-3]):[0-5][0-9]"
-_TIME = rf"{_CLOCK}:[0-5][0-9](?:\.[0-9]{{1,9}})?(?:Z|[+\-]{_CLOCK})"
 _DAYS = "(?:[0-9]+Y(?:[0-9]+M(?:[0-9]+D)?)?|[0-9]+M(?:[0-9]+D)?|[0-9]+D)"
 _HOURS = "T(?:[0-9]+H(?:[0-9]+M(?:[0-9]+S)?)?|[0-9]+M(?:[0-9]+S)?|[0-9]+S)"
 NAMES = {
-    "date": f"^{_DATE}$",
-    "date-time": f"^{_DATE}T{_TIME}$",
     "duration": f"^P(?:[0-9]+W|{_DAYS}(?:{_HOURS})?|{_HOURS})$",
     "email": rf"^{_ATOM}(?:\.{_ATOM})*@{_ASCII_HOST}$",
     "hostname": f"^{_ASCII_HOST}$",
     "ipv4": rf"^{_OCTET}(?:\.{_OCTET}){{3}}$",
-    "time": f"^{_TIME}$",
     "uri": _reference("", scheme=True),
     "uuid": "^[0-9a-fA-F]{8}(?:-[0-9a-fA-F]{4}){3}-[0-9a-fA-F]{12}$",
 }

@@ -243,11 +243,11 @@ def positive_patterns(view: View) -> View:
     del words["patternProperties"]
     if every:
         listed = view.words.get("properties", {})
-        words["properties"] = {key: _all([_there(view, "properties", key), *every]) for key in listed}
-        words["additionalProperties"] = _all(every)
+        words["properties"] = {key: all_of([_there(view, "properties", key), *every]) for key in listed}
+        words["additionalProperties"] = all_of(every)
     found = {regex: [_there(view, "patternProperties", rest[n]) for n in members] for regex, members in areas or ()}
     found = found if areas is not None else {p: [_there(view, "patternProperties", p)] for p in rest}
-    words["patternProperties"] = {regex: _all([*parts, *every]) if parts else False for regex, parts in found.items()}
+    words["patternProperties"] = {regex: all_of([*parts, *every]) if parts else False for regex, parts in found.items()}
     empty = [key for key in ("properties", "patternProperties") if not words.get(key)]
     return replace(view, words=words).without(*empty)
 
@@ -261,13 +261,10 @@ def _areas(patterns: list[str]) -> list[tuple[str, list[int]]] | None:
     return areas if any(len(members) > 1 for _, members in areas) else None
 
 
-def _there(view: View, *place: str) -> dict[str, str]:
-    """Return a reference to a subschema of the document, so that it keeps its pointer."""
-    return {"$ref": f"#{quote(view.at(*place))}"}
-
-
-def _all(references: list[dict[str, str]]) -> Schema:
-    return dict(references[0]) if len(references) == 1 else {"allOf": references}
+def _there(view: View, key: str, name: str) -> Schema:
+    """Return a reference to a subschema of the document, so that it keeps its pointer; one that is a boolean itself."""
+    schema = view.words[key][name]
+    return schema if isinstance(schema, bool) else {"$ref": f"#{quote(view.at(key, name))}"}
 
 
 def _exactly(listed: list[str], kept: tuple[str, ...], **words: Any) -> Schema:

@@ -17,6 +17,11 @@ _BEYOND_ASCII: Chars = ((0x80, 0xD7FF), (0xE000, 0x10FFFF))
 _DIGITS: Chars = ((0x30, 0x39),)
 _WORD: Chars = ((0x30, 0x39), (0x41, 0x5A), (0x5F, 0x5F), (0x61, 0x7A))
 _SPACE: Chars = ((0x09, 0x0D), (0x20, 0x20))
+_OTHER_SPACES: Chars = (
+    *((0x1C, 0x1F), (0x85, 0x85), (0xA0, 0xA0), (0x1680, 0x1680), (0x180E, 0x180E), (0x2000, 0x200B)),
+    *((0x2028, 0x2029), (0x202F, 0x202F), (0x205F, 0x2060), (0x3000, 0x3000), (0xFEFF, 0xFEFF)),
+)
+"""Spaces in some dialects."""
 _CLASSES = {"d": _DIGITS, "w": _WORD, "s": _SPACE}
 _CONTROLS = {"f": 0x0C, "n": 0x0A, "r": 0x0D, "t": 0x09, "v": 0x0B, "0": 0x00}
 _MAX_COUNT = 64
@@ -223,7 +228,7 @@ class _Parser:
     def _escape(self) -> Chars:
         char = self._next()
         if char.lower() in _CLASSES:
-            self.doubtful.append(_BEYOND_ASCII)
+            self.doubtful.append(_OTHER_SPACES if char in "sS" else _BEYOND_ASCII)
             named = _CLASSES[char.lower()]
             return named if char.islower() else subtraction(EVERYTHING, named)
         if char in "uxU":
@@ -239,7 +244,10 @@ class _Parser:
         if len(text) < digits or not all(char in "0123456789abcdefABCDEF" for char in text):
             raise NotUnderstood("an escape that is no code point")
         self._at += digits
-        return ((int(text, 16), int(text, 16)),)
+        code = int(text, 16)
+        if 0xD800 <= code < 0xE000 or code > 0x10FFFF:
+            raise NotUnderstood("half of a surrogate pair, or no code point")
+        return ((code, code),)
 
     def _next(self) -> str:
         if not self.rest():

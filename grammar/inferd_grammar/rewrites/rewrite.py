@@ -7,7 +7,7 @@ from typing import Any, NamedTuple
 
 from inferd_grammar.errors import GrammarError
 from inferd_grammar.rewrites.base import CannotRewrite, Schema
-from inferd_grammar.rewrites.dialect import COUNTS
+from inferd_grammar.rewrites.dialect import COUNTS, Dialect
 from inferd_grammar.rewrites.formats import ENFORCED
 from inferd_grammar.rewrites.open_bounds import clip, close, has_fractions, is_far
 from inferd_grammar.rewrites.patterns import LOOK_AHEADS
@@ -45,8 +45,8 @@ def rewrite(root: Any, *, lenient: bool = False, hold_unique: bool = False, alwa
     pointer.
     """
     places = list(iter_schemas(root))
-    fractions = has_fractions(root)
-    if not always and not any(_needs_rewrite(schema, fractions) for _, schema in places):
+    fractions, alone = has_fractions(root), Dialect(root).reference_alone
+    if not always and not any(_needs_rewrite(schema, fractions, alone) for _, schema in places):
         return Rewritten(root, [])
     if _moves_base(places):
         _require_no_flags(places)
@@ -71,9 +71,11 @@ def _names(schema: Any) -> Iterator[str]:
         yield from (name for name in schema.get("required", ()) if isinstance(name, str))
 
 
-def _needs_rewrite(schema: Any, fractions: bool) -> bool:
+def _needs_rewrite(schema: Any, fractions: bool, reference_alone: bool) -> bool:
     if not isinstance(schema, dict):
         return False
+    if reference_alone and "$ref" in schema and len(schema) > 1:
+        return True
     if isinstance(schema.get("format"), str) and schema["format"] not in ENFORCED:
         return True
     if str(schema.get("pattern")).startswith(LOOK_AHEADS):

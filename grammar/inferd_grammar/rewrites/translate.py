@@ -12,7 +12,17 @@ from decimal import Decimal
 from typing import Any
 
 from inferd_grammar.errors import GrammarError
-from inferd_grammar.rewrites import arrays, bounds, combine, formats, multiples, objects, patterns, values
+from inferd_grammar.rewrites import (
+    arrays,
+    bounds,
+    combine,
+    formats,
+    multiples,
+    objects,
+    patterns,
+    unevaluated,
+    values,
+)
 from inferd_grammar.rewrites.base import CannotRewrite, Schema, View, all_of, any_of
 from inferd_grammar.rewrites.dialect import Dialect
 from inferd_grammar.rewrites.disjoint import kinds_of_view
@@ -72,7 +82,11 @@ class SchemaTranslator:
         return self._property_names
 
     def view(self, schema: Mapping[str, Any], pointer: str) -> View:
-        return self._dialect.view(schema, pointer)
+        return unevaluated.settled(self._dialect.view(schema, pointer), self)
+
+    @property
+    def draft(self) -> str:
+        return self._dialect.draft
 
     def positive(self, schema: Schema, pointer: str, kinds: Kinds = ALL, beside: tuple[View, ...] = ()) -> Schema:
         self.visit(pointer)
@@ -82,6 +96,7 @@ class SchemaTranslator:
         within = kinds & kinds_of_view(view, self)
         plain: dict[str, Any] = {}
         parts: list[Schema] = []
+        view = self._attempt(view, parts, lambda one: unevaluated.positive(one, self), *unevaluated.KEYWORDS)
         view = self._attempt(view, parts, objects.positive_counts, "minProperties", "maxProperties")
         view = self._attempt(view, parts, formats.positive, "format")
         view = self._attempt(view, parts, patterns.positive, "pattern")

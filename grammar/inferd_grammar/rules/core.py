@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any, NamedTuple
@@ -16,6 +16,7 @@ from inferd_grammar.completion.json_place import JsonPlace, Mode
 from inferd_grammar.errors import GrammarError, GrammarFailure
 from inferd_grammar.matchers.matcher import AnySplit, Core
 from inferd_grammar.rules.items import ItemsPlace, Repeated, UniqueItems, Written
+from inferd_grammar.rules.names import NamesPlace, NameTokens, RepeatedName
 from inferd_grammar.rules.numbers import EXPONENT_DIGITS, DigitMasks, NumberPlace, behind
 from inferd_grammar.tokens import TokenTable, bit_mask
 from inferd_grammar.validation import Checked, SchemaValidator
@@ -38,6 +39,7 @@ class JsonRules:
         unique: holds arrays whose items have to differ; None where there are none.
         whole: what a whole text has to pass before it may be closed; None where masks hold everything.
         refusal: why the grammar alone does not do; for a constraint of which no end is found.
+        names: objects may have names that are not listed, which have to differ; `few` if some may run out of them.
         source: JSON from which `inferd_grammar.rules.make` makes the same rules.
     """
 
@@ -47,6 +49,8 @@ class JsonRules:
     source: Any
     whole: SchemaValidator | None = None
     refusal: GrammarError | None = None
+    names: bool = False
+    few: bool = False
 
 
 class TextPlace(NamedTuple):
@@ -55,6 +59,7 @@ class TextPlace(NamedTuple):
     number: NumberPlace = NumberPlace()
     items: ItemsPlace = ItemsPlace()
     json: JsonPlace = JsonPlace()
+    names: NamesPlace = NamesPlace()
     size: int = 0
 
 
@@ -63,6 +68,7 @@ class RuleMasks:
 
     def __init__(self, table: TokenTable) -> None:
         self.digits = DigitMasks(table)
+        self.names = NameTokens(table)
         in_quotes = [i for i, token in enumerate(table.tokens) if b'"' in token]
         ends_item = [i for i, token in enumerate(table.tokens) if _ENDS_ITEM.search(token)]
         quoted, plain = bit_mask(in_quotes, table.vocab_size), bit_mask(ends_item, table.vocab_size)
@@ -108,7 +114,7 @@ class RuledCore:
     @property
     def may_meet_dead_ends(self) -> bool:
         """True if masks may lead to where nothing can follow: all items of an array may be used up."""
-        return self._rules.unique is not None or self._rules.whole is not None
+        return self._rules.unique is not None or self._rules.whole is not None or self._rules.few
 
     @property
     def guarded(self) -> tuple[Any, Callable[[Any], bool]] | None:
@@ -131,6 +137,8 @@ class RuledCore:
         place = self._places[-1]
         if place.number.in_number:
             self._end_number(row, place.number)
+        if self._rules.names and place.names.open:
+            self._forbid_each(row, self._masks.names.closing(place.names))
         if place.items.watched:
             self._forbid(row, place.items.json.mode)
         if self._rules.whole is not None and place.json.depth <= self._masks.most_closed:
@@ -168,6 +176,8 @@ class RuledCore:
     def forced(self) -> bytes:
         """Return what the grammar forces, up to where a rule forbids it."""
         forced, place = self._inner.forced(), self._places[-1]
+        if self._rules.names:
+            forced = _without_repeated(place.names, forced)
         if self._rules.unique is None or not place.items.watched:
             return forced
         for size in range(1, len(forced) + 1):
@@ -179,7 +189,12 @@ class RuledCore:
 
     def forced_tokens(self) -> list[int]:
         """Return the grammar's; none inside arrays that rules watch."""
-        return [] if self._places[-1].items.watched else self._inner.forced_tokens()
+        place = self._places[-1]
+        tokens = [] if place.items.watched else self._inner.forced_tokens()
+        if self._rules.names and tokens:
+            text = b"".join(self._table.tokens[token] for token in tokens)
+            return tokens if _without_repeated(place.names, text) == text else []
+        return tokens
 
     def copy(self) -> RuledCore:
         copy = RuledCore(self._inner.copy(), self._table, self._rules, self._masks, self._places)
@@ -201,10 +216,16 @@ class RuledCore:
                 items = self._rules.unique.behind(items, Written(self._text, text))
             except Repeated:
                 return None
+        names = place.names
+        if self._rules.names:
+            try:
+                names = names.behind(text)
+            except RepeatedName:
+                return None
         json = place.json if self._rules.whole is None else place.json.behind(text)
         if json.depth == 0 and json.mode == "done" and not self._may_close(text):
             return None
-        return TextPlace(behind(place.number, text), items, json, place.size + len(self._table.tokens[token]))
+        return TextPlace(behind(place.number, text), items, json, names, place.size + len(self._table.tokens[token]))
 
     def _may_close(self, text: bytes) -> bool:
         """Return True if the whole text behind `text` is valid."""
@@ -230,6 +251,20 @@ class RuledCore:
         closing = np.bitwise_and(row, self._masks.ending(mode))
         words = np.flatnonzero(closing)
         bits = np.unpackbits(closing[words].view(np.uint8), bitorder="little").reshape(len(words), 32)
-        for word, bit in zip(*np.nonzero(bits), strict=True):
-            if self._behind(int(words[word]) * 32 + int(bit)) is None:
-                row.view(np.uint32)[words[word]] &= ~np.uint32(1 << int(bit))
+        self._forbid_each(row, (int(words[word]) * 32 + int(bit) for word, bit in zip(*np.nonzero(bits), strict=True)))
+
+    def _forbid_each(self, row: NDArray[np.int32], tokens: Iterable[int]) -> None:
+        """Take out those tokens that break a rule."""
+        for token in tokens:
+            if row[token >> 5] >> (token & 31) & 1 and self._behind(token) is None:
+                row.view(np.uint32)[token >> 5] &= ~np.uint32(1 << (token & 31))
+
+
+def _without_repeated(place: NamesPlace, forced: bytes) -> bytes:
+    """Return forced text up to a name that repeats."""
+    for size in range(len(forced)):
+        try:
+            place = place.behind(forced[size : size + 1])
+        except RepeatedName:
+            return forced[:size]
+    return forced

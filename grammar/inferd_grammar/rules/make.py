@@ -7,6 +7,7 @@ from typing import Any
 from inferd_grammar.errors import GrammarError
 from inferd_grammar.rules.core import JsonRules
 from inferd_grammar.rules.items import UniqueItems
+from inferd_grammar.rules.names import are_few, may_repeat
 from inferd_grammar.rules.numbers import digits_for
 from inferd_grammar.rules.places import UniquePlaces
 from inferd_grammar.validation import SchemaValidator
@@ -25,6 +26,8 @@ def rules_for(root: Any, *, unique: bool = False, skip: int = 0, refusal: Gramma
         "digits": digits_for(root),
         "skip": skip,
         "unique": unique,
+        "names": may_repeat(root),
+        "few": may_repeat(root) and are_few(root),
         "refusal": None if refusal is None else [refusal.reason, refusal.pointer],
     }
     return rules_from(source)
@@ -40,4 +43,6 @@ def rules_from(source: Any) -> JsonRules:
         source,
         None if refusal is None else SchemaValidator(source["schema"]),
         refusal,
+        source["names"],
+        source["few"],
     )

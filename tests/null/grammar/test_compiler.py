@@ -77,6 +77,18 @@ def test_least_recently_used_goes_first(counted: tuple[GrammarCompiler, Counting
     assert backend.calls == 4
 
 
+def test_a_flood_of_constraints_pushes_out_those_of_its_owner_alone(
+    counted: tuple[GrammarCompiler, CountingBackend],
+) -> None:
+    compiler, backend = counted
+    compiler.compile(RegexGrammar("a"), "one")
+    for pattern in ("a", "b", "c", "d"):
+        compiler.compile(RegexGrammar(pattern), "many")
+    assert backend.calls == 5, "each owner has its own"
+    compiler.compile(RegexGrammar("a"), "one")
+    assert backend.calls == 5
+
+
 def test_refusals_are_cached_and_raised_afresh(counted: tuple[GrammarCompiler, CountingBackend]) -> None:
     compiler, backend = counted
     errors = []

@@ -13,7 +13,7 @@ from typing import Any
 import jsonschema
 import pytest
 
-from inferd_grammar import CompileLimits, GrammarCompiler, GrammarError, JsonSchemaGrammar, TokenTable
+from inferd_grammar import CompileLimits, GrammarCompiler, GrammarError, GrammarFailure, JsonSchemaGrammar, TokenTable
 from inferd_grammar.conformance.key_orders import orders
 from inferd_grammar.rewrites import CannotRewrite, rewrite
 from inferd_grammar.schema import read_schema
@@ -21,6 +21,7 @@ from inferd_grammar.schema import read_schema
 DRAFT7 = "http://json-schema.org/draft-07/schema#"
 DRAFT4 = "http://json-schema.org/draft-04/schema#"
 AB = {"properties": {"a": {"type": "string"}, "b": {"type": "integer"}}}
+CLOSED = {"unevaluatedProperties": False}
 TREE = {"properties": {"a": {"$ref": "#/$defs/tree"}, "b": {"type": "integer"}}, "required": ["b"]}
 EXACT: dict[str, list[dict[str, Any]]] = {
     "formats": [{"format": "byte"}, {"type": "string", "format": "my own"}, {"not": {"format": "my own"}}],
@@ -113,10 +114,36 @@ EXACT: dict[str, list[dict[str, Any]]] = {
             "not": {"$ref": "#/definitions/s", "maxLength": 1},
         },
         {"$schema": DRAFT7, "not": {"dependentRequired": {"a": ["b"]}, "type": "string"}},
+        {"$schema": DRAFT7, "$ref": "#/definitions/x", "maxLength": 1, "definitions": {"x": {"type": "string"}}},
         {"$schema": DRAFT4, "minimum": 1, "exclusiveMinimum": True},
         {"$schema": DRAFT4, "not": {"const": 1, "maximum": 1, "exclusiveMaximum": True}},
         {"unevaluatedProperties": False, "properties": {"a": True}},
         {"unevaluatedItems": {"type": "string"}, "prefixItems": [True], "maxItems": 3.0},
+    ],
+    "unevaluated": [
+        {**CLOSED, "allOf": [AB, {"patternProperties": {"^x": True}}]},
+        {"$ref": "#/$defs/x", **CLOSED, "$defs": {"x": {"allOf": [AB]}}},
+        {"allOf": [AB], "unevaluatedProperties": {"type": "null"}},
+        {"allOf": [{"additionalProperties": {"type": "string"}}], **CLOSED},
+        {
+            "properties": {"c": {}},
+            "anyOf": [{**AB, "required": ["a"]}, {"required": ["x"], "properties": {"x": {}}}],
+            **CLOSED,
+        },
+        {"oneOf": [{"properties": {"a": {"const": "a"}}, "required": ["a"]}, {"properties": {"b": {}}}], **CLOSED},
+        {"allOf": [{"oneOf": [{"required": ["a"], **AB}, {"maxProperties": 0}]}], **CLOSED},
+        {"if": {"properties": {"a": {"const": "a"}}, "required": ["a"]}, "then": {"properties": {"b": {}}}, **CLOSED},
+        {"properties": {"a": {}}, "dependentSchemas": {"a": {"properties": {"b": {}}}}, **CLOSED},
+        {"not": AB, **CLOSED},
+        {"not": {"allOf": [AB], **CLOSED}},
+        {"properties": {"a": {"allOf": [{"properties": {"a": {}}}], **CLOSED}}},
+        {"allOf": [{"prefixItems": [True, {"type": "string"}]}], "unevaluatedItems": False},
+        {
+            "anyOf": [{"prefixItems": [{"const": "a"}]}, {"prefixItems": [True, True]}],
+            "unevaluatedItems": {"type": "null"},
+        },
+        {"prefixItems": [True], "contains": {"type": "string"}, "unevaluatedItems": False, "maxItems": 9},
+        {"allOf": [{"items": {"type": "string"}}], "unevaluatedItems": False},
     ],
     "references": [
         {"$defs": {"tree": TREE}, "not": {"$ref": "#/$defs/tree"}},
@@ -228,6 +255,58 @@ def test_other_look_arounds_are_refused(bytewise: GrammarCompiler, pattern: str)
         bytewise.compile(JsonSchemaGrammar({"type": "string", "pattern": pattern}))
 
 
+@pytest.mark.parametrize(
+    ("schema", "valid", "invalid"),
+    [
+        (
+            {"allOf": [{"$ref": "#/$defs/base"}, {"required": ["b"]}], **AB, **CLOSED},
+            '{"a":"","b":1,"c":1}',
+            '{"b":1,"d"',
+        ),
+        ({"$ref": "#/$defs/base", "patternProperties": {"^x": {}}, **CLOSED}, '{"c":1,"x":1}', '{"c":1,"a"'),
+    ],
+)
+def test_a_name_that_nothing_looks_at_is_never_begun(
+    bytewise: GrammarCompiler, schema: dict[str, Any], valid: str, invalid: str
+) -> None:
+    """It was found where the text would have been closed, so that a generation could fail there."""
+    compiled = bytewise.compile(
+        JsonSchemaGrammar({**schema, "$defs": {"base": {"properties": {"c": {"type": "integer"}}}}})
+    )
+    assert compiled.refusal is None
+    assert takes(compiled.matcher(), valid)
+    assert compiled.matcher().accept([byte + 1 for byte in invalid.encode()]) < len(invalid)
+
+
+def test_the_order_of_keywords_takes_no_pattern_away(bytewise: GrammarCompiler) -> None:
+    """The library forgot patterns of names that stand behind an `allOf`."""
+    words = {"properties": {"a": {}}, "additionalProperties": False}
+    schema = {**words, "allOf": [{"properties": {"a": {"type": "integer"}}}], "patternProperties": {"^x": {}}}
+    assert takes(bytewise.compile(JsonSchemaGrammar(schema)).matcher(), '{"a":1,"xy":2}')
+
+
+@pytest.mark.parametrize(
+    ("format", "valid", "invalid"),
+    [
+        ("date", ["2024-02-29", "0001-01-01"], ["2023-02-29", "1900-02-29", "0000-01-01", "2024-04-31"]),
+        (
+            "date-time",
+            ["2024-02-29t23:59:59.5z", "2024-01-01T00:00:00+23:59"],
+            ["2024-01-01T23:59:60Z", "2023-02-29T00:00:00Z"],
+        ),
+        ("time", ["00:00:00Z"], ["23:59:60Z", "24:00:00Z"]),
+        ("idn-hostname", ["bücher.de", "例え", "a-b"], ["a--b", "A\u0301b", "-a", "\u0301a"]),
+    ],
+)
+def test_formats_hold_what_jsonschema_checks(
+    bytewise: GrammarCompiler, format: str, valid: list[str], invalid: list[str]
+) -> None:
+    """The library knew no calendar, and let leap seconds through."""
+    compiled = bytewise.compile(JsonSchemaGrammar({"type": "string", "format": format}))
+    assert [text for text in valid if not takes(compiled.matcher(), text, raw=True)] == []
+    assert [text for text in invalid if takes(compiled.matcher(), text, raw=True)] == []
+
+
 def test_a_format_of_names_that_is_not_held_is_refused(bytewise: GrammarCompiler) -> None:
     compiled = bytewise.compile(JsonSchemaGrammar({"propertyNames": {"format": "ipv6"}}))
     assert "ipv6" in str(compiled.refusal)
@@ -295,7 +374,11 @@ def test_masks_of_each_family(family: str, bytewise: GrammarCompiler) -> None:
         ({"anyOf": [{"not": {"patternProperties": {"a": False}}}]}, "no rewrite", "/anyOf/0/not/patternProperties/a"),
         ({"not": {"dependencies": {"a": ["b"]}}}, "in this draft", "/not/dependencies"),
         ({"contains": True, "maxContains": 1}, "maxContains is not supported", "/maxContains"),
-        ({"allOf": [True], "unevaluatedItems": False}, "unevaluatedItems is not", "/unevaluatedItems"),
+        (
+            {"anyOf": [{"properties": {key: {}}} for key in "abcde"], "unevaluatedProperties": False},
+            "too many branches",
+            "/anyOf",
+        ),
         ({"properties": {key: {} for key in "abcdefgh"}, "minProperties": 4}, "too many cases", "/minProperties"),
         (
             {"$ref": "#/$defs/x", "$defs": {"x": {"not": {"uniqueItems": True}}}},
@@ -362,7 +445,10 @@ def validators(schema: dict[str, Any]) -> tuple[Any, Any]:
 
 def takes(matcher: Any, value: Any, *, raw: bool = False) -> bool:
     text = json.dumps(value, separators=(",", ":"), ensure_ascii=not raw).encode()
-    return matcher.accept([byte + 1 for byte in text]) == len(text) and matcher.may_end()
+    try:
+        return matcher.accept([byte + 1 for byte in text]) == len(text) and matcher.may_end()
+    except GrammarFailure:
+        return False  # all names that the object may have are used up
 
 
 def instance(rng: random.Random, depth: int) -> Any:

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import json
+import random
 from typing import Any
 
+import numpy as np
 import pytest
 from hypothesis import Phase, given, settings, strategies as st
 from tiers import examples
@@ -15,6 +17,7 @@ from inferd_grammar import (
     ChoiceGrammar,
     Constraint,
     ExactGrammar,
+    GbnfGrammar,
     GrammarCompiler,
     JsonSchemaGrammar,
     LarkGrammar,
@@ -141,6 +144,37 @@ def test_a_pattern_beside_a_format_has_the_end_of_the_format() -> None:
     pattern = r"^(?!\.)(?!.*\.\.)([A-Za-z0-9_'+\-\.]*)[A-Za-z0-9_+-]@([A-Za-z0-9][A-Za-z0-9\-]*\.)+[A-Za-z]{2,}$"
     schema = {"type": "string", "format": "email", "pattern": pattern}
     assert BYTES.compile(JsonSchemaGrammar(schema)).shortest() == b'"a@a.aa"'
+
+
+@pytest.mark.parametrize(
+    "constraint",
+    [
+        RegexGrammar(".+end"),
+        RegexGrammar("<(div|span)>[^<]*</(div|span)>"),
+        RegexGrammar(r"(.*\n){3}"),
+        RegexGrammar("[^x]*x[^y]*y[^z]*z"),
+        RegexGrammar(r"Thought: .*\nAction: (search|stop)\nInput: .*"),
+        AllOfGrammar((RegexGrammar(".*ab.*"), RegexGrammar(".*cd.*"))),
+        LarkGrammar('start: "begin" body "end"\nbody: (/[a-z]+;/ | "{" body "}")*'),
+        LarkGrammar('start: "if " e ": pass"\ne: ID | e " and " e | "(" e ")"\nID: /[a-z]{3,8}/'),
+        GbnfGrammar('root ::= "- " item{3,5}\nitem ::= [^\\n]+ "\\n"'),
+        GbnfGrammar('root ::= [^a]* "a" [^b]* "b" [^c]* "c" "done"'),
+    ],
+)
+def test_literal_texts_of_a_constraint_lead_to_an_end(constraint: Constraint) -> None:
+    """Where anything may come first, nothing told the search which byte leads on, and `on_length="complete"` was refused."""
+    planner = BYTES.compile(constraint).planner()
+    assert planner is not None
+    matcher, room, rng = BYTES.compile(constraint).matcher(), planner.needed + 12, random.Random(1)
+    while not matcher.ended():
+        row = np.empty(matcher.words, np.int32)
+        matcher.fill(row)
+        token = planner.admit(
+            int(rng.choice(np.flatnonzero(np.unpackbits(row.view(np.uint8), bitorder="little")))), room
+        )
+        assert matcher.accept([token]) == 1
+        room -= 1
+    assert room >= -1
 
 
 def test_strings_that_must_be_long_are_written_in_few_tokens(compiler: GrammarCompiler) -> None:

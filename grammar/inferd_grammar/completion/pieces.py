@@ -1,0 +1,69 @@
+"""Texts that stand in an expression or a grammar as they are: what a search for an end puts together. Pure.
+
+They are hints, which a matcher judges: nothing here knows which of them may follow which.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from itertools import islice
+
+from inferd_grammar.constraints import AllOfGrammar, Constraint, GbnfGrammar, LarkGrammar, RegexGrammar
+from inferd_grammar.rewrites.regex_dialect import Ambiguous, split_regex
+
+_MOST = 32
+_LONGEST = 10_000
+_QUOTED = re.compile(r'"((?:\\.|[^"\\\n])*)"|/((?:\\.|[^/\\\n])+)/|(\[\^?\]?(?:\\.|[^\]\\\n])*\])|(?:#|//)[^\n]*')
+_CONTROLS = {"n": "\n", "r": "\r", "t": "\t", "f": "\f", "v": "\v"}
+
+
+def pieces_of(constraint: Constraint) -> tuple[bytes, ...]:
+    """Return the first literal texts of a constraint in the order in which they stand there, each once."""
+    found = dict.fromkeys(piece for piece in _found(constraint) if piece)
+    return tuple(piece.encode("utf-8", "ignore") for piece in islice(found, _MOST))
+
+
+def _found(constraint: Constraint) -> Iterator[str]:
+    match constraint:
+        case RegexGrammar(pattern):
+            yield from _of_regex(pattern)
+        case LarkGrammar(text) | GbnfGrammar(text):
+            for quoted, pattern, chars in _QUOTED.findall(text[:_LONGEST]):
+                yield _plain(quoted)
+                yield from _of_regex(pattern or chars)
+        case AllOfGrammar(members):
+            for member in members:
+                yield from _found(member)
+
+
+def _of_regex(pattern: str) -> Iterator[str]:
+    """Yield the runs of characters that stand for themselves, and of each class that lists characters the first one."""
+    run = ""
+    try:
+        for part in split_regex(pattern[:_LONGEST]):
+            char = _char(part)
+            if part in ("*", "+", "?") or (part[0] == "{" and len(part) > 1):
+                yield from (run[:-1], run[-1:])
+                run = ""
+            elif char is None:
+                yield run
+                run = ""
+                if len(part) > 2 and part[0] == "[" and part[1] != "^":
+                    yield _char(part[1:3] if part[1] == "\\" else part[1]) or ""
+            else:
+                run += char
+    except Ambiguous:
+        return
+    yield run
+
+
+def _char(part: str) -> str | None:
+    """Return the character that a part of an expression stands for; None for others."""
+    if part[0] == "\\":
+        return _CONTROLS.get(part[1:], None if part[1:].isalnum() or len(part) > 2 else part[1:])
+    return part if len(part) == 1 and part not in ".^$|()*+?[" else None
+
+
+def _plain(quoted: str) -> str:
+    return re.sub(r"\\(.)", lambda escape: _CONTROLS.get(escape[1], escape[1]), quoted)

@@ -1,0 +1,135 @@
+"""References by `$id`, `$anchor`, `$dynamicRef` and `$recursiveRef` as references by place: `#/...`, which all readers follow."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from typing import Any, NamedTuple
+from urllib.parse import quote, unquote, urldefrag, urljoin
+
+from inferd_grammar.limits import CompileLimits
+from inferd_grammar.schema import check_keywords, nested_schemas, read_schema, resolve
+
+_LATEST = "https://json-schema.org/draft/2020-12/schema"
+_DRAFTS = re.compile(r"json-schema\.org/(schema|draft)")
+_OLD = ("draft-04", "draft-06", "draft-07")
+_NAMES = ("$anchor", "$dynamicAnchor", "$recursiveAnchor")
+_REFERENCES = ("$ref", "$dynamicRef", "$recursiveRef")
+
+
+class _Unknown(Exception):
+    """Raised for a reference that leads out of the document, or to a place that depends on where a schema is used."""
+
+
+class _Place(NamedTuple):
+    """A schema with its pointer, and URI and pointer of the resource that it belongs to."""
+
+    schema: dict[str, Any]
+    pointer: str
+    base: str
+    resource: str
+
+
+def read_by_place(text: str, limits: CompileLimits) -> Any:
+    """Return `read_schema` with every reference by place, and without the names that are then needed no more.
+
+    As it is written where all references are so, or one of them leads elsewhere or is not known before a value is.
+    """
+    root = read_schema(text, limits)
+    document = _Document(root) if isinstance(root, dict) and _DRAFTS.search(str(root.get("$schema", _LATEST))) else None
+    if document is not None and document.has_names:
+        document.refer_by_place()
+        check_keywords(root, limits)
+    return root
+
+
+class _Document:
+    def __init__(self, root: dict[str, Any]) -> None:
+        draft = str(root.get("$schema", ""))
+        self._root = root
+        self._old = any(name in draft for name in _OLD)
+        self._id = "id" if "draft-04" in draft else "$id"
+        self._resources: dict[str, str] = {}
+        self._anchors: dict[str, str] = {}
+        self._dynamic: dict[str, dict[str, str]] = {}
+        self._places = list(self._noted(root, "", "", ""))
+
+    @property
+    def has_names(self) -> bool:
+        """True if some reference is not by place, or some schema below the root has a name."""
+        return any(
+            not f"{place.schema.get('$ref', '#')}/".startswith("#/")
+            or any(name in place.schema for name in (*_NAMES, *_REFERENCES[1:]))
+            or (place.pointer and self._id in place.schema)
+            for place in self._places
+        )
+
+    def refer_by_place(self) -> None:
+        """Change the document; leave it as it is where a target is not known."""
+        try:
+            targets = [list(self._targets(place)) for place in self._places]
+        except _Unknown:
+            return
+        for place, found in zip(self._places, targets, strict=True):
+            schema = place.schema
+            for name in (self._id, *_NAMES, *_REFERENCES):
+                schema.pop(name, None)
+            if found:
+                schema["$ref"] = f"#{quote(found[0])}"
+            if found[1:]:
+                schema["allOf"] = [*schema.get("allOf", ()), *({"$ref": f"#{quote(target)}"} for target in found[1:])]
+
+    def _noted(self, schema: Any, pointer: str, base: str, resource: str) -> Iterator[_Place]:
+        """Yield a schema and all in it, and note what names they have."""
+        if not isinstance(schema, dict):
+            return
+        name = schema.get(self._id)
+        if isinstance(name, str) and not (self._old and "$ref" in schema):
+            if name.startswith("#"):
+                self._anchors[base + name] = pointer
+            else:
+                base, resource = urldefrag(urljoin(base, name))[0], pointer
+        self._resources.setdefault(base, resource)
+        for key in ("$anchor", "$dynamicAnchor"):
+            if isinstance(schema.get(key), str):
+                self._anchors[f"{base}#{schema[key]}"] = pointer
+        if isinstance(schema.get("$dynamicAnchor"), str):
+            self._dynamic.setdefault(schema["$dynamicAnchor"], {})[base] = pointer
+        if schema.get("$recursiveAnchor") is True:
+            self._dynamic.setdefault("", {})[base] = pointer
+        yield _Place(schema, pointer, base, resource)
+        for place, inner in nested_schemas(pointer, schema):
+            yield from self._noted(inner, place, base, resource)
+
+    def _targets(self, place: _Place) -> Iterator[str]:
+        """Yield the pointers that a schema refers to. Raises _Unknown."""
+        if self._id in place.schema and place.pointer and "$schema" in place.schema:
+            raise _Unknown  # a dialect of its own
+        for key in _REFERENCES:
+            reference = place.schema.get(key)
+            if isinstance(reference, str):
+                target, uri = self._static(reference, place.base)
+                by_name = key != "$ref" and "#/" not in reference
+                yield self._outermost(target, uri) if by_name else target
+                if self._old:
+                    return
+
+    def _static(self, reference: str, base: str) -> tuple[str, str]:
+        uri, fragment = urldefrag(base + reference if reference.startswith("#") else urljoin(base, reference))
+        if uri not in self._resources:
+            raise _Unknown
+        inside = self._resources[uri] + unquote(fragment)
+        target = self._anchors.get(f"{uri}#{fragment}", inside)
+        if resolve(self._root, f"#{quote(target)}") is None:
+            raise _Unknown
+        return target, uri
+
+    def _outermost(self, target: str, uri: str) -> str:
+        """Return where a dynamic reference leads: to the root's place of that name, the outermost, or to the only one."""
+        for places in self._dynamic.values():
+            if places.get(uri) == target:
+                outer = places.get(self._places[0].base)
+                if outer is None and len(places) > 1:
+                    raise _Unknown
+                return target if outer is None else outer
+        return target

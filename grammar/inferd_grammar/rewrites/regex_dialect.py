@@ -1,0 +1,101 @@
+"""Patterns of JSON schemas, as Python's `re` and ECMA-262 read them, in the words of the library's expressions, which are Rust's.
+
+What all of them read alike stays as it is. What they read differently is written so that it matches only what both dialects
+match, such as `\\W` beyond ASCII, or is refused by name where they mean different texts, such as `a++`.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+
+_COUNT = re.compile(r"\{\d+(?:,\d*)?\}")
+_PIECE = re.compile(r"\\[pPux]\{[^}]*\}|\\.|\[\^?\]?(?:\\.|[^\\\]])*\]|\(\?|\{\d+(?:,\d*)?\}", re.DOTALL)
+_FROM_NOTHING = re.compile(r"\{,\d+\}")
+_BYTES = re.compile(r"\(\?[a-z]*-[a-z]*u")
+_VERBOSE = re.compile(r"\(\?[a-wyz]*x")
+_NARROW = {"D": r"\P{Nd}", "S": r"[^\s\x1C-\x1F\uFEFF]", "W": r"[^\p{L}\p{N}_]"}
+"""Characters outside of a class of ASCII that are so in every dialect."""
+_WIDE = {"d": r"\d\p{Nd}", "s": r"\s\x1C-\x1F\uFEFF", "w": r"\w\p{L}\p{N}"}
+"""All characters that are in a class in any dialect."""
+_PYTHON = {"s": r"\s\x1C-\x1F", "S": r"[^\s\x1C-\x1F]", "w": r"\p{L}\p{N}_", "W": r"[^\p{L}\p{N}_]"}
+"""Classes as Python's `re` has them, inside of a class."""
+_SET_MARKS = ("--", "&&", "~~")
+_NAMED = {"0": r"\x00", "<": "<", ">": ">"}
+
+
+class Ambiguous(ValueError):
+    """A pattern holds something that dialects read differently; the message says what."""
+
+
+def as_library(pattern: str) -> str:
+    """Return a schema's pattern as the library reads it. Raises Ambiguous."""
+    if _VERBOSE.search(pattern):
+        return pattern  # white space and comments: read alike
+    return "".join(_written(piece) for piece in split_regex(pattern))
+
+
+def with_classes_of_python(pattern: str) -> str:
+    """Return an expression in which `\\w` and `\\s` mean what they mean in Python's `re`.
+
+    Raises Ambiguous for one in which Rust's dialect counts or takes sets where Python reads characters.
+    """
+    if _VERBOSE.search(pattern) or _BYTES.search(pattern):
+        return pattern
+    return "".join(_of_python(piece) for piece in split_regex(pattern))
+
+
+def _of_python(piece: str) -> str:
+    if len(piece) > 1 and piece[0] == "[":
+        inside = re.sub(r"\\.", "", piece[1:-1], flags=re.DOTALL)
+        mark = next((mark for mark in ("[", *_SET_MARKS) if mark in inside), None)
+        if mark is not None:
+            raise Ambiguous(f"{mark!r} inside of a class")
+        return re.sub(r"\\(.)", lambda escape: _PYTHON.get(escape[1], escape[0]), piece, flags=re.DOTALL)
+    return f"[{_PYTHON[piece[1]]}]" if piece[0] == "\\" and piece[1:] in _PYTHON else piece
+
+
+def split_regex(pattern: str) -> Iterator[str]:
+    """Yield escapes, classes, counts, beginnings of groups and single characters. Raises Ambiguous for a count of a count."""
+    at, counts = 0, 0
+    while at < len(pattern):
+        found = _PIECE.match(pattern, at)
+        piece = found[0] if found else pattern[at]
+        at += len(piece)
+        is_count = piece in ("*", "+", "?") or _COUNT.fullmatch(piece) is not None
+        if is_count and counts and (piece != "?" or counts > 1):
+            raise Ambiguous(f"{piece!r} behind a count")
+        if _FROM_NOTHING.match(pattern, at - len(piece)):
+            raise Ambiguous("a count from nothing, '{,'")
+        counts = counts + 1 if is_count else 0
+        yield piece
+
+
+def _written(piece: str) -> str:
+    if piece[0] == "[" and len(piece) > 1:
+        return _class(piece)
+    if piece[0] == "\\":
+        return _NARROW.get(piece[1:]) or _NAMED.get(piece[1:]) or piece
+    return r"\{" if piece == "{" else piece
+
+
+def _class(piece: str) -> str:
+    """Return a class without nested ones and sets, which other dialects do not have."""
+    start = "[^" if piece.startswith("[^") else "["
+    body = piece[len(start) : -1]
+    members = re.findall(r"\\.|.", body, re.DOTALL)
+    if "--" in re.sub(r"\\.", "", body, flags=re.DOTALL):
+        raise Ambiguous("'--' inside of a class")
+    letters = {member[1] for member in members if member[0] == "\\"}
+    both = {letter for letter in "dsw" if {letter, letter.upper()} <= letters}
+    table = _WIDE if start == "[^" else _NARROW
+    written = [member if member[1:].lower() in both else table.get(member[1:]) or _member(member) for member in members]
+    return f"{start}{''.join(written)}]"
+
+
+def _member(member: str) -> str:
+    if member == r"\b":
+        return r"\x08"
+    if member in ("[", "&", "~", "]"):
+        return f"\\{member}"
+    return _NAMED.get(member[1:]) or member if member[0] == "\\" else member

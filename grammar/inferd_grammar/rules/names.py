@@ -1,0 +1,148 @@
+"""Names of properties differ: one that the object has already cannot be closed.
+
+JSON's readers disagree about a name that repeats, and most forget a value. A grammar tells listed names apart by their order;
+what no schema lists it would let through again and again.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Iterator
+from typing import Any, NamedTuple
+
+from inferd_grammar.completion.json_place import START, JsonPlace
+from inferd_grammar.rewrites.regex_syntax import NotUnderstood, parse
+from inferd_grammar.schema import iter_schemas
+from inferd_grammar.tokens import TokenTable
+
+_PARTS = frozenset(("$ref", "allOf", "anyOf", "const", "enum", "oneOf"))
+_OBJECTS = frozenset(("additionalProperties", "patternProperties", "properties", "propertyNames", "required"))
+_CLOSING = re.compile(rb'(?:[^"\\]|\\.)*"', re.DOTALL)
+_LOOPS = re.compile(r"'loop'")
+
+Names = tuple[str, Any]
+"""The newest name of an object, and those before it in the same form; None behind the first."""
+
+
+class RepeatedName(Exception):
+    """Raised where a name is closed that the object has already."""
+
+
+class NamesPlace(NamedTuple):
+    """Where a text stands: the names in each open bracket, the innermost last; None where there are none."""
+
+    open: tuple[Names | None, ...] = ()
+    json: JsonPlace = START
+
+    @property
+    def written(self) -> Names | None:
+        """The names of the innermost bracket."""
+        return self.open[-1] if self.open else None
+
+    def behind(self, text: bytes) -> NamesPlace:
+        """Return the place behind further bytes. Raises RepeatedName."""
+        place = self
+        for size in range(len(text)):
+            place = place._behind(text[size : size + 1])
+        return place
+
+    def _behind(self, byte: bytes) -> NamesPlace:
+        before, after = self.json, self.json.behind(byte)
+        if after.depth > before.depth:
+            return NamesPlace((*self.open, None), after)
+        if after.depth < before.depth:
+            return NamesPlace(self.open[:-1], after)
+        if before.mode == "name" and after.mode == "colon":
+            name = str(json.loads(b'"%s"' % before.name))
+            if name in each_name(self.written):
+                raise RepeatedName
+            return NamesPlace((*self.open[:-1], (name, self.written)), after)
+        return NamesPlace(self.open, after)
+
+
+def each_name(names: Names | None) -> Iterator[str]:
+    """Yield the names of an object, the newest first."""
+    while names is not None:
+        name, names = names
+        yield name
+
+
+class NameTokens:
+    """The tokens that may close a name, for one vocabulary. Immutable."""
+
+    def __init__(self, table: TokenTable) -> None:
+        self._plain: dict[bytes, list[int]] = {}
+        """By what stands before the first quote, where nothing is escaped there."""
+        self._escaped: list[int] = []
+        self._by_quotes: tuple[list[int], list[int]] = [], []
+        """Those with two quotes or more, and with three or more."""
+        for i, token in enumerate(table.tokens):
+            closing = _CLOSING.match(token)
+            if closing is not None and b"\\" in closing[0]:
+                self._escaped.append(i)
+            elif closing is not None:
+                self._plain.setdefault(closing[0][:-1], []).append(i)
+            for least, ids in enumerate(self._by_quotes, 2):
+                if token.count(b'"') >= least:
+                    ids.append(i)
+
+    def closing(self, place: NamesPlace) -> Iterator[int]:
+        """Yield tokens among which all are that close a name which its object has already."""
+        if all(names is None for names in place.open):
+            return
+        yield from self._by_quotes[place.json.mode in ("name", "string")]
+        if place.json.mode == "name" and place.written is not None:
+            yield from self._closing(place.json.name, place.written)
+
+    def _closing(self, begun: bytes, names: Names) -> Iterator[int]:
+        yield from self._escaped
+        if b"\\" in begun:
+            yield from (i for ids in self._plain.values() for i in ids)
+            return
+        for name in each_name(names):
+            raw = json.dumps(name, ensure_ascii=False)[1:-1].encode("utf-8", "surrogatepass")
+            if raw.startswith(begun):
+                yield from self._plain.get(raw[len(begun) :], ())
+
+
+def may_repeat(root: Any) -> bool:
+    """Return True if some object of a document may have names that are not listed."""
+    return any(_is_open(schema) for _, schema in iter_schemas(root))
+
+
+def are_few(root: Any) -> bool:
+    """Return True if some object may run out of names."""
+    return any(
+        not _is_endless(pattern)
+        for _, schema in iter_schemas(root)
+        if isinstance(schema, dict)
+        for pattern in (*schema.get("patternProperties", ()), *_of_names(schema.get("propertyNames", {})))
+    )
+
+
+def _is_open(schema: Any) -> bool:
+    if not isinstance(schema, dict):
+        return schema is True
+    kinds = schema.get("type", () if _PARTS & schema.keys() else ("array", "object"))
+    if "array" in kinds and "items" not in schema and "unevaluatedItems" not in schema:
+        return True  # of items of any kind
+    if "type" in schema and "object" not in kinds:
+        return False
+    if False in (schema.get("additionalProperties"), schema.get("unevaluatedProperties")):
+        return bool(schema.get("patternProperties"))
+    return not _PARTS & schema.keys() or bool(_OBJECTS & schema.keys())
+
+
+def _of_names(schema: Any) -> list[str]:
+    """Return the pattern of a condition on names; one that nothing is known of for others, none for lengths alone."""
+    if not isinstance(schema, dict) or not schema.keys() - {"type", "minLength", "maxLength", "format"}:
+        return []
+    return [schema["pattern"]] if schema.keys() <= {"type", "pattern"} and "pattern" in schema else ["("]
+
+
+def _is_endless(pattern: str) -> bool:
+    try:
+        return _LOOPS.search(repr(parse(pattern)[0])) is not None
+    except NotUnderstood:
+        return False

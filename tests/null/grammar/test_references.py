@@ -1,0 +1,65 @@
+"""References that are no places: what they lead to, against jsonschema's own resolution."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import jsonschema
+import pytest
+
+from inferd_grammar import GrammarCompiler, JsonSchemaGrammar, TokenTable
+
+BYTES = GrammarCompiler(TokenTable.of_bytes())
+LATEST = {"$schema": "https://json-schema.org/draft/2020-12/schema"}
+TREE = {
+    "$id": "https://a.example/tree",
+    "$dynamicAnchor": "node",
+    "properties": {"kids": {"items": {"$dynamicRef": "#node"}}, "n": {"type": "integer"}},
+}
+INTEGER = {"type": "integer"}
+CASES: list[tuple[dict[str, Any], list[Any]]] = [
+    ({"$id": "Node", "properties": {"a": {"$ref": "Node"}}, "type": "object"}, [{"a": {"a": {}}}, {"a": {"a": 1}}, {"a": 1}]),
+    ({**LATEST, **TREE, "type": "object"}, [{"kids": [{"n": 1}]}, {"kids": [{"n": "x"}]}, {"kids": [1]}]),
+    (
+        {**LATEST, "$id": "https://a.example/x", "$dynamicAnchor": "node", "$ref": "tree", "unevaluatedProperties": False,
+         "$defs": {"t": TREE}},
+        [{"kids": [{"n": 1}]}, {"kids": [{"m": 1}]}, {"m": 1}],
+    ),
+    (
+        {"$id": "https://a.example/s", "$ref": "item#/$defs/n", "$defs": {"i": {"$id": "item", "$defs": {"n": INTEGER}}}},
+        [1, "a"],
+    ),
+    ({"$ref": "#at", "$defs": {"x": {"$anchor": "at", **INTEGER}}}, [1, "a"]),
+    ({"$schema": "http://json-schema.org/draft-04/schema#", "id": "http://a.example/s", "items": {"$ref": "i"}, "type": "array",
+      "definitions": {"x": {"id": "i", "minimum": 1, "exclusiveMinimum": True}}}, [[2], [1], []]),
+    ({"$schema": "http://json-schema.org/draft-07/schema#", "$ref": "#/definitions/x", "maxLength": 1,
+      "definitions": {"x": {"type": "string"}}}, ["abc", 1]),
+    ({"$schema": "https://json-schema.org/draft/2019-09/schema", "$recursiveAnchor": True, "type": "object",
+      "properties": {"a": {"$recursiveRef": "#"}}}, [{"a": {}}, {"a": 1}]),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("schema", "values"), CASES)
+def test_a_reference_leads_where_the_specification_says(schema: dict[str, Any], values: list[Any]) -> None:
+    """Such documents were held at the end of a text alone, or read by the library, which knows nothing of drafts."""
+    compiled = BYTES.compile(JsonSchemaGrammar(schema))
+    assert compiled.refusal is None
+    validator = jsonschema.validators.validator_for(schema, jsonschema.Draft202012Validator)(schema)
+    for value in values:
+        ids = [byte + 1 for byte in json.dumps(value, separators=(",", ":")).encode()]
+        matcher = compiled.matcher()
+        assert (matcher.accept(ids) == len(ids) and matcher.may_end()) == validator.is_valid(value), value
+
+
+def test_a_dynamic_reference_that_depends_on_its_user_is_held_at_the_end() -> None:
+    inner = {"$dynamicAnchor": "T", "type": "integer"}
+    schema = {
+        **LATEST,
+        "$ref": "list",
+        "$defs": {
+            "list": {"$id": "list", "items": {"$dynamicRef": "#T"}, "$defs": {"any": {"$dynamicAnchor": "T"}}},
+            "user": {"$id": "user", "$ref": "list", "$defs": {"T": inner}},
+        },
+    }
+    assert BYTES.compile(JsonSchemaGrammar(schema)).refusal is not None

@@ -1,0 +1,103 @@
+"""Patterns of schemas mean what Python's `re` and ECMA-262 read in them, or are refused by name."""
+
+from __future__ import annotations
+
+import json
+import random
+import re
+
+import pytest
+
+from inferd_grammar import GrammarCompiler, GrammarError, JsonSchemaGrammar, RegexGrammar, TokenTable
+
+BYTES = GrammarCompiler(TokenTable.of_bytes())
+READ = [
+    r"^\w+$",
+    r"^\W+$",
+    r"^\D+$",
+    r"^\S+$",
+    r"^\s+$",
+    r"^[^\w]+$",
+    r"^[^\d]+$",
+    r"^[\Wx]+$",
+    r"^[^\W\d]+$",
+    r"^[\s\S]$",
+]
+READ += [r"^[[a]+$", r"^[a&&b]+$", r"^[~a]+$", r"^[]a]+$", r"^[^]a]+$", r"^[:alpha:]+$", r"^[[:alpha:]]+$", r"^\<a\>$"]
+READ += [
+    r"^[\b]$",
+    r"^\0$",
+    r"^a{$",
+    r"^{}$",
+    r"^\x41\u0042$",
+    r"^(?:a{2}){3}$",
+    r"^a{2,}?b??$",
+    r"^[\]\[-]+$",
+    r"(?x)^a b$",
+]
+LETTERS = [
+    *"abABx12_-[]{}&~<>:. \t\n",
+    "²",
+    "٣",
+    "é",
+    "\x1c",
+    "\x85",
+    "\u2028",
+    "\ufeff",
+    "\u0301",
+    "🐢",
+    "\x00",
+    "\x08",
+    "aa",
+    "AB",
+]
+
+
+@pytest.mark.filterwarnings("ignore:Possible (nested set|set difference|set intersection|set symmetric)")
+@pytest.mark.parametrize("pattern", READ)
+def test_no_text_passes_that_python_refuses(pattern: str) -> None:
+    """`\\W` let letters beyond ASCII through, and `[[a]` was a class in a class."""
+    compiled, rng = BYTES.compile(JsonSchemaGrammar({"type": "string", "pattern": pattern})), random.Random(pattern)
+    texts = {*LETTERS, *("".join(rng.choices(LETTERS, k=rng.randint(0, 4))) for _ in range(150))}
+    taken = set()
+    for text in texts:
+        ids, matcher = [byte + 1 for byte in json.dumps(text, ensure_ascii=False).encode()], compiled.matcher()
+        if matcher.accept(ids) == len(ids) and matcher.may_end():
+            taken.add(text)
+    found = {text for text in texts if re.search(pattern, text)}
+    assert taken <= found
+    assert {text for text in found if text.isascii() and text.isprintable()} <= taken
+
+
+@pytest.mark.parametrize("pattern", ["^a++$", "^a*+b$", "^a{2}+$", "^a{2}{3}$", "^a???$", "^a{,2}$", "^[+--]$"])
+def test_what_dialects_read_differently_is_refused(pattern: str) -> None:
+    for schema in ({"pattern": pattern}, {"patternProperties": {pattern: {}}}):
+        with pytest.raises(GrammarError, match="dialects") as caught:
+            BYTES.compile(JsonSchemaGrammar(schema))
+        assert caught.value.pointer is not None
+    assert BYTES.compile(JsonSchemaGrammar({"pattern": pattern}, mode="best_effort")).checked
+
+
+@pytest.mark.parametrize("pattern", ["a++a", "(?:a?)+*", "[[a]]", "[a&&b]", "[a--b]", "[a~~b]", "[[:alpha:]]", "a{,2}"])
+def test_an_expression_that_would_mean_something_else_in_python_is_refused(pattern: str) -> None:
+    """`a++a` took `aa`, which Python's possessive count does not."""
+    with pytest.raises(GrammarError):
+        BYTES.compile(RegexGrammar(pattern))
+
+
+@pytest.mark.parametrize(
+    "pattern", [r"\w+", r"\W+", r"\s+", r"\S+", r"[\w.]+", r"[^\w]", r"[^\d\s]+", r"[\s\S]", r"(?i)\w[$\W]"]
+)
+def test_classes_of_an_expression_are_those_of_python(pattern: str) -> None:
+    """Rust counts marks as letters, and other spaces."""
+    compiled, rng = BYTES.compile(RegexGrammar(pattern)), random.Random(pattern)
+    for text in {*LETTERS, *("".join(rng.choices(LETTERS, k=rng.randint(1, 3))) for _ in range(100))}:
+        ids, matcher = [byte + 1 for byte in text.encode()], compiled.matcher()
+        taken = matcher.accept(ids) == len(ids) and matcher.may_end()
+        assert taken == (re.fullmatch(pattern, text) is not None), text
+
+
+def test_half_of_a_surrogate_pair_in_a_pattern_is_a_refusal() -> None:
+    """It was an error of encoding."""
+    with pytest.raises(GrammarError):
+        BYTES.compile(JsonSchemaGrammar({"type": "string", "pattern": r"^\uD83D\uDE00$"}))
