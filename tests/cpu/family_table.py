@@ -8,6 +8,8 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Any
 
+from transformers.models.auto import CONFIG_MAPPING
+
 VOCAB = 97
 WINDOW = 12
 BASE: dict[str, Any] = {
@@ -292,6 +294,8 @@ DELTA: dict[str, Any] = {
     "linear_value_head_dim": 8,
     "layer_types": ["linear_attention", "linear_attention", "full_attention"],
 }
+HERE = [family for family in SERVED if family in CONFIG_MAPPING]
+"""Those that the installed transformers has: its oldest that is supported lacks some."""
 REFUSED: dict[str, Refused] = {
     "bamba": Refused({**LLAMA, **MAMBA, "attn_layer_indices": [1]}, f"layers 0, 2 (BambaMixer) {IGNORED}"),
     "bert": Refused(

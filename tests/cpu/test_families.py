@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from family_table import REFUSED, SERVED, VOCAB, Refused, Served
+from family_table import HERE, REFUSED, SERVED, VOCAB, Refused, Served
 from tokenizers import Tokenizer
 from tokenizers.models import WordLevel
 from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedTokenizerFast
@@ -26,7 +26,7 @@ from inferd_runtime.models.checks.probe import attach
 from inferd_runtime.models.loaded import LoadedModel
 from inferd_runtime.models.loading import load
 from inferd_runtime.models.passes.plain import RULE, PlainPass
-from inferd_runtime.models.store.gguf_config import FAMILIES
+from inferd_runtime.models.store.gguf_families import FAMILIES
 from inferd_runtime.models.store.gguf_tokenizer import SPLITS
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -121,7 +121,7 @@ def distance(got: list[np.ndarray], expected: list[np.ndarray]) -> float:
     return max(float(np.abs(a - b).max()) for a, b in zip(got, expected, strict=True))
 
 
-@pytest.mark.parametrize("family", SERVED)
+@pytest.mark.parametrize("family", HERE)
 def test_a_family_gives_the_logits_of_transformers(
     family: str, tmp_path: Path, tokenizer: PreTrainedTokenizerFast
 ) -> None:
@@ -197,10 +197,13 @@ transformers' format (`config.json`, safetensors, `tokenizer.json`), a GGUF file
 brings a real instruct model (135 M parameters, Apache-2.0) from the Python package index. A GGUF file, or all parts
 (`NAME-00001-of-0000N.gguf`) by any one of them, is converted once, a weight at a time, and kept by its hash: its weights as plain
 numbers, in the smallest dtype that holds them exactly, and beside them the blocks that they came in. Read are the architectures
-{architectures}, with the scalings of the rotation that are called `linear`, `yarn`, Llama 3's and LongRoPE's; byte-level
-vocabularies whose splits (`tokenizer.ggml.pre`) are {splits}; and SentencePiece's BPE (`llama`). Anything else that a file says
-of its model is refused by name, as are weights that the model has no place for. An answer ends with the tokens that the file
-names, and with those that are known to end a turn. On a CPU with AVX-512 and a compiler the weights of Llama-shaped models are
+{architectures} (`llama` with experts is Mixtral, `olmo2` with a window OLMo 3),
+with the scalings of the rotation that are called `linear`, `yarn`, Llama 3's and LongRoPE's; byte-level vocabularies whose splits
+(`tokenizer.ggml.pre`) are {splits}; SentencePiece's BPE (`llama`) and Gemma 4's. Anything else
+that a file says of its model is refused by name, as are weights that the model has no place for. A byte-level vocabulary that
+names no splits is refused, too, with the command that writes the name into the file: llama.cpp warns, and takes `default`. An
+answer ends with the tokens that the file names, and with those that are known to end a turn. On a CPU with AVX-512 and a
+compiler the weights of Llama-shaped models are
 held in these blocks, whose products are those of the plain numbers in float32: Q4_0, Q4_1, Q5_0, Q5_1, Q8_0, Q2_K, Q3_K, Q4_K,
 Q5_K, Q6_K, IQ4_NL and IQ4_XS, mixed as files mix them. They take what they take in the file; of Q4_0 and Q2_K a weight takes half
 a bit more, of Q3_K, Q4_K and Q5_K an eighth. Plain numbers of other kinds are held as any others are. `--weights` rounds anew:

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 import torch
-from family_table import SERVED
+from family_table import HERE, SERVED
 from torch import nn
 from transformers import AutoConfig, AutoModelForCausalLM
 
@@ -91,7 +91,7 @@ def test_a_model_whose_layers_keep_to_themselves_counts_by_its_configuration() -
     assert (kv.keys, source) == (((4, 8), (4, 8)), "config")
 
 
-@pytest.mark.parametrize("family", SERVED)
+@pytest.mark.parametrize("family", HERE)
 def test_every_family_is_as_large_as_estimated(family: str) -> None:
     entry = SERVED[family]
     config = AutoConfig.for_model(family, **{**entry.base, **entry.settings})

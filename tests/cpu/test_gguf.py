@@ -39,7 +39,7 @@ def test_logits_are_those_of_the_file(store: ModelStore, tmp_path: Path, kind: s
         assert torch.isfinite(expected(ids).logits).all()
     assert loaded.vocab_size == len(TOKENS)
     assert loaded.max_context == CONTEXT
-    assert loaded.tokenizer.eos_tokens == (92, 93)
+    assert loaded.tokenizer.eos_tokens == (93, 92), "the tokenizer's own comes first"
 
 
 def test_a_file_is_converted_once_and_again_when_it_changed(store: ModelStore, tmp_path: Path) -> None:

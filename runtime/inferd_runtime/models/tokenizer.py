@@ -19,15 +19,17 @@ from inferd_runtime.models.template_input import BREAK, TemplateInput
 class HubTokenizer:
     """Encodes, decodes and streams with a tokenizer's own Rust backend, and renders its chat template.
 
-    ``json``: its tokenizer.json. ``chat_template`` "" is none; ``special``: the tokens that the template can name.
+    ``json``: its tokenizer.json. ``chat_template`` "" is none; ``special``: the tokens that the template can name. Of
+    ``eos_tokens`` the tokenizer's own comes first.
     """
 
     def __init__(self, json: str, eos_tokens: Sequence[int], chat_template: str, special: Mapping[str, str]) -> None:
         self.json = json
-        self.eos_tokens = tuple(eos_tokens)
         self.chat_template = chat_template
         self.special = dict(special)
         self._special = Tokenizer.from_str(json)
+        usual = self._special.token_to_id(self.special.get("eos_token", ""))
+        self.eos_tokens = tuple(sorted(eos_tokens, key=lambda token: token != usual))
         self._special.no_truncation()
         self._special.no_padding()
         self._plain = Tokenizer.from_str(self._special.to_str())

@@ -4,78 +4,37 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
 from typing import Any
 
 from inferd.protocol import InvalidRequest
+from inferd_runtime.models.store.gguf_families import (
+    ALL,
+    FAMILIES,
+    NOT_EVERYWHERE,
+    READ_APART,
+    ROTATION,
+    SIZES,
+    SOME,
+    WITH_EXPERTS,
+    WITH_WINDOW,
+)
 
 SAME = "rope_freqs.weight"
 LONG, SHORT = "rope_factors_long.weight", "rope_factors_short.weight"
-NORM = {"attention.layer_norm_rms_epsilon": "rms_norm_eps"}
-SIZES = {
-    "block_count": "num_hidden_layers",
-    "context_length": "max_position_embeddings",
-    "embedding_length": "hidden_size",
-    "feed_forward_length": "intermediate_size",
-    "attention.head_count": "num_attention_heads",
-    "attention.head_count_kv": "num_key_value_heads",
-}
-EXPERTS = {
-    "expert_count": "num_experts",
-    "expert_used_count": "num_experts_per_tok",
-    "expert_feed_forward_length": "moe_intermediate_size",
-}
-CAPS = {"attn_logit_softcapping": "attn_logit_softcapping", "final_logit_softcapping": "final_logit_softcapping"}
-SCALES = {
-    "attention.scale": "attention_multiplier",
-    "embedding_scale": "embedding_multiplier",
-    "residual_scale": "residual_multiplier",
-    "logit_scale": "logits_scaling",
-}
-READ_APART = {
-    "vocab_size", "attention.key_length", "attention.value_length", "rope.dimension_count", "rope.freq_base",
-    "rope.freq_base_swa", "attention.sliding_window", "attention.causal",
-}  # fmt: skip
 LLAMA3 = {"low_freq_factor": 1.0, "high_freq_factor": 4.0, "original_max_position_embeddings": 8192}
 """What Llama 3's scaling has besides its factor; a file has its result alone."""
-
-
-@dataclass(frozen=True)
-class Family:
-    """What files of an architecture hold. ``keys``: settings by transformers' names for them; ``always``: settings that no file
-    has. ``paired``: queries and keys are in the order of rotated pairs; ``offset``: what was added to the weights of norms.
-    ``window``: files have one; ``local_theta``: the rotation's base in layers with a window; ``wide``: by their number of
-    layers, models whose scores are scaled by the width of all heads together.
-    """
-
-    model_type: str
-    keys: Mapping[str, str] = field(default_factory=lambda: NORM)
-    always: Mapping[str, Any] = field(default_factory=dict)
-    paired: bool = False
-    offset: float = 0.0
-    window: bool = False
-    local_theta: float = 0.0
-    wide: int = 0
-
-
-FAMILIES: Mapping[str, Family] = {
-    "llama": Family("llama", paired=True),
-    "granite": Family("granite", {**NORM, **SCALES}, paired=True),
-    "qwen2": Family("qwen2"),
-    "qwen3": Family("qwen3"),
-    "qwen3moe": Family("qwen3_moe", {**NORM, **EXPERTS}, {"norm_topk_prob": True}),
-    "olmo2": Family("olmo2"),
-    "phi3": Family("phi3", window=True),
-    "gemma": Family("gemma", offset=1.0),
-    "gemma2": Family("gemma2", {**NORM, **CAPS}, offset=1.0, window=True, wide=46),
-    "gemma3": Family("gemma3_text", {**NORM, **CAPS}, offset=1.0, window=True, local_theta=10_000.0, wide=62),
-    "starcoder2": Family("starcoder2", {"attention.layer_norm_epsilon": "norm_epsilon"}),
-}
-"""By the architecture that a file names."""
+YARN = {"yarn_beta_fast": "beta_fast", "yarn_beta_slow": "beta_slow", "yarn_attn_factor": "attention_factor"}
+PATTERN = "attention.sliding_window_pattern"
+KINDS_OF_LAYERS = ("full_attention", "sliding_attention")
+UNBOUNDED = {"max_position_embeddings", "num_hidden_layers"}
+"""Whole numbers that are no side of a weight."""
 
 
 class FileConfig:
     """A file's metadata and the shapes of its tensors. ``factors``: its tensors of one dimension that are no weights."""
+
+    unread: set[str]
+    """Names of weights that are in the file, and not in the model."""
 
     def __init__(
         self, metadata: Mapping[str, Any], shapes: Mapping[str, Sequence[int]], factors: Mapping[str, Sequence[float]]
@@ -83,40 +42,92 @@ class FileConfig:
         self.architecture = str(metadata.get("general.architecture"))
         if self.architecture not in FAMILIES:
             raise InvalidRequest(
-                f"its architecture {self.architecture!r} is not read from GGUF files: {', '.join(FAMILIES)} are"
+                f"its architecture {self.architecture!r} is not read from GGUF files, only {', '.join(FAMILIES)} are; "
+                "llama.cpp serves the file, and a folder in transformers' format is served if docs/models.md has its family"
             )
-        self.family = FAMILIES[self.architecture]
         start = f"{self.architecture}."
         self._said = {key.removeprefix(start): value for key, value in metadata.items() if key.startswith(start)}
+        experts = WITH_EXPERTS if self._said.get("expert_count") else {}
+        window = WITH_WINDOW if self._said.get("attention.sliding_window") else {}
+        self.family = {**FAMILIES, **experts, **window}[self.architecture]
         self._shapes, self._factors = shapes, factors
+        self.unread = {SAME, LONG, SHORT}
 
     def read(self) -> dict[str, Any]:
-        """Return the configuration, without tokens. Raises InvalidRequest."""
+        """Return the configuration, without tokens. Raises InvalidRequest, and where numbers do not fit together any error of
+        arithmetic.
+        """
+        layers = self.family.layers(self._said, self._shapes, self._factors) if self.family.layers else None
+        if layers:
+            self._said, self._factors, self.unread = layers.plain(), {}, {*self.unread, *layers.unread()}
+        found = self._read()
+        if layers:
+            found["rope_parameters"]["full_attention"] |= layers.rotation()
+        return found | (layers.settings() if layers else {})
+
+    def _read(self) -> dict[str, Any]:
         self._check_known()
-        found = {name: self._said[key] for key, name in {**SIZES, **self.family.keys}.items() if key in self._said}
-        missing = {*SIZES.values(), *NORM.values()} - {*found, "num_key_value_heads", *NORM.values()}
-        if missing or any(not isinstance(value, int | float) for value in found.values()):
-            raise InvalidRequest(
-                f"it lacks {sorted(missing)[0]}" if missing else "its layers differ in their heads or widths"
-            )
-        found |= self._head(found)
-        found |= {"model_type": self.family.model_type, "rope_parameters": self._rotation(found), **self.family.always}
-        if self.family.window:
-            found["sliding_window"] = self._said.get("attention.sliding_window") or None
+        keys = {**SIZES, **self.family.keys}
+        required = {*SIZES, *(key for key in keys if key.endswith("epsilon"))} - NOT_EVERYWHERE
+        for key in sorted(required - self._said.keys())[:1]:
+            raise InvalidRequest(f"it lacks its setting {self.architecture}.{key}")
+        found = {name: self._said[key] for key, name in keys.items() if key in self._said}
+        self._check_sizes(found)
+        head = self._head(found)
+        found |= {"model_type": self.family.model_type, **self.family.usual, **found}
+        if self.family.rotated:
+            found |= head | {"rope_parameters": self._rotation(found | head)}
+        found |= {setting: weight in self._shapes for setting, weight in self.family.told_by.items()}
+        found |= self._window(found["num_hidden_layers"]) if self.family.window else {}
         found["vocab_size"] = self._shapes["token_embd.weight"][0]
         return found | {"tie_word_embeddings": "output.weight" not in self._shapes}
 
     def _check_known(self) -> None:
-        known = {*SIZES, *self.family.keys, *READ_APART}
-        said = {key: value for key, value in self._said.items() if not key.startswith("rope.scaling.")}
+        known = {*SIZES, *self.family.keys, *self.family.only, *READ_APART, *(ROTATION if self.family.rotated else ())}
+        known |= {PATTERN} if self.family.window == SOME else set()
+        scaling = "rope.scaling." if self.family.rotated else " "
+        said = {key: value for key, value in self._said.items() if not key.startswith(scaling)}
         unknown = [key for key, value in said.items() if key not in known and value not in (0, False, "")]
-        if unknown:
-            raise InvalidRequest(f"its setting {self.architecture}.{unknown[0]} is not read")
+        other = [
+            key
+            for key, value in self.family.only.items()
+            if not math.isclose(said.get(key, value), value, rel_tol=1e-6)
+        ]
+        for key in [*unknown, *other][:1]:
+            raise InvalidRequest(f"its setting {self.architecture}.{key} ({self._said[key]}) is not read")
         if not self._said.get("attention.causal", True):
             raise InvalidRequest("its attention is not causal")
         window = self._said.get("attention.sliding_window") or 0
         if not self.family.window and 0 < window < self._said.get("context_length", 0):
             raise InvalidRequest(f"its setting {self.architecture}.attention.sliding_window is not read")
+
+    def _check_sizes(self, found: Mapping[str, Any]) -> None:
+        """Raise InvalidRequest for sizes that are those of no model with these weights, before anything is made of them."""
+        if any(not isinstance(value, int | float) for value in found.values()):
+            raise InvalidRequest("its layers differ in their heads or widths")
+        if found.get("num_experts_per_tok", 0) > self._said.get("expert_count", 0):
+            raise InvalidRequest("it uses more experts than it has")
+        layers = len({name.split(".")[1] for name in self._shapes if name.startswith("blk.")})
+        if found["num_hidden_layers"] != layers:
+            raise InvalidRequest(
+                f"it says that it has {found['num_hidden_layers']} layers, and has weights of {layers}"
+            )
+        longest = max((size for shape in self._shapes.values() for size in shape), default=0)
+        sizes = {name: value for name, value in found.items() if type(value) is int and name not in UNBOUNDED}
+        for name in [name for name, value in sizes.items() if not 0 < value <= longest][:1]:
+            raise InvalidRequest(f"it says that its {name} is {sizes[name]}, and no weight is wider than {longest}")
+
+    def _window(self, layers: int) -> dict[str, Any]:
+        """Return the window, and which layers have it, if the file says that."""
+        window, every = self._said.get("attention.sliding_window") or None, self._said.get(PATTERN)
+        if self.family.window == ALL or (window and every is None):
+            return {"sliding_window": window}
+        if isinstance(every, int):
+            every = [(at + 1) % every != 0 for at in range(layers)]
+        has = [
+            window is not None and bool(one) for one, _ in zip(every or [False] * layers, range(layers), strict=True)
+        ]
+        return {"sliding_window": window, "layer_types": [KINDS_OF_LAYERS[one] for one in has]}
 
     def _head(self, found: Mapping[str, Any]) -> dict[str, Any]:
         heads = found["num_attention_heads"]
@@ -124,6 +135,9 @@ class FileConfig:
         if self._said.get("attention.value_length", width) != width:
             raise InvalidRequest("its values have another width than its keys")
         head: dict[str, Any] = {"head_dim": width, "num_key_value_heads": found.get("num_key_value_heads", heads)}
+        keys = 1 if self.family.one_key else heads
+        if not self.family.rotated and (width, head["num_key_value_heads"]) != (found["hidden_size"] // heads, keys):
+            raise InvalidRequest("its heads are not those of its family")
         if self.family.wide:
             wide = found["num_hidden_layers"] == self.family.wide
             head["query_pre_attn_scalar"] = found["hidden_size"] // heads if wide else width
@@ -133,13 +147,14 @@ class FileConfig:
         theta = {"rope_theta": float(self._said.get("rope.freq_base", 10_000.0))}
         rotated = self._said.get("rope.dimension_count", found["head_dim"])
         if rotated != found["head_dim"]:
-            if self.architecture != "phi3":
+            if not self.family.partial:
                 raise InvalidRequest(f"it rotates {rotated} of {found['head_dim']} numbers of a head")
             theta["partial_rotary_factor"] = rotated / found["head_dim"]
         whole = theta | self._scaling(found)
-        if not self.family.local_theta:
+        if not self.family.by_layer:
             return whole
-        local = {"rope_type": "default", "rope_theta": self._said.get("rope.freq_base_swa", self.family.local_theta)}
+        base = self._said.get("rope.freq_base_swa") or self.family.local_theta or theta["rope_theta"]
+        local = {"rope_type": "default", "rope_theta": base}
         return {"full_attention": whole, "sliding_attention": local}
 
     def _scaling(self, found: Mapping[str, Any]) -> dict[str, Any]:
@@ -148,6 +163,7 @@ class FileConfig:
         kind, factor = said.pop("type", "none"), said.pop("factor", 1.0)
         said.pop("finetuned", None)
         original = said.pop("original_context_length", None)
+        yarn = {name: float(said.pop(key)) for key, name in YARN.items() if kind == "yarn" and key in said}
         if LONG in self._factors:
             return self._long(original, said.pop("attn_factor", None), found)
         if said:
@@ -159,7 +175,8 @@ class FileConfig:
         if kind == "linear":
             return {"rope_type": kind, "factor": float(factor)}
         if kind == "yarn" and original:
-            return {"rope_type": kind, "factor": float(factor), "original_max_position_embeddings": original}
+            scaled = {"factor": float(factor), "original_max_position_embeddings": original}
+            return {"rope_type": kind, **scaled, **yarn, **self.family.yarn}
         raise InvalidRequest(f"its rotation is scaled by {kind!r}, which is not read")
 
     def _long(self, original: int | None, attention: float | None, found: Mapping[str, Any]) -> dict[str, Any]:

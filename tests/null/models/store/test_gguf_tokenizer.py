@@ -27,7 +27,7 @@ PIECES = [
 ]
 
 
-def byte_level(pre: str, merges: list[str], words: tuple[str, ...] = (), **said: Any) -> FileTokenizer:
+def byte_level(pre: str, merges: list[str], words: tuple[str, ...] = (), /, **said: Any) -> FileTokenizer:
     """A vocabulary of all bytes, what the merges make, words that no merge makes, and two control tokens."""
     tokens = [*BYTES, *(merge.replace(" ", "") for merge in merges), *words, BEGIN, END]
     kinds = [*[1] * (len(tokens) - 2), 3, 3]
@@ -64,6 +64,8 @@ def pieces(tokenizer: FileTokenizer, text: str, *, start: bool = False) -> list[
         ("llama-bpe", "1212\n\n12", ["12", "1", "2", "ĊĊ", "12"]),
         ("qwen2", "a\n\n12", ["a", "ĊĊ", "1", "2"]),
         ("default", "12\n\n", ["12", "ĊĊ"]),
+        ("seed-coder", "12\n\n", ["1", "2", "ĊĊ"]),
+        ("deepseek-v3", "1212\n\n12", ["12", "1", "2", "ĊĊ", "12"]),
     ],
 )
 def test_a_text_is_cut_as_the_file_says(pre: str, text: str, cut: list[str]) -> None:
@@ -123,6 +125,14 @@ def test_sentence_piece_merges_by_scores(prefix: bool, text: str, cut: list[str]
     assert pieces(tokenizer, text, start=True)[0] == "<s>"
 
 
+def test_merges_of_gemma_4_are_those_that_the_file_lists() -> None:
+    """Its scores say nothing: the best of them would make other tokens."""
+    tokenizer = sentence_piece(model="gemma4", merges=["a b"])
+    built = tokenizer.build()
+    assert pieces(tokenizer, " ab\u00e9<x>") == ["\u2581", "ab", "<0xC3>", "<0xA9>", "<x>"]
+    assert built.decode(built.encode(" ab\u00e9\n", add_special_tokens=False).ids) == " ab\u00e9\n"
+
+
 def test_the_line_behind_a_control_token_of_phi_is_a_part_of_it() -> None:
     phi = sentence_piece(token_type=[2, 3, 3, *[6] * 256, 1, 1, 1, 1, 1, 4, 3], architecture="phi3")
     assert pieces(phi, "<x>\nab") == ["<x>\n", "▁a", "b"]
@@ -135,16 +145,31 @@ def test_all_tokens_that_end_an_answer_end_it() -> None:
     assert tokenizer.ends() == [len(tokenizer.tokens) - 1, 256]
 
 
+def test_an_answer_of_gpt_oss_does_not_end_with_its_first_message() -> None:
+    """It thinks in one message, which ends as answers of other models do, and answers in another."""
+    words = ("<|end|>", "<|return|>", "<|call|>")
+    tokenizer = byte_level("gpt-4o", [], words, token_type=[*[1] * len(BYTES), *[3] * 5])
+    ends = {tokenizer.tokens[at] for at in tokenizer.ends()}
+    assert ends == {END, "<|return|>", "<|call|>"}
+
+
 @pytest.mark.parametrize(
     ("said", "reason"),
     [
         ({"pre": "unheard-of"}, "unheard-of"),
-        ({"pre": None}, "does not say how texts are split"),
+        ({"pre": None}, "does not say how texts are split.*gguf-new-metadata"),
         ({"model": "t5"}, "of the kind 't5'"),
         ({"tokens": []}, "no tokenizer"),
         ({"tokens": ["a", "a"], "token_type": [1, 1]}, "a token twice"),
+        ({"tokens": 2**31}, "tokens is not a list"),
+        ({"merges": [True]}, "merges is not a list"),
+        ({"merges": ["a b c"]}, "is not one of two tokens"),
+        ({"merges": ["a bb"]}, "is not one of two tokens"),
+        ({"token_type": [3] * 1000}, "not as many"),
+        ({"pre": ["gpt-2"]}, "splits? as"),
+        ({"tokens": ["a" * 1025], "token_type": [1]}, "more than 1024 characters"),
     ],
 )
 def test_a_vocabulary_that_is_not_known_is_refused(said: dict[str, Any], reason: str) -> None:
     with pytest.raises(InvalidRequest, match=reason):
-        byte_level(**{"pre": "gpt-2", "merges": [], **said}).build()
+        byte_level("gpt-2", [], **said).build()
