@@ -15,6 +15,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import jsonschema
 import pytest
 import trustme
 import yaml
@@ -171,6 +172,39 @@ def test_pods_of_a_cluster_are_pods_and_have_no_privileges(tmp_path: Path) -> No
         for name in given.keys() - RAY_ENVIRONMENT.keys():
             VARIABLES[name].convert(name, given[name])
         assert template["spec"]["terminationGracePeriodSeconds"] > 2 * float(given["INFERD_DRAIN_SECONDS"])
+
+
+def test_the_operator_probes_nothing_that_is_not_there() -> None:
+    """KubeRay gives probes to a container without them: some run wget, and ask a dashboard. Ray's agent says all without both."""
+    spec = ray_cluster()["spec"]
+    assert spec["rayVersion"] >= "2.53", "its agent has had /api/healthz since"
+    for group in (spec["headGroupSpec"], *spec["workerGroupSpecs"]):
+        container = group["template"]["spec"]["containers"][0]
+        for probe in ("livenessProbe", "readinessProbe"):
+            assert container[probe]["httpGet"] == {"path": "/api/healthz", "port": 52365}
+
+
+def test_the_cluster_of_the_operator_is_made_of_its_fields() -> None:
+    """Those of KubeRay's types, ray.io/v1, that are in use here; its schema takes no others."""
+    whole = {"rayVersion": {"type": "string"}, "headGroupSpec": group(), "workerGroupSpecs": {"type": "array", "items": group(
+        groupName={"type": "string"}, replicas=COUNT, minReplicas=COUNT, maxReplicas=COUNT)}}  # fmt: skip
+    found = ray_cluster()
+    assert found["apiVersion"] == "ray.io/v1"
+    jsonschema.validate(found["spec"], closed(whole))
+    for workers in found["spec"]["workerGroupSpecs"]:
+        assert workers["minReplicas"] <= workers["replicas"] <= workers["maxReplicas"]
+
+
+COUNT = {"type": "integer", "minimum": 0}
+
+
+def group(**more: Any) -> dict[str, Any]:
+    parameters = {"type": "object", "additionalProperties": {"type": "string"}}
+    return closed({"rayStartParams": parameters, "template": {"type": "object"}, **more})
+
+
+def closed(fields: dict[str, Any]) -> dict[str, Any]:
+    return {"type": "object", "properties": fields, "required": list(fields), "additionalProperties": False}
 
 
 def test_other_objects_of_a_cluster_pass_the_schemas(tmp_path: Path) -> None:

@@ -87,7 +87,7 @@ def _up(on_ray: ModuleType, settings: Settings, parsed: Any) -> None:
     prepare_runner()
     options = on_ray.RayOptions(
         address=parsed.ray_address, port=parsed.ray_port, cpus=parsed.replica_cpus, gpus=parsed.replica_gpus,
-        host=parsed.replica_host or ("" if parsed.ray_address else on_ray.LOOPBACK),
+        host=parsed.replica_host,
     )  # fmt: skip
     url = on_ray.start_cluster(settings, options, _sizing(on_ray, parsed))
     if parsed.as_json:

@@ -139,6 +139,11 @@ class ClusterRouter:
         self._loads.setdefault(replica, ReplicaLoad())
         self._draining.discard(replica)
 
+    def pause(self, replica: str) -> None:
+        """Start nothing more on a replica until it joins again; sessions that start nothing meanwhile stay its own."""
+        if replica in self._loads:
+            self._draining.add(replica)
+
     def drain(self, replica: str) -> None:
         """Start nothing more on a replica; its runs go on, and its sessions start their next runs elsewhere."""
         if replica in self._loads:

@@ -52,6 +52,12 @@ class ARouter(RuleBasedStateMachine):
         self.homes = {session: home for session, home in self.homes.items() if home != replica}
 
     @rule(replica=REPLICAS)
+    def pause(self, replica: str) -> None:
+        for router in (self.router, self.twin):
+            router.pause(replica)
+        self.takes.discard(replica)
+
+    @rule(replica=REPLICAS)
     def leave(self, replica: str) -> None:
         lost = [run for run, where in self.runs.items() if where == replica]
         assert list(self.router.leave(replica)) == lost == list(self.twin.leave(replica))
@@ -75,6 +81,7 @@ class ARouter(RuleBasedStateMachine):
         assert routed == self.twin.start(wanted) == self.router.start(wanted)
         assert routed.replica in self.takes
         home = self.homes.get((tenant, session)) if session is not None else None
+        home = home if home in self.takes else None
         assert (routed.reason == RouteReason.SESSION) == (home is not None)
         if home is not None:
             assert routed.replica == home

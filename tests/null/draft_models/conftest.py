@@ -39,7 +39,7 @@ class Target:
         context = self.engine.create_context("tenant")
         context.append(list(prompt))
         sources = None if drafter is None else self.engine.draft_budget.sources([drafter])
-        spec = GenerationSpec(sampler, max_tokens, frozenset([NO_END]), None, sources)
+        spec = GenerationSpec(sampler, max_tokens, [NO_END], None, sources)
         generation = Generation(context, spec, TextAssembler(ByteTokenizer().stream(), ()))
         self.engine.submit(generation)
         tokens: list[int] = []

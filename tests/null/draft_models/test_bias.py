@@ -97,7 +97,7 @@ def second_token(engine: Engine, models: DraftModels, seed: int, between: Callab
     drafter = models.open(tenant="tenant", sampler=sampler, verifier="rejection")
     assert isinstance(drafter, DraftModelDrafter)
     drafter._warm = True  # as from the second draft on
-    spec = GenerationSpec(sampler, 6, frozenset([END]), None, engine.draft_budget.sources([drafter]))
+    spec = GenerationSpec(sampler, 6, [END], None, engine.draft_budget.sources([drafter]))
     generation = Generation(context, spec, TextAssembler(ByteTokenizer().stream(), ()))
     engine.submit(generation)
     while len(context.tokens) < len(PROMPT) + 2:

@@ -404,7 +404,7 @@ def test_a_generation_that_ended_but_is_not_closed_holds_nothing_on_the_draft_si
     context = engine.create_context("t")
     context.append(PROMPT)
     sources = engine.draft_budget.sources([drafter])
-    wanted = GenerationSpec(sampler(), 12, frozenset([99]), None, sources)
+    wanted = GenerationSpec(sampler(), 12, [99], None, sources)
     generation = Generation(context, wanted, TextAssembler(ByteTokenizer().stream(), ()))
     engine.submit(generation)
     engine.step()

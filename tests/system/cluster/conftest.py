@@ -55,7 +55,9 @@ def settings_in(folder: Path, **changes: Any) -> Settings:
     tokens = folder / "tokens"
     tokens.write_text(TOKENS)
     tokens.chmod(0o600)
-    values = {"port": 0, "tokens_file": tokens, "data_dir": folder / "data", "state_dir": folder / "state"}
+    values = {
+        "port": 0, "tokens_file": tokens, "data_dir": folder / "data", "state_dir": folder / "state", "drain_seconds": 100.0,
+    }  # fmt: skip
     return Settings(**{**values, "engine": EngineSettings(), **changes})
 
 
@@ -71,7 +73,7 @@ class Process:
 
     async def ready(self) -> None:
         assert self.child.stdout is not None
-        with anyio.fail_after(60):
+        with anyio.fail_after(120):
             line = await anyio.to_thread.run_sync(self.child.stdout.readline, abandon_on_cancel=True)
         said = json.loads(line)
         self.url, self.private_url = said["url"], said["private_url"]
@@ -85,7 +87,7 @@ class Process:
         self.child.send_signal(signal.SIGTERM)
 
     async def wait(self) -> int:
-        with anyio.fail_after(60):
+        with anyio.fail_after(120):  # longer than it may drain
             code = await anyio.to_thread.run_sync(self.child.wait, abandon_on_cancel=True)
         assert self.child.stdout is not None
         self.child.stdout.close()

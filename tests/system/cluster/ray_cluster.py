@@ -39,7 +39,7 @@ class RayCluster:
             [sys.executable, "-W", "ignore", "-m", "inferd_runtime.cli", "cluster", *arguments, *folders, "--json"],
             env={**own, **variables}, capture_output=True, text=True, timeout=SECONDS,
         )  # fmt: skip
-        assert done.returncode == 0, done.stderr[-4000:]
+        assert done.returncode == 0, done.stdout + done.stderr[-4000:]
         return json.loads(done.stdout) if done.stdout.strip() else None
 
     def client(self) -> httpx.AsyncClient:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import os
 import signal
 from collections.abc import Iterator
@@ -35,7 +34,7 @@ async def main():
     text = await context.user("What?").generate(Sampler.argmax(), max_tokens=12).collect_text()
     return [text, context.recomputed]
 """
-PORT = 7397
+PORT, RAY_PORT = 7397, 6397
 
 
 @pytest.fixture(scope="module")
@@ -43,7 +42,7 @@ def on_ray(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RayCluster]:
     cluster = RayCluster(tmp_path_factory.mktemp("ray"))
     options = (
         "--replicas=2",
-        "--ray-port=6397",
+        f"--ray-port={RAY_PORT}",
         f"--port={PORT}",
         "--replica-cpus=0.5",
         "--threads=1",
@@ -72,6 +71,11 @@ def test_nothing_that_ray_opens_can_be_reached_from_another_machine(on_ray: RayC
     ]
     assert len(ports) > 3
     assert {address.ip.removeprefix("::ffff:") for _, address in ports} == {"127.0.0.1"}, ports
+
+
+def test_ray_has_no_server_for_its_own_clients_which_would_keep_its_port_for_a_while(on_ray: RayCluster) -> None:
+    commands = [" ".join(one.info["cmdline"] or ()) for one in psutil.process_iter(["cmdline"])]
+    assert not [one for one in commands if "ray.util.client.server" in one and f":{RAY_PORT}" in one]
 
 
 def test_no_other_user_reaches_the_folders_of_the_cluster_and_of_its_ray(on_ray: RayCluster) -> None:
@@ -149,20 +153,18 @@ def _holds(process: psutil.Process, end: str) -> bool:
         return False
 
 
-async def test_a_killed_front_comes_back_at_its_address_and_knows_what_goes_on(on_ray: RayCluster) -> None:
+async def test_a_killed_front_comes_back_at_its_address_which_is_never_gone_and_knows_what_goes_on(
+    on_ray: RayCluster,
+) -> None:
     async with on_ray.client() as client:
         upload = {"files": {"main.py": TELLS}, "name": "tells"}
         assert (await client.post("/v1/programs", json=upload)).status_code in (200, 201)
         run = await _launch(client)
         (front,) = [one for one in on_ray.processes() if _holds(one, f"{on_ray.folder}/data/programs.sqlite3")]
         os.kill(front.pid, signal.SIGKILL)
-
-        async def answers() -> bool:
-            with contextlib.suppress(httpx.TransportError):
-                return await two_usable(client)
-            return False
-
-        await until(answers, SECONDS)
+        async with on_ray.client() as newcomer:
+            assert (await newcomer.get("/livez")).status_code == 200, "who connects meanwhile waits for the next front"
+        await until(lambda: two_usable(client), SECONDS)
         assert (await said_by(client, run))[1] == "succeeded"
         assert (await client.get("/v1/programs/tells")).status_code == 200
 

@@ -22,6 +22,8 @@ PLACE_SECONDS = 60.0
 """How long a request waits for a replica that takes it: while a cluster starts, or is upgraded."""
 HEIR_SECONDS = 60.0
 """How long a request about a run waits until somebody has taken over what its replica left."""
+SILENT_ROUNDS = 8
+"""Rounds of polls, each a quarter of a second, after which a replica that answers none gets nothing new until it does."""
 log = logging.getLogger("inferd.cluster")
 
 
@@ -29,16 +31,21 @@ log = logging.getLogger("inferd.cluster")
 class Member:
     """A replica.
 
-    ``in_flight``: requests that it is answering, but for streams of events; ``asked``: a poll of it is under way; ``silent``:
-    how many it has not answered.
+    ``in_flight``: requests that it is answering, but for streams of events; ``asked``: a poll of it is under way; ``unheard``:
+    how many rounds of polls ago it has last answered one.
     """
 
     name: str
     url: str
     report: ReplicaReport
     in_flight: int = 0
-    silent: int = 0
+    unheard: int = 0
     asked: bool = False
+
+    @property
+    def silent(self) -> bool:
+        """Whether it has not answered for so long that others are asked instead."""
+        return self.unheard >= SILENT_ROUNDS
 
 
 @dataclass
@@ -91,7 +98,7 @@ class Members:
         if member.name not in self.live:
             return
         fresh = set(report.heir_of) - set(member.report.heir_of)
-        member.report, member.silent = report, 0
+        member.report, member.unheard = report, 0
         self.heirs |= dict.fromkeys(report.heir_of, member.name)
         self.missing -= fresh
         if fresh:
@@ -115,6 +122,12 @@ class Members:
         gone = set(self.router.leave(member.name))
         self._launched = {run: one for run, one in self._launched.items() if one.token not in gone}
         self.wake()
+
+    def missed(self, member: Member) -> None:
+        """Note that a round of polls begins. A replica that has missed too many gets nothing new; its sessions wait for it."""
+        member.unheard += 1
+        if member.silent:
+            self.router.pause(member.name)
 
     def wake(self) -> None:
         """Have all that wait look again."""
@@ -168,7 +181,7 @@ class Members:
 
     def usable(self) -> list[Member]:
         """Return the replicas that take runs."""
-        return [one for one in self.live.values() if one.report.ready and not one.report.draining]
+        return [one for one in self.live.values() if one.report.ready and not one.report.draining and not one.silent]
 
     @asynccontextmanager
     async def placed(self, tenant: str, beginning: Beginning) -> AsyncIterator[Member]:

@@ -6,10 +6,10 @@ from collections import OrderedDict
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
+from functools import partial
 from urllib.parse import quote
 
 import anyio
-import anyio.to_thread
 import msgspec
 from starlette.requests import Request
 from starlette.responses import Response
@@ -31,6 +31,7 @@ from inferd_runtime.cluster.front.proxied import Choose, ProxiedResponse
 from inferd_runtime.cluster.front.run_stream import RunStream
 from inferd_runtime.cluster.front.socket_relay import relay_session
 from inferd_runtime.cluster.front.start_keys import beginning_of
+from inferd_runtime.server.chat.answer_pace import AnswerPace
 from inferd_runtime.server.gateway.audit import SUBJECT_KEY
 from inferd_runtime.server.gateway.auth import TENANT_KEY
 from inferd_runtime.server.gateway.chat_routes import SESSION_HEADER, SHORT_BODY
@@ -61,6 +62,7 @@ class ClusterApi:
     key: str
     use: TenantUse
     most: int
+    _pace: AnswerPace = field(default_factory=AnswerPace)
     _responses: OrderedDict[str, str] = field(default_factory=OrderedDict)
     """By a response's id the replica that has it."""
 
@@ -123,7 +125,7 @@ class ClusterApi:
         if len(body) <= SHORT_BODY:
             beginning = beginning_of(body, session)
         else:
-            beginning = await anyio.to_thread.run_sync(beginning_of, body, session)
+            beginning = await self._pace.beside(tenant, partial(beginning_of, body, session))
         sent = hop_request(request, self.key, body)
         return self._proxied(sent, lambda: self.members.placed(tenant, beginning))
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import socket
 from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import AsyncExitStack, asynccontextmanager, contextmanager
 from dataclasses import dataclass, field
@@ -45,11 +46,16 @@ LOOKED_AT = (
 
 @dataclass(frozen=True, kw_only=True)
 class FrontStart:
-    """What a front is told when it starts. ``private_host``: where it listens for replicas, at any port."""
+    """What a front is told when it starts. ``private_host``: where it listens for replicas, at any port.
+
+    ``listener``: the descriptor of a socket that listens at the settings' address, which whoever starts the front holds: clients
+    that connect while no front is there wait for the next; -1: the front listens itself.
+    """
 
     key: str
     settings: Settings
     private_host: str = "127.0.0.1"
+    listener: int = -1
 
 
 def front_settings(settings: Settings) -> Settings:
@@ -75,9 +81,18 @@ class ClusterFront:
 @contextmanager
 def _private_entrance(host: str, key: str) -> Iterator[Entrance]:
     use = TenantUse(same_for_all(NO_LIMIT))
-    with contextlib.closing(listen(host, 0)) as socket:
-        url = url_of(host, socket.getsockname()[1], tls=False)
-        yield Entrance(url, HopTokens(key), use, Front(ConnectionTable(use)), Listener(socket))
+    with contextlib.closing(listen(host, 0)) as listener:
+        url = url_of(host, listener.getsockname()[1], tls=False)
+        yield Entrance(url, HopTokens(key), use, Front(ConnectionTable(use)), Listener(listener))
+
+
+def _inherited(descriptor: int) -> socket.socket | None:
+    """Return the socket of a descriptor, which no child of this process gets; None for none."""
+    if descriptor < 0:
+        return None
+    listener = socket.socket(fileno=descriptor)
+    listener.set_inheritable(False)
+    return listener
 
 
 @asynccontextmanager
@@ -85,7 +100,7 @@ async def open_front(order: FrontStart) -> AsyncIterator[ClusterFront]:
     """Open both addresses. Raises what :func:`~inferd_runtime.server.gateway.app.open_entrance` raises."""
     settings = order.settings
     async with AsyncExitStack() as stack:
-        entrance = stack.enter_context(open_entrance(settings))
+        entrance = stack.enter_context(open_entrance(settings, listener=_inherited(order.listener)))
         private = stack.enter_context(_private_entrance(order.private_host, order.key))
         use, hop = entrance.use, HopClient()
         exchange = TenantExchange(use, settings.tenant_pages or 0)

@@ -28,8 +28,8 @@ from inferd_runtime.server.gateway.app import RUNS_FILE
 
 POLL_SECONDS = 0.25
 ANSWER_SECONDS = 5.0
-MOST_SILENT = 3
-"""Polls that a replica may leave unanswered before nothing more is started on it."""
+LOST_ROUNDS = 60
+"""Rounds of polls after which what a replica that answers none has of quotas, and its sessions, are others'."""
 TAKE_OVER_SECONDS = 60.0
 log = logging.getLogger("inferd.cluster")
 
@@ -51,6 +51,7 @@ class Watcher:
             tasks.start_soon(self._succeed)
             while True:
                 for member in list(self.members.live.values()):
+                    self._missed(member)
                     if not member.asked:
                         member.asked = True
                         tasks.start_soon(self._poll, member)
@@ -83,7 +84,8 @@ class Watcher:
         try:
             heard = await self._ask(member.name, member.url, order)
         except ReplicaGone as gone:
-            self._unanswered(member, gone)
+            if not gone.reached:
+                self.members.lost(member)
         except InferdError as error:
             log.error("replica %s: %s", member.name, error.message)
         else:
@@ -101,15 +103,11 @@ class Watcher:
             raise ReplicaGone(reached=False)  # another one listens there now
         return report
 
-    def _unanswered(self, member: Member, gone: ReplicaGone) -> None:
-        member.silent += 1
-        if not gone.reached:
-            self.members.lost(member)
-        elif member.silent >= MOST_SILENT:
+    def _missed(self, member: Member) -> None:
+        self.members.missed(member)
+        if member.unheard == LOST_ROUNDS:
             self.members.router.drain(member.name)
-            self.exchange.leave(
-                member.name
-            )  # what it had of quotas is others' now: it hears that, should it hear at all
+            self.exchange.leave(member.name)  # it hears that, should it hear at all
 
     # Heirs ----------------------------------------------------------------------------------------------------------
 

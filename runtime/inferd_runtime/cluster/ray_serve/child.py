@@ -21,6 +21,7 @@ from inferd_runtime.isolation.layers import end_no_sooner_than
 
 LIVE_PATH = b"/livez"
 ANSWER_SECONDS, LOOK_SECONDS = 10.0, 2.0
+END_LOOK_SECONDS = 0.1
 HUNG_SECONDS = 60.0
 """How long a process may not answer even that it is alive."""
 log = logging.getLogger("ray.serve")
@@ -52,6 +53,14 @@ async def _answers(hop: HopClient, url: str) -> bool:
     return True
 
 
+async def _end_of(child: subprocess.Popen[bytes]) -> None:
+    """Wait until a process has ended. No thread waits for it: an actor could not end before that thread."""
+    while True:
+        if child.poll() is not None:
+            return
+        await asyncio.sleep(END_LOOK_SECONDS)
+
+
 class ClusterProcess:
     """A front or a replica as a child. It ends with this process, an actor's, unless Ray on this machine has ended as well:
     then it goes on serving.
@@ -59,9 +68,11 @@ class ClusterProcess:
 
     def __init__(self, work: ReplicaOrder | FrontStart) -> None:
         end_no_sooner_than(os.getppid())  # Ray has its actors ended first
+        inherited = [work.listener] if isinstance(work, FrontStart) and work.listener >= 0 else []
         self._child = subprocess.Popen(
-            process_command(), stdin=subprocess.PIPE, stdout=subprocess.PIPE, env=process_environment(), process_group=0
-        )
+            process_command(), stdin=subprocess.PIPE, stdout=subprocess.PIPE, env=process_environment(), process_group=0,
+            pass_fds=inherited,
+        )  # fmt: skip
         assert self._child.stdin is not None
         self._child.stdin.write(process_order(work, supervisor=os.getppid()))
         self._child.stdin.close()
@@ -79,13 +90,18 @@ class ClusterProcess:
         if self._child.poll() is not None:
             raise Unavailable(f"the process has ended with code {self._child.returncode}")
 
-    async def watch(self, url: str) -> None:
-        """Kill the process when it has not answered at ``url`` for HUNG_SECONDS, as it may hang: another one is started then."""
-        hop = HopClient()
+    async def watch(self, url: str) -> float:
+        """Wait until the process has ended, and return how many seconds it was watched. It is killed when it has not answered at
+        ``url`` for HUNG_SECONDS, as it may hang: another one is started then.
+        """
+        hop, since = HopClient(), time.monotonic()
+        asking = asyncio.get_running_loop().create_task(kill_if_hung(self._child, lambda: _answers(hop, url)))
         try:
-            await kill_if_hung(self._child, lambda: _answers(hop, url))
+            await _end_of(self._child)
         finally:
+            asking.cancel()
             await hop.close()
+        return time.monotonic() - since
 
     async def end(self, seconds: float) -> None:
         """Ask it to end in order; kill it after so many seconds."""

@@ -8,6 +8,8 @@ import os
 import secrets
 import subprocess
 import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -23,7 +25,14 @@ from inferd_runtime import __version__
 from inferd_runtime.cluster.front.serving import front_settings
 from inferd_runtime.cluster.ray_serve.deployments import END_SECONDS, FRONT, REPLICAS, ServeFront, ServeReplica
 from inferd_runtime.cluster.ray_serve.environment import RAY_ENVIRONMENT
-from inferd_runtime.cluster.ray_serve.left_behind import ADVICE, end_left, left_processes, ray_lives, ray_processes
+from inferd_runtime.cluster.ray_serve.left_behind import (
+    ADVICE,
+    answers,
+    end_left,
+    left_processes,
+    ray_lives,
+    ray_processes,
+)
 from inferd_runtime.cluster.ray_serve.loopback import LOOPBACK, stay_on_loopback
 from inferd_runtime.cluster.ray_serve.scaling import LoadPolicy, ScalingTarget
 from inferd_runtime.cluster.replica.serving import FRONT_SECONDS
@@ -33,6 +42,8 @@ from inferd_runtime.settings.settings import Settings
 CLUSTER_FILE = "cluster.json"
 LOOPBACK_MODULE = "inferd_runtime.cluster.ray_serve.loopback"
 DEFAULT_PORT = 6379
+AUTO = "auto"
+"""The address of whatever Ray runs on this machine, as Ray says it."""
 START_SECONDS = 120.0
 STOP_SECONDS = 5.0
 NAMESPACE = "inferd"
@@ -43,14 +54,14 @@ class RayOptions:
     """Which Ray: ``address`` of one that runs, "" to start one here, on ``port`` of the loopback address.
 
     ``cpus``: what each replica asks Ray for; ``host``: where replicas and the front's private address listen, on their machines;
-    "": at the address by which Ray knows the machine.
+    "": at the address by which Ray knows the machine, the loopback address if Ray is started here.
     """
 
     address: str = ""
     port: int = DEFAULT_PORT
     cpus: float = 1.0
     gpus: float = 0.0
-    host: str = LOOPBACK
+    host: str = ""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -65,7 +76,8 @@ class Sizing:
 class ClusterRecord(msgspec.Struct, frozen=True, kw_only=True):
     """What is kept of a cluster for later commands, in a file that only its owner can read.
 
-    ``started_ray``: the session folder of the Ray that was started with it, "" for one that ran already.
+    ``host``: see :class:`RayOptions`; ``started_ray``: the session folder of the Ray that was started with the cluster, "" for
+    one that ran already.
     """
 
     address: str
@@ -85,6 +97,8 @@ def start_cluster(settings: Settings, options: RayOptions, sizing: Sizing) -> st
     if known and _has_ended(known):
         _end_without_ray(settings, known)
         known = msgspec.structs.replace(known, address="", started_ray="")
+    if known and known.address and options.address not in ("", AUTO, known.address):
+        raise InvalidRequest(f"the cluster is on the Ray at {known.address}: `inferd cluster down` first")
     record = ClusterRecord(
         address=(known and known.address) or options.address, key=known.key if known else secrets.token_urlsafe(32),
         settings=encode_settings(settings), cpus=options.cpus, gpus=options.gpus, host=options.host,
@@ -92,9 +106,18 @@ def start_cluster(settings: Settings, options: RayOptions, sizing: Sizing) -> st
     )  # fmt: skip
     if not record.address:
         record = _start_ray(record, options.port, settings)
-    _write(settings, record)
-    connect(record)
-    serve.start(proxy_location="Disabled")
+        _write(settings, record)
+    with connected(record):
+        record = msgspec.structs.replace(record, address=ray.get_runtime_context().gcs_address)
+        _write(settings, record)
+        serve.start(proxy_location="Disabled")
+        _run_front(record, settings)
+        _run_replicas(record, sizing, settings.drain_seconds)
+        address: str = serve.get_deployment_handle(FRONT, FRONT).address.remote().result()
+    return address
+
+
+def _run_front(record: ClusterRecord, settings: Settings) -> None:
     at_front = encode_settings(front_settings(settings))
     front = serve.deployment(ServeFront, name=FRONT).options(
         num_replicas=1, ray_actor_options={"num_cpus": 0, "resources": {"node:__internal_head__": 0.001}},
@@ -102,9 +125,6 @@ def start_cluster(settings: Settings, options: RayOptions, sizing: Sizing) -> st
         version=_version(record, at_front), _internal=True,
     )  # fmt: skip
     serve.run(front.bind(at_front, record.key, record.host), name=FRONT, route_prefix=None)
-    _run_replicas(record, sizing, settings.drain_seconds)
-    address: str = serve.get_deployment_handle(FRONT, FRONT).address.remote().result()
-    return address
 
 
 def scale_cluster(settings: Settings, sizing: Sizing) -> None:
@@ -112,8 +132,8 @@ def scale_cluster(settings: Settings, sizing: Sizing) -> None:
     record = _known(settings)
     if _has_ended(record):
         raise Unavailable(f"the cluster's Ray has ended; {ADVICE}")
-    connect(record)
-    _run_replicas(record, sizing, settings.drain_seconds)
+    with connected(record):
+        _run_replicas(record, sizing, settings.drain_seconds)
 
 
 def stop_cluster(settings: Settings) -> None:
@@ -123,13 +143,11 @@ def stop_cluster(settings: Settings) -> None:
         _end_without_ray(settings, record)
         _path(settings).unlink(missing_ok=True)
         return
-    connect(record)
-    for name in (REPLICAS, FRONT):
-        serve.delete(name)
-    serve.shutdown()
-    ray.shutdown()
-    if record.started_ray:
-        _stop_ray(record)
+    with connected(record):
+        for name in (REPLICAS, FRONT):
+            serve.delete(name)
+        serve.shutdown()
+    _end_without_ray(settings, record)
     _path(settings).unlink(missing_ok=True)
 
 
@@ -140,8 +158,8 @@ def cluster_status(settings: Settings) -> dict[str, Any]:
         front, replicas = left_processes(settings)
         left = {"front": int(front > 0), "replicas": replicas}
         return {"ray": {"status": "ENDED", "replicas": left, "message": ADVICE}}
-    connect(record)
-    found = serve.status().applications
+    with connected(record):
+        found = serve.status().applications
     return {
         name: {
             "status": str(app.status.value),
@@ -157,16 +175,22 @@ def cluster_status(settings: Settings) -> dict[str, Any]:
     }
 
 
-def connect(record: ClusterRecord) -> None:
-    """Connect this process to the cluster's Ray. Raises Unavailable."""
-    if ray.is_initialized():
-        return
+@contextmanager
+def connected(record: ClusterRecord) -> Iterator[None]:
+    """Connect this process to the cluster's Ray while the body runs. What Ray prints goes to the standard error, as what the
+    command prints is read by programs. Raises Unavailable.
+    """
     if record.address.startswith(f"{LOOPBACK}:"):
         stay_on_loopback()
-    try:
-        ray.init(address=record.address, namespace=NAMESPACE, log_to_driver=False, configure_logging=False)
-    except ConnectionError as error:
-        raise Unavailable(f"no Ray answers at {record.address}: {error}") from None
+    with contextlib.redirect_stdout(sys.stderr):
+        try:
+            ray.init(address=record.address, namespace=NAMESPACE, log_to_driver=False, configure_logging=False)
+        except ConnectionError as error:
+            raise Unavailable(f"no Ray answers at {record.address}: {error}") from None
+        try:
+            yield
+        finally:
+            ray.shutdown()
 
 
 def _run_replicas(record: ClusterRecord, sizing: Sizing, drain_seconds: float) -> None:
@@ -231,14 +255,15 @@ def _short(folder: Path) -> str:
 
 
 def _has_ended(record: ClusterRecord) -> bool:
-    """Return True if the Ray that was started with the cluster can start nothing any more."""
-    return bool(record.started_ray) and not ray_lives(record.started_ray)
+    """Return True if the cluster's Ray can start nothing any more."""
+    return not (ray_lives(record.started_ray) if record.started_ray else answers(record.address))
 
 
 def _end_without_ray(settings: Settings, record: ClusterRecord) -> None:
-    """End what goes on of a cluster whose Ray has ended, and what is left of that."""
+    """End what goes on of a cluster without its Ray, on this machine, and what is left of a Ray that was started with it."""
     end_left(settings)
-    _stop_ray(record)
+    if record.started_ray:
+        _stop_ray(record)
 
 
 def _stop_ray(record: ClusterRecord) -> None:

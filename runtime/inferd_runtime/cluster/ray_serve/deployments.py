@@ -21,6 +21,7 @@ from inferd_runtime.cluster.ray_serve.loopback import bind_actor_to_loopback, ow
 from inferd_runtime.cluster.ray_serve.scaling import JOBS, KV_USE
 from inferd_runtime.cluster.replica.serving import FRONT_SECONDS, ReplicaOrder, new_replica_name
 from inferd_runtime.isolation.settings_json import decode_settings
+from inferd_runtime.server.gateway.listening import listen
 from inferd_runtime.settings.settings import Settings
 
 FRONT, REPLICAS = "inferd-front", "inferd-replicas"
@@ -29,22 +30,29 @@ ANNOUNCE_SECONDS = 1.0
 ANSWER_SECONDS = 10.0
 END_SECONDS = 15.0
 """What a replica may take to end beside its drain."""
+SOON_SECONDS = 10.0
+"""A front that ends so soon after it was ready is not started again here."""
 log = logging.getLogger("ray.serve")
 
 
 class ServeFront:
-    """The front's actor. Replicas tell it that they are there; it tells the front."""
+    """The front's actor. Replicas tell it that they are there; it tells the front.
+
+    It holds the socket that clients connect to. When the front ends, it starts the next one there, which is sooner than Ray would
+    start another actor; a front that ends soon after its start is left to Ray.
+    """
 
     async def __init__(self, settings: bytes, key: str, private_host: str) -> None:  # type: ignore[misc]  # Serve awaits it
         bind_actor_to_loopback()
-        start = FrontStart(
-            key=key, settings=decode_settings(settings, Settings), private_host=private_host or own_address()
+        own = decode_settings(settings, Settings)
+        self._socket = listen(own.host, own.port)
+        self._start = FrontStart(
+            key=key, settings=own, private_host=private_host or own_address(), listener=self._socket.fileno()
         )
         self._key = key
-        self._child = ClusterProcess(start)
-        self._ready = await self._child.ready()
         self._hop = HopClient()
-        self._watching = asyncio.get_running_loop().create_task(self._child.watch(self._ready.private_url))
+        await self._start_front()
+        self._keeping = asyncio.get_running_loop().create_task(self._keep())
 
     async def address(self) -> str:
         """Return the address for clients."""
@@ -58,11 +66,21 @@ class ServeFront:
         return {JOBS: float(max(len(report.runs), report.jobs)), KV_USE: report.kv_use}
 
     def check_health(self) -> None:
-        """Raise Unavailable if the front has ended."""
-        self._child.check()
+        """Raise Unavailable if the front has ended, and none is started in its place."""
+        if self._keeping.done():
+            self._child.check()
+
+    async def _start_front(self) -> None:
+        self._child = ClusterProcess(self._start)
+        self._ready = await self._child.ready()
+
+    async def _keep(self) -> None:
+        while await self._child.watch(self._ready.private_url) > SOON_SECONDS:
+            await self._start_front()
 
     async def __del__(self) -> None:
         """End the front."""
+        self._keeping.cancel()
         await self._child.end(END_SECONDS)
 
 

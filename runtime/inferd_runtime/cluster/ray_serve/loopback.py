@@ -1,7 +1,7 @@
 """Ray on this machine alone: everything that it listens on is bound to the loopback address.
 
 Ray turns 127.0.0.1 into the machine's own address, so that other machines could join, and then listens on all of them. Whoever
-reaches its ports runs code as the user who started it. So two functions of Ray are replaced, in the process that starts it and in
+reaches its ports runs code as the user who started it. So functions of Ray are replaced, in the process that starts it and in
 those that connect to it, and what is then bound is looked at by a test.
 
     python -P -m inferd_runtime.cluster.ray_serve.loopback start --head ...      # Ray's own command line
@@ -46,10 +46,14 @@ def _loopback(address: str | None = None) -> str:
 
 
 def main() -> None:
-    """Run Ray's command line."""
+    """Run Ray's command line. A Ray that it starts has no server for Ray's own clients, which would listen for half a minute more
+    than Ray lives, and keep the next one from its port.
+    """
     stay_on_loopback()
     sys.argv[0] = "ray"
-    importlib.import_module("ray.scripts.scripts").main()
+    scripts: Any = importlib.import_module("ray.scripts.scripts")
+    scripts.get_ray_client_dependency_error = lambda: "not wanted"
+    scripts.main()
 
 
 if __name__ == "__main__":

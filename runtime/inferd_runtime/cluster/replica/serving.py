@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import logging
+import os
 import secrets
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager, nullcontext
@@ -26,6 +28,7 @@ from inferd_runtime.server.run_store.records import new_run_id
 from inferd_runtime.server.supervisor.commands import SNAPSHOT_FOLDER, Commands
 from inferd_runtime.settings.settings import Settings
 
+log = logging.getLogger("inferd.cluster")
 FRONT_SECONDS = 10.0
 """How long a replica that is to end waits for the front to have seen it."""
 
@@ -63,11 +66,12 @@ class Replica:
         but are: what goes on elsewhere is computed again.
         """
         self.state.draining = True
-        with anyio.move_on_after(FRONT_SECONDS):
+        with anyio.move_on_after(FRONT_SECONDS) as without_front:
             await self.state.drained()
         with anyio.move_on_after(seconds):
             await self.gateway.runtime.drain(seconds)
-            await self.state.idle()
+            if not without_front.cancelled_caught:
+                await self.state.idle()
 
 
 def new_replica_name() -> str:
@@ -107,8 +111,17 @@ async def serve_replica(
     async with open_replica(order, commands) as replica:
         await replica.gateway.runtime.wait_ready()
         ready(replica)
-        await stopping.wait()
+        async with anyio.create_task_group() as tasks:
+            tasks.start_soon(_stop_when_forgotten, replica.state, stopping)
+            await stopping.wait()
+            tasks.cancel_scope.cancel()
         await replica.end(order.settings.drain_seconds)
+
+
+async def _stop_when_forgotten(state: ReplicaState, stopping: anyio.Event) -> None:
+    await state.forgotten(os.getppid())
+    log.warning("nobody looks after this replica any more, and no front asks for it: it ends")
+    stopping.set()
 
 
 def left_folders(data_dir: Path) -> list[Path]:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import time
 from pathlib import Path
 
 import anyio
@@ -9,6 +11,9 @@ import anyio
 from inferd_runtime.cluster.messages import FrontOrder
 
 HEIR_FILE = "heir-of"
+FORGOTTEN_SECONDS = 60.0
+"""How long a replica that Ray does not look after any more waits for a front."""
+LOOK_SECONDS = 1.0
 
 
 class ReplicaState:
@@ -20,12 +25,13 @@ class ReplicaState:
         self.draining = False
         self.front = ""
         self.heir_of = _read_names(folder)
+        self.heard_at = time.monotonic()
         self._order = FrontOrder(front="")
         self._changed = anyio.Event()
 
     def ordered(self, order: FrontOrder) -> None:
         """Take in what the front says."""
-        self.front, self._order = order.front, order
+        self.front, self._order, self.heard_at = order.front, order, time.monotonic()
         changed, self._changed = self._changed, anyio.Event()
         changed.set()
 
@@ -38,13 +44,25 @@ class ReplicaState:
         (self.folder / HEIR_FILE).write_text("\n".join([*self.heir_of, *names]), encoding="utf-8")
         return names
 
+    async def forgotten(self, parent: int, seconds: float = FORGOTTEN_SECONDS) -> None:
+        """Wait until ``parent``, which started this process, is gone, and no front has said anything for so many seconds."""
+        while True:
+            await anyio.sleep(LOOK_SECONDS)
+            if os.getppid() != parent and time.monotonic() - self.heard_at > seconds:
+                return
+
     async def drained(self) -> None:
         """Wait until the front starts nothing more here."""
         while not self._order.drained:
             await self._changed.wait()
 
     async def idle(self) -> None:
-        """Wait until nothing that the front has sent here is being answered."""
+        """Wait until nothing that the front has sent here is being answered, as it says in an order that it sends from now on.
+
+        The next order may be under way already, from before a request that came here first. The one after it is not.
+        """
+        await self._changed.wait()
+        await self._changed.wait()
         while self._order.in_flight:
             await self._changed.wait()
 

@@ -190,7 +190,7 @@ class DraftService:
             number = guest.session.drop(unpack(frame.payload, DropDraft).sequence)
             self._drop([] if number is None else [number])
         elif frame.kind is Kind.PING:
-            guest.stream.send(Kind.PONG)
+            self._send(guest, Kind.PONG)
         else:
             raise MalformedFrame(f"{frame.kind.name} where requests were expected")
 
@@ -212,7 +212,11 @@ class DraftService:
         guest.room.set()
         if answer.error:
             answer = replace(answer, error=answer.error[:MOST_ERROR])
-        guest.stream.send(Kind.ANSWER, pack(answer), ticket)
+        self._send(guest, Kind.ANSWER, pack(answer), ticket)
+
+    def _send(self, guest: _Guest, kind: Kind, payload: bytes = b"", ticket: int = 0) -> None:
+        """Send a frame. Who leaves too much unread loses the connection."""
+        guest.stream.send(kind, payload, ticket)
         if guest.stream.unsent > MOST_UNSENT:
             guest.stream.abort()
 

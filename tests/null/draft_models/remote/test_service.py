@@ -19,8 +19,9 @@ from inferd_runtime.draft_models.remote.frames import HEADER, Frame, FrameReader
 from inferd_runtime.draft_models.remote.handshake import TargetHandshake
 from inferd_runtime.draft_models.remote.link_thread import LinkTarget
 from inferd_runtime.draft_models.remote.network_drafts import NetworkDrafts
-from inferd_runtime.draft_models.remote.service import MOST_PENDING
+from inferd_runtime.draft_models.remote.service import MOST_PENDING, MOST_UNSENT
 from inferd_runtime.draft_models.remote.sessions import HalfOpen, SessionTable
+from inferd_runtime.draft_models.remote.streams import FrameStream
 from inferd_runtime.engine.sampling.host_sampling import RowSampler
 
 MakeHost = Callable[..., DraftHost]
@@ -281,6 +282,19 @@ def test_requests_that_are_not_answered_yet_are_bounded_by_not_reading_more(make
     drafts = connected(engine.port)
     drafts.close()
     insider.connection.close()
+    engine.close()
+
+
+def test_a_target_that_does_not_read_that_it_was_heard_loses_its_session(
+    make_host: MakeHost, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Only answers were counted: what pings were answered with piled up without end."""
+    monkeypatch.setattr(FrameStream, "unsent", MOST_UNSENT + 1)
+    engine = Engine(make_host(0))
+    insider = Insider(engine)
+    insider.send(Kind.PING)
+    assert closed(insider.connection)
+    until(lambda: engine.service.sessions == 0)
     engine.close()
 
 
