@@ -11,9 +11,12 @@ from cuda_bench import FREE_ROWS, SAMPLERS, CudaBench
 
 from inferd.protocol import TokenLogprob
 from inferd_grammar import Compiled, GrammarCompiler, RegexGrammar, TokenTable
+from inferd_runtime.engine import overlap as planning
+from inferd_runtime.engine.drivers.carried import CarriedRows
 from inferd_runtime.engine.engine import Engine, EngineOptions
 from inferd_runtime.engine.sampling.host_sampling import RowSampler
 from inferd_runtime.speculation.drafter import Drafter
+from inferd_runtime.speculation.drafts import Proposal
 from inferd_runtime.testing.byte_tokenizer import END, ByteTokenizer
 from inferd_runtime.testing.speculation import Blind, GenerationUnderTest, Oracle, Request
 
@@ -79,6 +82,61 @@ def texts(
     engine.close()
     engine.pool.check_integrity([])
     return found, begun()
+
+
+class Half(Oracle):
+    """Up to five tokens, the third of every other chain wrong."""
+
+    def propose(self, limit: int, ahead: Sequence[int] = ()) -> Proposal:
+        tokens = self.right(min(limit, 5), ahead)
+        if len(tokens) > 2 and (self.seen + len(ahead)) % 2:
+            tokens[2] = (tokens[2] + 1) % BYTES
+        return Proposal(tokens)
+
+
+def check_behind_drafts(bench: CudaBench) -> None:
+    """Streams that all draft, and go on behind drafts of which a part falls: the texts of the plain loop."""
+    plain, _ = drafting_texts(bench, overlap=False)
+    ahead, moved = drafting_texts(bench, overlap=True, answers=plain)
+    assert ahead == plain
+    assert moved > 3
+
+
+def drafting_texts(
+    bench: CudaBench, *, overlap: bool, answers: Sequence[list[int]] = ()
+) -> tuple[list[list[int]], int]:
+    """The tokens of eight streams, and how many steps had rows that were moved."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(planning, "LOST", 1.0)
+        moves = list[int]()
+        honest = CarriedRows.move_back
+        patch.setattr(CarriedRows, "move_back", lambda rows, inputs: (moves.append(1), honest(rows, inputs))[1])
+        engine = Engine(bench.driver, EngineOptions(token_budget=60, times=FREE_ROWS, overlap=overlap))
+        running = list[GenerationUnderTest]()
+        for number in range(8):
+            name = ("argmax", "filtered", "penalised")[number % 3]
+            prompt = tuple(97 + (number * 5 + at) % 20 for at in range(1 + 3 * number))
+            request = Request(prompt, RowSampler.resolve(SAMPLERS[name], seed=number, lineage=0), 24, END)
+            context = engine.create_context()
+            context.append(prompt)
+            known = replace(request, tokens=tuple(answers[number][len(prompt) :])) if answers else request
+            running.append(
+                GenerationUnderTest.submit(engine, context, request, [Half(known, BYTES)] if answers else [])
+            )
+            engine.step()
+        while not all(one.generation.finished() for one in running):
+            engine.step()
+            engine.check_integrity()
+            for one in running:
+                one.take()
+    assert not any(one.generation.error for one in running)
+    found = [list(one.generation.context.tokens) for one in running]
+    for one in running:
+        one.generation.close()
+        one.generation.context.release()
+    engine.close()
+    engine.pool.check_integrity([])
+    return found, len(moves)
 
 
 def count_calls(owner: Any, name: str) -> Callable[[], int]:

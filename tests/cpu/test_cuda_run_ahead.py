@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+from itertools import cycle
+
 import numpy as np
 import pytest
 from cuda_bench import CudaBench
-from run_ahead_cases import BYTES, check_the_same
+from run_ahead_cases import BYTES, check_behind_drafts, check_the_same
 
+from inferd_runtime.engine.drivers.cuda_driver import CudaDriver
 from inferd_runtime.engine.drivers.staging import EntryStaging
 from inferd_runtime.kernels.suite import reference_kernels
 from inferd_runtime.testing.recorded_host import RecordedHost
@@ -16,6 +19,14 @@ from inferd_runtime.testing.recorded_host import RecordedHost
 def test_texts_of_all_kinds_are_the_same_run_ahead_of_or_not(record: bool) -> None:
     bench = CudaBench("llama", reference_kernels(), vocab_size=BYTES, record=record)
     check_the_same(bench)
+    check_behind_drafts(bench)
+
+
+def test_rows_move_where_some_steps_take_the_reference_driver(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As those do that have a tenant's adapter among them."""
+    turns = cycle([False, True, False, False, True, True])
+    monkeypatch.setattr(CudaDriver, "_needs_reference", lambda driver, batch: next(turns))
+    check_behind_drafts(CudaBench("llama", reference_kernels(), vocab_size=BYTES))
 
 
 def test_penalties_of_any_size_arrive_as_they_are_and_aligned() -> None:

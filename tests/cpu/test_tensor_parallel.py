@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 import pytest
 from families import VOCAB, make
-from family_table import SERVED
+from family_table import HERE, SERVED
 from parallel_pair import PAGE_SIZE, Pair, alone, pair_of_ranks, save
 from test_families import batches, make as make_family
 
@@ -321,7 +321,7 @@ def test_machines_without_what_it_takes_are_refused(monkeypatch: pytest.MonkeyPa
 def test_adapters_are_refused(both: Both) -> None:
     driver: LeadingDriver = both.divided._driver
     with pytest.raises(InvalidRequest, match="without adapters"):
-        driver.load_adapter("a", None)  # type: ignore[arg-type]
+        driver.adapter_reader()
     table = PageTable(PagePool(PAGES, PAGE_SIZE))
     table.reserve(1)
     batch = prepare([Planned(None, Work([3], 1), table, "a")], PAGE_SIZE)  # type: ignore[arg-type]
@@ -339,7 +339,7 @@ REFUSED = {
 
 
 @pytest.mark.long
-@pytest.mark.parametrize("family", SERVED)
+@pytest.mark.parametrize("family", HERE)
 def test_a_family_that_can_be_divided_gives_the_whole_models_logits(family: str, pair: Pair, tmp_path: Path) -> None:
     model = make_family(family, SERVED[family])
     folder = save(model, tmp_path, VOCAB)

@@ -23,7 +23,7 @@ from cuda_bench import CudaBench
 from families import VOCAB, make
 from parallel_pair import Pair, options_for, pair_of_ranks, save
 from parallel_rank import build_with_twins
-from run_ahead_cases import BYTES, check_the_same, texts
+from run_ahead_cases import BYTES, check_behind_drafts, check_the_same, texts
 from triton.compiler.errors import CompilationError
 
 from inferd.protocol import InferdError, Unavailable
@@ -79,6 +79,7 @@ def test_texts_of_all_kinds_are_those_of_one_rank(led: LeadingSampler, whole: Cu
     this one's device.
     """
     check_the_same(SimpleNamespace(driver=led))
+    check_behind_drafts(SimpleNamespace(driver=led))
     ours, theirs = (texts(SimpleNamespace(driver=one), overlap=True)[0] for one in (led, whole))
     assert [tokens for tokens, _ in ours] == [tokens for tokens, _ in theirs]
 

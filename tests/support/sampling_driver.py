@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 
 from inferd.protocol import ConstraintError
+from inferd_runtime.engine.carried_rows import resolve, sampled_there
 from inferd_runtime.engine.driver import StepResult
 from inferd_runtime.engine.sampling.device_sampling import (
     ABSENT,
@@ -69,16 +70,18 @@ class SamplingNullDriver(NullDriver):
         super().__init__(**options)
         self.launches = []
         self._last: Sequence[int] = ()
+        self._fallen: Sequence[int] = ()
 
     def launch(self, batch: Batch, sampling: SamplingInputs) -> FinishedStep:
         """See :class:`~inferd_runtime.engine.driver.SamplingDriver`."""
+        if len(batch.carried):
+            sampling = sampled_there(sampling, batch, np.asarray(self._fallen))
         return self.begin(batch, SampledRows(sampling.rows, sampling.host_rows)).sample(sampling)
 
     def begin(self, batch: Batch, rows: SampledRows) -> BegunStep:
         """See :class:`~inferd_runtime.engine.driver.SamplingDriver`."""
         if len(batch.carried):
-            last = np.asarray([*self._last, 0], np.int64)
-            batch = replace(batch, tokens=np.where(batch.carried >= 0, last[batch.carried], batch.tokens))
+            batch = resolve(batch, np.asarray(self._last), np.asarray(self._fallen), self.page_size)
         return BegunStep(self, rows, self.forward(batch))
 
     def draw(self, outputs: Outputs, sampling: SamplingInputs) -> FinishedStep:
@@ -92,6 +95,7 @@ class SamplingNullDriver(NullDriver):
         if sampling.scored is not None:
             drawn = drawn._replace(scores=self._scores(sampling, sampling.scored, drawn, outputs.logits))
         self._last = drawn.tokens[np.arange(len(drawn.tokens)), drawn.accepted].tolist()
+        self._fallen = (sampling.lengths - drawn.accepted).clip(0).tolist()
         self.launches.append(
             FinishedStep(StepResult(Outputs(outputs.logits[sampling.host_rows], outputs.hidden), drawn))
         )

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Any, Protocol
 
 from inferd.protocol import InvalidRequest, LimitExceeded, NotFound
 from inferd_runtime.engine.uploads import Uploads
@@ -17,13 +17,27 @@ NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
 class AdapterDevice(Protocol):
     """The part of a driver that holds adapters."""
 
-    def load_adapter(self, key: str, files: AdapterFiles) -> AdapterSize:
-        """Load an adapter under ``key``, which is new. Raises InvalidRequest that names what does not fit."""
+    def adapter_reader(self) -> Callable[[AdapterFiles], Any]:
+        """Return what reads an adapter into this machine's memory, in any thread, and raises InvalidRequest that names what does
+        not fit. Raises InvalidRequest where there can be no adapters.
+        """
+        ...
+
+    def load_adapter(self, key: str, read: Any) -> AdapterSize:
+        """Load what was read under ``key``, which is new."""
         ...
 
     def unload_adapter(self, key: str) -> None:
         """Unload the adapter of ``key``. No later batch may name it."""
         ...
+
+
+@dataclass(frozen=True, slots=True)
+class ReadAdapter:
+    """The files of an adapter, read and checked: a ``digest`` of both, and what the device made of them."""
+
+    digest: str
+    weights: Any
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,7 +96,21 @@ class AdapterSet:
         self._named: dict[tuple[str | None, str], LoadedAdapter] = {}
         self._leaving: list[LoadedAdapter] = []
 
-    def load(self, tenant: str | None, name: str, files: AdapterFiles) -> LoadedAdapter:
+    def reader(self, tenant: str | None) -> Callable[[AdapterFiles], ReadAdapter]:
+        """Return what reads a tenant's files, or the operator's (None), in any thread: that takes longer the larger they are.
+
+        It raises InvalidRequest that names what is wrong, LimitExceeded above a limit.
+        """
+        read_weights = self._device.adapter_reader()
+
+        def read(files: AdapterFiles) -> ReadAdapter:
+            if tenant is not None:
+                self._check_files(files)
+            return ReadAdapter(files.digest(), read_weights(files))
+
+        return read
+
+    def load(self, tenant: str | None, name: str, read: ReadAdapter) -> LoadedAdapter:
         """Load an adapter for a tenant, or for all (None). It replaces one of that name if its content differs.
 
         Raises InvalidRequest that names what is wrong, LimitExceeded above a limit; then nothing has changed.
@@ -90,12 +118,12 @@ class AdapterSet:
         if not NAME.fullmatch(name):
             raise InvalidRequest(f"adapter name {name!r}: letters, digits, '.', '_' and '-', at most 64")
         if tenant is not None:
-            self._check_limits(tenant, name, files)
-        content = f"{name}@{files.digest()}"
+            self._check_room(tenant, name)
+        content = f"{name}@{read.digest}"
         key = content if tenant is None else f"{tenant}/{content}"
         present = self._present(key)
         if present is None:
-            present = LoadedAdapter(name, tenant, key, self._device.load_adapter(key, files))
+            present = LoadedAdapter(name, tenant, key, self._device.load_adapter(key, read.weights))
         self._forget(self._named.get((tenant, name)), unless=present)
         present.dropped = False
         if present in self._leaving:
@@ -146,9 +174,7 @@ class AdapterSet:
         self._leaving.append(adapter)
         self.unload_unused(adapter)
 
-    def _check_limits(self, tenant: str, name: str, files: AdapterFiles) -> None:
-        if (None, name) in self._named:
-            raise InvalidRequest(f"adapter name {name!r} is taken by the server")
+    def _check_files(self, files: AdapterFiles) -> None:
         self.check_bytes(len(files.config) + len(files.weights))
         rank = LoraConfig.parse(files).max_rank
         if rank > self.limits.rank:
@@ -158,6 +184,10 @@ class AdapterSet:
                 value=self.limits.rank,
                 raise_with="--max-adapter-rank",
             )
+
+    def _check_room(self, tenant: str, name: str) -> None:
+        if (None, name) in self._named:
+            raise InvalidRequest(f"adapter name {name!r} is taken by the server")
         others = [owner for owner, other in self._named if owner == tenant and other != name]
         held = len(others) + sum(adapter.tenant == tenant for adapter in self._leaving)
         if held >= self.limits.count:

@@ -144,7 +144,7 @@ class Engine:
             step.forget_reservations()
             self._commit(step, self._verify(step))
 
-    def _launch(self, make_plan: Callable[[], Sequence[Planned]]) -> InFlightStep | None:
+    def _launch(self, make_plan: Callable[[], list[Planned]]) -> InFlightStep | None:
         """Plan, prepare and launch a step. Return None if the plan is empty."""
         started = self.clock()
         plan = make_plan()
@@ -158,7 +158,7 @@ class Engine:
         batch = prepare(plan, self.driver.page_size)
         return widen(batch, self._width, self.pool.size, self.driver.page_size) if self._width else batch
 
-    def _forward(self, plan: Sequence[Planned], batch: Batch | InternalError, since: float) -> InFlightStep:
+    def _forward(self, plan: list[Planned], batch: Batch | InternalError, since: float) -> InFlightStep:
         """Run the batch, or only launch it if the driver samples."""
         launched = batch if isinstance(batch, InternalError) else attempt(partial(self._run, plan, batch))
         return InFlightStep(plan, launched, since)
@@ -178,7 +178,9 @@ class Engine:
 
     def _verify(self, step: InFlightStep) -> VerifiedStep | InternalError:
         """Wait for the step, and return its jobs' outcomes, or the error if the device failed."""
+        began = self.clock()
         result = step.wait()
+        step.waited = self.clock() - began
         if isinstance(result, InternalError):
             return result
         price = self.draft_budget.price(step.plan)
@@ -195,7 +197,12 @@ class Engine:
             self.draft_budget.learn(step.plan, verified.price, emitted, self.clock() - step.since)
             if self._in_flight is not None:
                 self._in_flight.refute(step.plan[at].job for at, done in verified.outcomes if done.admitted)
+                self._in_flight.move_back(
+                    {step.plan[at].job: (step.plan[at].stale, done) for at, done in verified.outcomes}
+                )
         ended = self.clock()
         self.scheduler.charge(step.plan, ended - step.since)
+        if self._overlap is not None:
+            self._overlap.learn(step, ended - step.since, self._in_flight is not None)
         if self._in_flight is not None:
-            self._in_flight.since = ended
+            self._in_flight.since, self._in_flight.ahead = ended, True

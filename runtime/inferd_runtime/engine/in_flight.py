@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import TypeVar
 
 from inferd.protocol import InternalError
 from inferd_runtime.engine.driver import Begun, DeviceLost, Launched, StepResult
 from inferd_runtime.engine.job import Job, Planned
+from inferd_runtime.engine.stages import Verified
 
 T = TypeVar("T")
 
@@ -32,12 +33,14 @@ class InFlightStep:
     """A planned step after its launch. ``launched`` is the error if the launch failed, and Begun until its rows are sampled.
 
     ``since`` is where the step's time starts (``time.perf_counter``): at its planning, or at the end of the step before it if
-    that was still running then.
+    that was still running then, and ``ahead`` is True. ``waited``: for so much of it the host waited for the device.
     """
 
-    plan: Sequence[Planned]
+    plan: list[Planned]
     launched: Launched | Begun | StepResult | InternalError
     since: float
+    ahead: bool = False
+    waited: float = 0.0
     _starts: list[tuple[int, int]] = field(init=False)
     _refuted: set[Job] = field(default_factory=set)
 
@@ -61,6 +64,18 @@ class InFlightStep:
     def refute(self, jobs: Iterable[Job]) -> None:
         """Want no result for these jobs: another token stands where theirs feeds the one that the device drew."""
         self._refuted.update(jobs)
+
+    def move_back(self, before: Mapping[Job, tuple[bool, Verified]]) -> None:
+        """Follow the device: of the drafts behind which jobs go on, so much stands. ``before``: what the step before brought to
+        each, and whether its draft was stale there.
+        """
+        for index, item in enumerate(self.plan):
+            if item.carried >= 0 and item.job in before:
+                was_stale, done = before[item.job]
+                stale = done.accepted != (0 if was_stale else len(done.work.draft))
+                self.plan[index] = item._replace(ahead=item.ahead - done.fallen, stale=stale)
+                start, cuts = self._starts[index]
+                self._starts[index] = (start - done.fallen, cuts)
 
     def forget_reservations(self) -> None:
         """Take back what was reserved for these jobs beyond the step before this one: before the step behind it is planned."""

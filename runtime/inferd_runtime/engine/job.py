@@ -16,7 +16,7 @@ from inferd_runtime.speculation.drafts import Draft
 class NextWork(Enum):
     """What a job asks for behind its work that is in flight."""
 
-    ROW = "a row that feeds the last token of what is in flight, whose draft stands, unless that token ends the job"
+    ROW = "a row that feeds the last token of what is in flight, unless that token ends the job"
     LATE_ROW = "such a row, whose mask and penalties are known with that token"
     PENDING = "the pending tokens behind those in flight, whatever these bring"
     NOTHING = "nothing in the next step: it has ended, ends with what is in flight, or pauses then"
@@ -42,7 +42,9 @@ class Job(Protocol):
         ...
 
     def propose_behind(self, ahead: Sequence[int]) -> Draft:
-        """Make a draft for the row behind its work in flight, as if all of that one's draft, ``ahead``, stood."""
+        """Make a draft for the row behind its work in flight, as if all of that one's draft, ``ahead``, stood, unless it is known
+        to fall.
+        """
         ...
 
     def work(self, budget: int, draft: Draft, ahead: int = 0) -> Work:
@@ -77,7 +79,8 @@ class Planned(NamedTuple):
     """A job's work with its pages reserved. ``adapter`` is the key of the adapter that computes it ("": none).
 
     ``ahead``: tokens of the job that are in flight, and come before these. ``carried``: which of the sequences that the step in
-    flight samples returns the token that is fed here (-1: the host knows the token).
+    flight samples returns the token that is fed here (-1: the host knows the token). ``stale``: the draft here was made as if
+    more of a draft stood, or less, than does; it is taken to fall at once.
     """
 
     job: Job
@@ -86,6 +89,7 @@ class Planned(NamedTuple):
     adapter: str = ""
     ahead: int = 0
     carried: int = -1
+    stale: bool = False
 
     @property
     def start(self) -> int:
@@ -97,7 +101,8 @@ class Continuation(NamedTuple):
     """How a job goes on behind ``ahead`` tokens that it has in flight.
 
     ``row`` feeds the last token that sampled sequence ``carried`` of the step in flight returns. None, and -1: it feeds its next
-    pending tokens. ``draft``: the tokens of its draft in flight, all of which stand with a ``chance``: else the row is given up.
+    pending tokens. ``draft``: the tokens of its draft in flight. With a ``chance`` all of them stand: else what is drafted behind
+    the row falls, too, of the tokens that the next step is worth to the job the share ``lost``.
     """
 
     ahead: int
@@ -105,3 +110,4 @@ class Continuation(NamedTuple):
     carried: int = -1
     draft: Sequence[int] = ()
     chance: float = 1.0
+    lost: float = 0.0

@@ -6,8 +6,10 @@ before its tokens are, it sits that step out; and jobs that are not in flight jo
 token before: the forward pass does not wait for them, they are filled in once that is committed, and the rows sampled then. Not
 known is whether a carried token ends its job: then the row after it was computed for nothing, and its outcome is discarded.
 
-Behind a draft the next step goes on as if all of it stood, with a draft of its own behind the token that comes then. If it does
-not, what was computed on top of it is discarded, too: the table is not as long as the plan saw it (``InFlightStep.is_wanted``).
+Behind a draft the next step goes on, too. It is planned, with room in the cache, as if all of the draft stood, and with a draft
+of its own behind the token that comes then. The device knows how much stands before it begins the step: each token that falls
+moves the job's rows one place to the front (``Batch.carried``), and the host follows once it knows (``InFlightStep.move_back``).
+So the row is right either way; the draft behind it falls where it follows what does not stand.
 """
 
 from __future__ import annotations
@@ -15,20 +17,22 @@ from __future__ import annotations
 from inferd_runtime.engine.in_flight import InFlightStep
 from inferd_runtime.engine.job import Continuation, Job, NextWork, Planned
 from inferd_runtime.engine.jobs.boundary import JobBoundary
-from inferd_runtime.engine.jobs.generation import LIKELY
 from inferd_runtime.engine.sampling.device_sampling import is_sampled
 from inferd_runtime.engine.scheduling.scheduler import Scheduler
 from inferd_runtime.engine.stages import Work
 from inferd_runtime.speculation.drafts import Draft
 
-CARRIED = (0,)
+CARRIED = (-1,)
 """Placeholder for a token that the device carries over."""
 NOTHING = Continuation(0, Work(()))
 """How a job goes on that ends, or pauses, with what it has in flight."""
-SITTING_OUT = 4
-"""At most one job in so many sits a step out, or is likely to go on for nothing. Where more would, all wait for the step in
-flight: a device that runs it in little more time than the host plans it would give each of them half of its steps, and the
-others little."""
+LOST = 0.25
+"""The share of a step's tokens that may be lost by going on: of jobs that sit it out, and of drafts that follow what does not
+stand. Where more would be, all wait for the step in flight, unless the host takes so long for a step that waiting loses more."""
+HEARD = 0.05
+"""A device for which the host waits this share of a step is the slower of the two."""
+EXPERIENCE = 1 / 8
+"""What one more step counts beside all before it."""
 
 
 class OverlapPlanner:
@@ -36,6 +40,22 @@ class OverlapPlanner:
 
     def __init__(self, scheduler: Scheduler) -> None:
         self._scheduler = scheduler
+        self._host = self._device = 0.0
+
+    def learn(self, step: InFlightStep, seconds: float, followed: bool) -> None:
+        """Take in how long a step took. ``followed``: another one was launched behind it before it was waited for."""
+        if followed and not step.ahead:
+            return  # neither the host nor the device had all of that time for it
+        device = step.waited
+        if step.ahead:
+            device = seconds if step.waited > HEARD * seconds else min(self._device, seconds)
+        self._host = _mixed(self._host, seconds - step.waited)
+        self._device = _mixed(self._device, device)
+
+    @property
+    def _affordable(self) -> float:
+        """The share of a step's tokens that may be lost: the share of its time that going on saves, or LOST."""
+        return max(LOST, min(self._host, self._device) / (self._host + self._device or 1.0))
 
     def plan(self, step: InFlightStep) -> list[Planned]:
         """Plan what certainly comes behind a step in flight, and reserve its pages.
@@ -46,12 +66,18 @@ class OverlapPlanner:
         if step.failed:
             return []
         in_flight = continuations(step)
-        if sum(1.0 if one is None else 1.0 - one.chance for one in in_flight.values()) * SITTING_OUT > len(step.plan):
+        lost = sum(1.0 if one is None else one.lost for one in in_flight.values())
+        if lost > self._affordable * len(step.plan):
             return []
         plan = self._scheduler.plan_behind(in_flight)
         for item in plan:
             item.table.ahead = len(item.work.tokens)
         return plan
+
+
+def _mixed(before: float, new: float) -> float:
+    """Return an average with one more number, the first one as it is."""
+    return before + (new - before) * EXPERIENCE if before else new
 
 
 def continuations(step: InFlightStep) -> dict[Job, Continuation | None]:
@@ -79,16 +105,28 @@ def continuation(item: Planned, sampled: int) -> Continuation | None:
     if next_work in (NextWork.ROW, NextWork.LATE_ROW) and brings_tokens(item.work) and not item.adapter:
         late = next_work is NextWork.LATE_ROW
         row = Work(CARRIED, 1, sampler=item.work.sampler, logprobs=item.work.logprobs, late=late)
-        return Continuation(ahead, row, sampled, item.work.draft.tokens, chance_of_all(item.work.draft))
+        draft, chance = item.work.draft, 1.0 if item.stale else chance_of_all(item.work.draft)
+        return Continuation(ahead, row, sampled, draft.tokens, chance, share_lost(draft))
     return None
+
+
+def share_lost(draft: Draft) -> float:
+    """Return the share of its tokens that a job loses, step by step, where it never waits for drafts like this one.
+
+    One in ``2 - c`` of its drafts follows what stands, where all of a draft stands with the chance c: after one that fell the
+    next is lost, and the one behind that follows known tokens again. And of each the first token is guessed for nothing, as
+    another one is carried.
+    """
+    worth = sum(draft.survival)
+    return (worth - (worth - sum(draft.survival[:1])) / (2.0 - chance_of_all(draft))) / (1.0 + worth)
 
 
 def brings_tokens(work: Work) -> bool:
     """True if the work samples its rows on the device, at places of plain text, reads nothing else, and verifies a chain by
-    agreement that is likely to stand, or nothing.
+    agreement, or nothing.
     """
     plain = work.rows == 1 + len(work.draft) and is_sampled(work) and not work.hidden and work.placement is None
-    return plain and work.draft.probabilities is None and chance_of_all(work.draft) >= LIKELY
+    return plain and work.draft.probabilities is None
 
 
 def chance_of_all(draft: Draft) -> float:

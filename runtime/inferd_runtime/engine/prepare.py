@@ -37,19 +37,14 @@ def prepare(plan: Sequence[Planned], page_size: int) -> Batch:
         spans=spans,
         hidden_rows=_last_rows(hidden, ends) if any(hidden) else NO_ROWS,
         placements=placements,
-        carried=_carried(plan, counts, ends),
+        carried=_carried(plan, counts),
     )
 
 
-def _carried(plan: Sequence[Planned], counts: Sequence[int], ends: Sequence[int]) -> Ids:
-    """Return, per token, the index in the step in flight of the job that samples it; -1 for tokens that the host knows: all but
-    a job's first.
-    """
-    if all(item.carried < 0 for item in plan):
-        return NO_ROWS
-    carried = np.full(ends[-1], -1, np.int64)
-    carried[np.subtract(ends, counts)] = [item.carried for item in plan]
-    return carried
+def _carried(plan: Sequence[Planned], counts: Sequence[int]) -> Ids:
+    """Return, per row, which of the sequences that the step in flight samples it goes on behind; -1: none."""
+    carried = [item.carried for item in plan]
+    return NO_ROWS if max(carried) < 0 else np.repeat(np.asarray(carried, np.int64), counts)
 
 
 def _placed(index: Ids, spans: Sequence[Span], placements: Mapping[int, Placement]) -> Ids:

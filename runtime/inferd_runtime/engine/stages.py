@@ -72,3 +72,8 @@ class Verified(NamedTuple):
     def accepted(self) -> int:
         """The number of accepted draft tokens."""
         return len(self.path)
+
+    @property
+    def fallen(self) -> int:
+        """The number of draft tokens that were not accepted."""
+        return len(self.work.draft) - len(self.path)

@@ -6,9 +6,12 @@ from itertools import count
 
 from inferd.protocol import LimitExceeded
 
+MAX_UPLOADS = 64
+"""Of one tenant: each call looks at all of them."""
+
 
 class Uploads:
-    """Incomplete files, by number. Each tenant may have ``limit`` bytes of them in all."""
+    """Incomplete files, by number. Each tenant may have ``limit`` bytes of them in all, and so many."""
 
     def __init__(self, limit: int) -> None:
         self._limit = limit
@@ -16,7 +19,12 @@ class Uploads:
         self._files: dict[int, tuple[str, bytearray]] = {}
 
     def begin(self, tenant: str) -> int:
-        """Start a file, and return its number."""
+        """Start a file, and return its number. Raises LimitExceeded for too many."""
+        if sum(owner == tenant for owner, _ in self._files.values()) >= MAX_UPLOADS:
+            raise LimitExceeded(
+                f"{MAX_UPLOADS} uploads of the tenant are not loaded yet", limit="uploads", value=MAX_UPLOADS,
+                raise_with="loading some, or closing their sessions",
+            )  # fmt: skip
         number = next(self._numbers)
         self._files[number] = (tenant, bytearray())
         return number
@@ -39,9 +47,9 @@ class Uploads:
         """True if the file exists."""
         return number in self._files
 
-    def take(self, number: int) -> bytes:
+    def take(self, number: int) -> bytearray:
         """Remove a file, and return its bytes."""
-        return bytes(self._files.pop(number)[1])
+        return self._files.pop(number)[1]
 
     def discard(self, number: int) -> None:
         """Remove a file if it exists."""

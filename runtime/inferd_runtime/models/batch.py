@@ -47,9 +47,10 @@ class Batch:
     ``tokens``, ``positions``, ``slots`` [T]: input ids, absolute positions, and where each token's K and V go
     (page * page_size + offset). ``logit_rows`` [R]: which rows' logits are wanted;
     ``hidden_rows`` [H]: which rows' final hidden states. ``placements``: by :attr:`Span.first`, of the sequences whose
-    positions are not their indices in the cache or that do not attend to all before. ``carried`` [T] (empty: none is): of
-    which sequence of the step launched before a token is the one that is drawn first, for tokens that the host does not know
-    yet; -1: it is in ``tokens``.
+    positions are not their indices in the cache or that do not attend to all before. ``carried`` [T] (empty: none is): which
+    sequence that the step launched before samples a row goes on behind, -1: none. Its first row, whose token is -1, feeds the
+    last token that is emitted there. All of its rows stand where they do if the whole draft there stands, else by as many places
+    before that as tokens fall.
     """
 
     tokens: Ids

@@ -171,13 +171,14 @@ class SourceProposal:
 class OpenProposals(NamedTuple):
     """What the sources proposed and not yet learnt from, and what that is together.
 
-    ``first`` -1: it follows the committed tokens. Else it follows a draft in flight, and ``first`` is the guess of the token
-    behind that: the step feeds what was sampled there instead.
+    ``first`` -1: it follows the committed tokens. Else it follows ``ahead`` tokens of a draft in flight, and ``first`` is the
+    guess of the token behind those: the step feeds what was sampled there instead.
     """
 
     entries: Sequence[SourceProposal] = ()
     merged: Draft = NO_DRAFT
     first: int = -1
+    ahead: int = 0
 
 
 class SourceSet:
@@ -202,6 +203,7 @@ class SourceSet:
         self._open = OpenProposals()
         self._next = OpenProposals()
         self._observed = 0
+        self._last = -1
         self._well_guessed = False
 
     def begin(self, prompt: Sequence[int]) -> None:
@@ -213,6 +215,7 @@ class SourceSet:
     def observe(self, tokens: Sequence[int]) -> None:
         """Give every source the newly committed tokens."""
         self._observed += len(tokens)
+        self._last = tokens[-1]
         for source in self._slow:
             source.set_needed(not self._well_guessed)
         for source in self._sources:
@@ -248,12 +251,14 @@ class SourceSet:
 
     def propose_behind(self, limit: int, ahead: Sequence[int]) -> Draft:
         """Return a chain of at most ``limit`` tokens behind the draft ``ahead``, which is in flight, and the token that is
-        sampled behind that: as if all of the draft stood.
+        sampled behind that: as if all of the draft stood, or none where it follows a token that did not come.
         """
+        if not self._open.entries or self._open.first not in (-1, self._last):
+            ahead = ()
         entries = self._ask_all(min(limit + 1, self.max_draft), ahead)
         merged = self._merge(entries, ())
         chain = merged.chain()
-        self._next = OpenProposals(entries, merged, chain.tokens[0]) if chain.tokens else OpenProposals()
+        self._next = OpenProposals(entries, merged, chain.tokens[0], len(ahead)) if chain.tokens else OpenProposals()
         return chain.behind_first().likeliest(limit)
 
     def _ask_all(self, limit: int, ahead: Sequence[int]) -> list[SourceProposal]:
@@ -320,7 +325,9 @@ class SourceSet:
         ``cost``: the step's time relative to one without drafts. ``before``: the token that the draft followed.
         """
         self._well_guessed = False
-        done, self._open, self._next = self._open, self._next, OpenProposals()
+        # What was made behind other tokens than those that stand says nothing of the sources.
+        behind = self._next if self._next.ahead == len(path) else OpenProposals()
+        done, self._open, self._next = self._open, behind, OpenProposals()
         if not done.entries:
             return
         known = 0

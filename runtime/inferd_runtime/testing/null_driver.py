@@ -6,7 +6,7 @@ on them in a model. So a page that was computed behind another text is noticed w
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import numpy as np
 
@@ -71,11 +71,16 @@ class NullDriver:
         hidden = [self.hidden(self._history(spans[row], row, batch)) for row in batch.hidden_rows.tolist()]
         return Outputs(_stacked(logits, self.vocab_size), _stacked(hidden, HIDDEN))
 
-    def load_adapter(self, key: str, files: AdapterFiles) -> AdapterSize:
+    def adapter_reader(self) -> Callable[[AdapterFiles], tuple[int, AdapterSize]]:
         """See :class:`~inferd_runtime.engine.adapters.AdapterDevice`. The weights may be any bytes."""
-        config = LoraConfig.parse(files)
-        self.adapters[key] = int(files.digest(), 16) >> 2
-        return AdapterSize(config.max_rank, len(files.weights))
+        return lambda files: (
+            int(files.digest(), 16) >> 2, AdapterSize(LoraConfig.parse(files).max_rank, len(files.weights))
+        )  # fmt: skip
+
+    def load_adapter(self, key: str, read: tuple[int, AdapterSize]) -> AdapterSize:
+        """See :class:`~inferd_runtime.engine.adapters.AdapterDevice`."""
+        self.adapters[key], size = read
+        return size
 
     def unload_adapter(self, key: str) -> None:
         """See :class:`~inferd_runtime.engine.adapters.AdapterDevice`."""

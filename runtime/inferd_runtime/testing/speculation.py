@@ -216,7 +216,7 @@ class GenerationUnderTest:
         cursor = request.cursor(engine.driver.vocab_size)
         speculates = bool(drafters) or (cursor is not None and forced)
         sources = engine.draft_budget.sources(drafters, tree=tree) if speculates else None
-        ends = frozenset([request.eos])
+        ends = [request.eos]
         spec = GenerationSpec(request.sampler, request.max_tokens, ends, cursor, sources, paced, logprobs=logprobs)
         stops = (request.stop,) if request.stop else ()
         generation = Generation(context, spec, TextAssembler(ByteTokenizer().stream(), stops))

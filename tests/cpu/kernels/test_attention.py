@@ -251,6 +251,19 @@ def test_the_last_split_goes_on_to_the_last_key() -> None:
     check_attention(triton_attention, replace(case, rows=rows), PLAIN)
 
 
+def test_rows_that_moved_back_before_their_last_splits_are_whole() -> None:
+    """Of drafts that fell: the host has counted splits which begin behind the sequence's end."""
+    case = build(Shape(tile_rows=4, split_keys=16, page_size=16, heads=2, shared=1), [chain(60, 3), chain(20, 2)])
+    assert case.rows.splits.counts.tolist() == [4, 4, 4, 2, 2]
+    lengths = case.rows.lengths - torch.tensor([20, 9], dtype=torch.int32)
+    positions = case.rows.positions - torch.tensor([20, 20, 20, 9, 9])
+    rows = replace(case.rows, lengths=lengths, tails=lengths, positions=positions)
+    for rule in (PLAIN, AttentionRule(None, 20, None, None, torch.linspace(-1, 2, 2))):
+        ours = triton_attention(case.query, case.keys, case.values, rows, rule)
+        reference = paged_attention(case.query, case.keys, case.values, rows, rule)
+        assert torch.allclose(ours, reference, atol=1e-5)
+
+
 def test_many_queries_have_a_program_for_each_entry() -> None:
     """Where a loop over entries would not fit; entries that nobody has end at once."""
     half = torch.bfloat16

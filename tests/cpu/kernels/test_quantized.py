@@ -8,6 +8,7 @@ import sys
 
 import pytest
 import torch
+from packaging.version import Version
 from quantized_cases import FORMS, Case, check_invariance, random, weight_in
 
 from inferd_runtime.kernels import quantized as reference
@@ -77,6 +78,8 @@ def test_rows_are_rounded_to_float8_alike() -> None:
 
 
 def test_many_rows_are_multiplied_in_float8(kernels: QuantizedKernels) -> None:
+    if kernels is kernel.KERNELS and Version(torch.__version__) < Version("2.12"):
+        pytest.skip("PyTorch 2.11 multiplies float8 with a scale for each row on a device alone")
     weight, rows = weight_in("fp8", 64, 96), random(40, 96).bfloat16()
     assert isinstance(weight, RowScaled)
     got, exact = kernels.many_rows_product(rows, weight).float(), rows.float() @ weight.dense().t()

@@ -87,3 +87,20 @@ def test_moves_read_everything_before_the_barrier_and_write_behind_it() -> None:
     done = run("-c", ORDER)
     assert done.returncode == 0, done.stderr
     assert len(done.stdout.splitlines()) == 6
+
+
+SETTLING = """
+from inferd_runtime.kernels.triton.resources import usage
+from inferd_runtime.kernels.triton.sampling import variants
+for variant in variants():
+    if variant.name.startswith("settle of 72 rows, bf16"):
+        assert usage(variant, 100).spilled == 0, variant.name
+        print(variant.name, usage(variant._replace(most_registers=None), 100).spilled > 0)
+"""
+
+
+def test_settling_a_row_keeps_its_registers_on_10_0() -> None:
+    """Without a limit of its own the two larger vocabularies' spill."""
+    done = run("-c", SETTLING)
+    assert done.returncode == 0, done.stderr
+    assert sorted(line.rsplit()[-1] for line in done.stdout.splitlines()) == ["False", "True", "True"]

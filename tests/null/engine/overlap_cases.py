@@ -69,11 +69,50 @@ class Lost(FinishedStep):
         raise RuntimeError("the device is lost")
 
 
+class Device(Watched):
+    """A clock that only the device and the host's calls move: a step takes ``busy`` behind the one before, a launch 1."""
+
+    def __init__(self, busy: float, **options: Any) -> None:
+        super().__init__(**options)
+        self.now = self.free = 0.0
+        self.busy = busy
+
+    def draw(self, outputs: Outputs, sampling: SamplingInputs) -> FinishedStep:
+        self.now += 1
+        self.free = max(self.free, self.now) + self.busy
+        self.launches[-1] = timed = Timed(super().draw(outputs, sampling), self, self.free)
+        return timed
+
+
+class Timed(FinishedStep):
+    """Done at a time of the device's."""
+
+    def __init__(self, step: FinishedStep, device: Device, done: float) -> None:
+        super().__init__(step.wait())
+        self.device, self.done = device, done
+
+    def wait(self) -> StepResult:
+        self.device.now = max(self.device.now, self.done)
+        return super().wait()
+
+
 class Right(Guesser):
     """Four tokens that are always right."""
 
     def propose(self, limit: int, ahead: Sequence[int] = ()) -> Proposal:
         return Proposal(self.right(min(limit, 4), ahead))
+
+
+class Half(Guesser):
+    """Up to five tokens, of which about every other chain has a wrong one: the same at every asking."""
+
+    def propose(self, limit: int, ahead: Sequence[int] = ()) -> Proposal:
+        tokens = self.right(min(limit, 5), ahead)
+        chance = random.Random((self.seen + len(ahead)) * 7919 + len(self.answer))
+        if tokens and chance.random() < 0.5:
+            at = chance.randrange(len(tokens))
+            tokens[at] = (tokens[at] + 1) % self.vocab
+        return Proposal(tokens)
 
 
 def make_request(driver: SamplingNullDriver, prompt: Sequence[int], seed: int, **fields: Any) -> Request:

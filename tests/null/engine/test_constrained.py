@@ -12,7 +12,7 @@ import pytest
 from random_trees import RandomTrees
 
 from inferd.protocol import ConstraintError, Sampling
-from inferd_grammar import Compiled, GrammarCompiler, GrammarError, JsonSchemaGrammar, TokenTable
+from inferd_grammar import Compiled, GrammarCompiler, GrammarError, JsonSchemaGrammar, RegexGrammar, TokenTable
 from inferd_runtime.engine.engine import Engine, EngineOptions
 from inferd_runtime.engine.jobs.generation import Generation, GenerationSpec
 from inferd_runtime.engine.jobs.grammar_masks import GrammarCursor
@@ -20,6 +20,7 @@ from inferd_runtime.engine.jobs.text import TextAssembler
 from inferd_runtime.engine.sampling.host_sampling import RowSampler
 from inferd_runtime.speculation.drafter import Drafter
 from inferd_runtime.speculation.ngram import NgramDrafter
+from inferd_runtime.speculation.predicted import PredictedText
 from inferd_runtime.testing.null_driver import NullDriver
 
 ROOT = Path(__file__).resolve().parents[3]
@@ -46,7 +47,7 @@ def generate(compiled: Compiled, table: TokenTable, seed: int, drafter: Drafter 
     sampler = RowSampler.resolve(Sampling(temperature=1.0), seed=seed, lineage=0)
     cursor = GrammarCursor(compiled.matcher(), table.words, [END])
     sources = None if drafter is None else engine.draft_budget.sources([drafter])
-    spec = GenerationSpec(sampler, MAX_TOKENS, frozenset([END]), cursor, sources)
+    spec = GenerationSpec(sampler, MAX_TOKENS, [END], cursor, sources)
     generation = Generation(context, spec, TextAssembler(str, ()))
     engine.submit(generation)
     tokens: list[int] = []
@@ -116,3 +117,39 @@ def check(schema: str, text: bytes, compiled: Compiled, tokens: list[int], finis
     else:
         assert finish in ("length", "dead end")
         assert compiled.matcher().accept(tokens) == len(tokens)
+
+
+@pytest.mark.parametrize("usual", [0, 1])
+def test_the_end_that_a_grammar_forces_is_one_token_whatever_drafts_stood(usual: int) -> None:
+    """Of two ends a draft that brought the text there had the model choose one; without, the other was written, and the next turn
+    went on behind another text.
+    """
+    ends = [usual, 1 - usual]
+    table = TokenTable.from_tokenizer_json(TOKENIZER.read_text(), vocab_size=VOCAB, eos_ids=ends)
+    compiled = GrammarCompiler(table).compile(RegexGrammar("(red|green|blue){3}"))
+    found: Counter[int] = Counter()
+    for seed in range(20):
+        texts = [written(compiled, table, seed, ends, drafted) for drafted in (False, True)]
+        assert texts[0] == texts[1]
+        found[texts[0][-1]] += 1
+    assert found == {usual: 20}
+
+
+def written(compiled: Compiled, table: TokenTable, seed: int, ends: list[int], drafted: bool) -> list[int]:
+    """Return the context behind a generation. ``drafted``: it is drafted as it was without."""
+    engine = Engine(NullDriver(vocab_size=VOCAB, pages=64, seed=seed, scale=4.0), EngineOptions(64))
+    context = engine.create_context()
+    context.append([1 + seed, 7])
+    sources = None
+    if drafted:
+        known = written(compiled, table, seed, ends, False)
+        sources = engine.draft_budget.sources([PredictedText(known[2:])])
+    sampler = RowSampler.resolve(Sampling(temperature=1.0), seed=seed, lineage=0)
+    cursor = GrammarCursor(compiled.matcher(), table.words, ends)
+    generation = Generation(context, GenerationSpec(sampler, MAX_TOKENS, ends, cursor, sources), TextAssembler(str, ()))
+    engine.submit(generation)
+    while not generation.finished():
+        engine.step()
+    assert generation.finish == "stop"
+    assert not drafted or generation.counters.accepted > 0
+    return context.tokens

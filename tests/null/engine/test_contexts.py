@@ -35,7 +35,7 @@ def start(
 ) -> Generation:
     """A greedy generation in the batch."""
     sources = engine.draft_budget.sources([NgramDrafter()]) if drafts else None
-    spec = GenerationSpec(GREEDY, max_tokens, frozenset(), None, sources, priority=priority)
+    spec = GenerationSpec(GREEDY, max_tokens, (), None, sources, priority=priority)
     generation = Generation(context, spec, TextAssembler(str, ()))
     engine.submit(generation)
     return generation
@@ -373,7 +373,7 @@ def test_a_drafter_stays_with_its_context_as_far_as_that_stands() -> None:
     context.append([1, 2, 3, 1, 2])
 
     def generate(drafter: NgramDrafter) -> None:
-        spec = GenerationSpec(GREEDY, 6, frozenset(), None, engine.draft_budget.sources([drafter]))
+        spec = GenerationSpec(GREEDY, 6, (), None, engine.draft_budget.sources([drafter]))
         generation = Generation(context, spec, TextAssembler(str, ()))
         engine.submit(generation)
         finish(engine, generation)

@@ -90,3 +90,11 @@ def test_sampled_and_other_drafts_share_the_rows() -> None:
 def test_what_costs_nothing_and_is_likely_is_verified_whole() -> None:
     jobs: list[Any] = [Guesser(LIKELY)]
     assert budget().allocate(jobs, 64)[jobs[0]].tokens == [2, 3]
+
+
+def test_a_tree_that_costs_more_than_its_chain_is_verified_as_the_chain() -> None:
+    """Its likeliest nodes, as many as the chain has, would be a tree again."""
+    tree = Draft([2, 3, 4, 5], [-1, -1, 0, 2], ["ngram"] * 4, [0.9, 0.85, 0.8, 0.7])
+    jobs: list[Any] = [Guesser(tree)]
+    chosen = DraftBudget(StepTimes.linear(1.0, 0.01, tree=2.0)).allocate(jobs, 64)[jobs[0]]
+    assert chosen.tokens == [2, 4, 5]

@@ -54,7 +54,7 @@ def start(
     context = engine.create_context("t")
     context.append(prompt)
     sources = None if drafter is None else engine.draft_budget.sources([drafter])
-    spec = GenerationSpec(GREEDY, max_tokens, frozenset([eos]), None, sources)
+    spec = GenerationSpec(GREEDY, max_tokens, [eos], None, sources)
     generation = Generation(context, spec, TextAssembler(str, ()))
     engine.submit(generation)
     return generation
@@ -138,7 +138,7 @@ def test_a_job_that_fails_while_it_guesses_is_not_run() -> None:
     engine = Engine(NullDriver(vocab_size=VOCAB))
     context = engine.create_context("t")
     context.append([1])
-    spec = GenerationSpec(GREEDY, 9, frozenset(), None, engine.draft_budget.sources([Long()]))
+    spec = GenerationSpec(GREEDY, 9, (), None, engine.draft_budget.sources([Long()]))
     failing = FailsToGuess(context, spec, TextAssembler(str, ()))
     engine.submit(failing)
     other = start(engine, [1], 3)

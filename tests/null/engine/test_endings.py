@@ -53,7 +53,7 @@ def generate(
     sampler = RowSampler.resolve(Sampling(temperature=temperature), seed=seed, lineage=0)
     cursor = GrammarCursor(compiled.matcher(), TABLE.words, [END], compiled.planner(), bounded=bounded)
     sources = None if drafter is None else engine.draft_budget.sources([drafter])
-    spec = GenerationSpec(sampler, budget, frozenset([END]), cursor, sources)
+    spec = GenerationSpec(sampler, budget, [END], cursor, sources)
     generation = Generation(context, spec, TextAssembler(str, ()))
     engine.submit(generation)
     tokens: list[int] = []

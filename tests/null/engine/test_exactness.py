@@ -74,7 +74,7 @@ def generate(
     context.append(prompt)
     sampler = RowSampler.resolve(sampling, seed=seed, lineage=0)
     sources = None if drafter is None else engine.draft_budget.sources([drafter])
-    spec = GenerationSpec(sampler, max_tokens, frozenset([eos]), cursor, sources)
+    spec = GenerationSpec(sampler, max_tokens, [eos], cursor, sources)
     generation = Generation(context, spec, TextAssembler(ByteTokenizer().stream(), ()))
     engine.submit(generation)
     tokens: list[int] = []

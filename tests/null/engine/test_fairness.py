@@ -44,7 +44,7 @@ class Machine:
         """A greedy generation of a tenant."""
         context = self.engine.create_context(tenant)
         context.append([1 + len(self.served) % 3] * prompt)
-        spec = GenerationSpec(GREEDY, max_tokens, frozenset(), priority=priority)
+        spec = GenerationSpec(GREEDY, max_tokens, (), priority=priority)
         generation = Generation(context, spec, TextAssembler(str, ()))
         self.engine.submit(generation)
         return generation
@@ -177,7 +177,7 @@ def test_a_budget_of_one_token_serves_everybody() -> None:
     for prompt in (1, 20, 3):
         context = engine.create_context()
         context.append([2] * prompt)
-        jobs.append(Generation(context, GenerationSpec(GREEDY, 5, frozenset()), TextAssembler(str, ())))
+        jobs.append(Generation(context, GenerationSpec(GREEDY, 5, ()), TextAssembler(str, ())))
         engine.submit(jobs[-1])
     for _ in range(60):
         engine.step()
@@ -192,7 +192,7 @@ def test_planning_leaves_pages_as_a_plain_layout_would() -> None:
     for number in range(12):
         context = engine.create_context()
         context.append([number] * generator.randint(1, 30))
-        spec = GenerationSpec(GREEDY, 40, frozenset())
+        spec = GenerationSpec(GREEDY, 40, ())
         engine.submit(Generation(context, spec, TextAssembler(str, ())))
         contexts.append(context)
     for _ in range(15):
@@ -242,7 +242,7 @@ class Timed:
         """A greedy generation that goes on for as long as its context allows."""
         context = self.engines[engine].create_context(tenant)
         context.append([1 + context.max_length % 3] * prompt)
-        generation = Generation(context, GenerationSpec(GREEDY, 3000, frozenset()), TextAssembler(str, ()))
+        generation = Generation(context, GenerationSpec(GREEDY, 3000, ()), TextAssembler(str, ()))
         self.engines[engine].submit(generation)
         return generation
 

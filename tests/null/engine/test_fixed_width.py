@@ -54,9 +54,7 @@ def texts(engine: Engine, *, drafts: bool) -> list[list[int]]:
         context = engine.create_context("t")
         context.append([length, 1, 2] * length)
         sources = engine.draft_budget.sources([Repeat()]) if drafts else None
-        generations.append(
-            Generation(context, GenerationSpec(HOT, 40, frozenset(), None, sources), TextAssembler(str, ()))
-        )
+        generations.append(Generation(context, GenerationSpec(HOT, 40, (), None, sources), TextAssembler(str, ())))
         engine.submit(generations[-1])
     while not all(generation.finished() for generation in generations):
         engine.step()

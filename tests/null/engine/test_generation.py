@@ -32,7 +32,7 @@ def test_a_finished_generation_keeps_as_many_tokens_as_asked(keep: int) -> None:
     engine = Engine(NullDriver(vocab_size=16))
     context = engine.create_context()
     context.append([1, 2])
-    generation = Generation(context, GenerationSpec(GREEDY, 3, frozenset()), TextAssembler(str, ()))
+    generation = Generation(context, GenerationSpec(GREEDY, 3, ()), TextAssembler(str, ()))
     engine.submit(generation)
     while not generation.finished():
         engine.step()
@@ -48,7 +48,7 @@ def test_what_a_grammar_forces_is_drafted_while_the_sources_rest() -> None:
     context.append([1])
     sources = engine.draft_budget.sources([Drafter()])
     grammar: Any = Forcing()
-    spec = GenerationSpec(GREEDY, 8, frozenset(), grammar=grammar, sources=sources)
+    spec = GenerationSpec(GREEDY, 8, (), grammar=grammar, sources=sources)
     generation = Generation(context, spec, TextAssembler(str, ()))
     sources._sources[0].rest_steps = 5
     assert sources.all_resting

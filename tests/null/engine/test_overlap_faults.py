@@ -96,6 +96,7 @@ CHECKS: dict[str, Callable[[], None]] = {
     "newcomer": proofs.test_a_newcomer_waits_for_the_step_on_its_way_and_no_longer,
     "clock": proofs.test_a_job_that_the_clock_holds_back_is_not_kept_waiting,
     "overlap": proofs.test_the_next_step_is_launched_before_the_one_on_its_way_is_waited_for,
+    "wrong guesses": proofs.test_a_job_whose_guesses_are_always_wrong_is_run_ahead_of_all_the_same,
     "end": proofs.test_an_engine_that_ends_waits_for_the_step_on_its_way,
 }
 
@@ -190,6 +191,10 @@ def length_not_asked(patch: Patch) -> None:
     patch.setattr(Generation, "next_work", next_work)
 
 
+def host_does_not_follow(patch: Patch) -> None:
+    patch.setattr(InFlightStep, "move_back", lambda step, before: None)
+
+
 def not_waited_for(patch: Patch) -> None:
     patch.setattr(Engine, "close", lambda engine: None)
 
@@ -208,6 +213,7 @@ FAULTS: dict[str, tuple[Callable[[Patch], None], str]] = {
     "nobody asks whose turn it is": (clock_not_asked, "clock"),
     "nobody asks whether the reader is slow": (outbox_not_asked, "slow reader"),
     "nobody asks whether the length is reached": (length_not_asked, "overlap"),
+    "rows that the device moved are thrown away": (host_does_not_follow, "wrong guesses"),
     "a step in flight is left alone at the end": (not_waited_for, "end"),
 }
 

@@ -44,11 +44,10 @@ def test_a_row_that_the_device_samples_brings_its_token() -> None:
     assert brings_tokens(PLAIN._replace(masks=np.zeros((1, 1), np.int32), adjustments=[]))
 
 
-@pytest.mark.parametrize(("chance", "goes_on"), [(0.9, True), (0.4, False)])
-def test_a_draft_that_stands_as_a_whole_often_enough_is_gone_on_behind(chance: float, goes_on: bool) -> None:
-    draft = Draft([2, 3], [-1, 0], ["a"] * 2, [0.95, chance])
+def test_a_chain_is_gone_on_behind_unless_it_was_sampled() -> None:
+    draft = Draft([2, 3], [-1, 0], ["a"] * 2, [0.95, 0.1])
     drafted = PLAIN._replace(tokens=[1, 2, 3], rows=3, draft=draft)
-    assert brings_tokens(drafted) == goes_on
+    assert brings_tokens(drafted)
     sampled = replace(draft, probabilities=np.full((2, 4), 0.25, np.float32))
     assert not brings_tokens(drafted._replace(draft=sampled))
 
@@ -166,10 +165,10 @@ def test_an_adapter_that_comes_back_stays_when_its_last_user_leaves() -> None:
     """It was dropped while a lease held it, and loaded again: the lease's end must not take it away."""
     adapters = AdapterSet(NullDriver())
     files = AdapterFiles(b'{"peft_type": "LORA", "r": 8, "target_modules": ["q_proj"]}', b"weights")
-    adapters.load("t", "a", files)
+    adapters.load("t", "a", adapters.reader("t")(files))
     lease = adapters.lease("t", "a")
     adapters.drop("t", "a")
-    again = adapters.load("t", "a", files)
+    again = adapters.load("t", "a", adapters.reader("t")(files))
     assert not again.dropped
     lease.release()
     assert [adapter.name for adapter in adapters.list("t")] == ["a"]
@@ -182,7 +181,7 @@ def test_an_outcome_for_a_job_that_has_ended_changes_nothing() -> None:
     engine = Engine(NullDriver(vocab_size=16))
     context = engine.create_context()
     context.append([1, 2])
-    job = Generation(context, GenerationSpec(GREEDY, 4, frozenset()), TextAssembler(str, ()))
+    job = Generation(context, GenerationSpec(GREEDY, 4, ()), TextAssembler(str, ()))
     engine.submit(job)
     engine.step()
     before = list(context.tokens)

@@ -221,7 +221,7 @@ def generate(
     context = engine.create_context()
     context.append(request.prompt)
     sources = engine.draft_budget.sources(drafters) if drafters else None
-    ends = frozenset([request.eos])
+    ends = [request.eos]
     spec = GenerationSpec(request.sampler, request.max_tokens, ends, None, sources, logprobs=top, logprob_tokens=named)
     generation = Generation(context, spec, TextAssembler(ByteTokenizer().stream(), ()))
     engine.submit(generation)
@@ -295,7 +295,7 @@ def test_verify_refuses_more_output_than_the_context_holds() -> None:
 def test_a_generation_without_penalties_keeps_the_short_way() -> None:
     context = Engine(NullDriver(), EngineOptions()).create_context()
     context.append([1, 2])
-    plain = GenerationSpec(RowSampler.resolve(Sampling(1.0), seed=0, lineage=0), 5, frozenset())
+    plain = GenerationSpec(RowSampler.resolve(Sampling(1.0), seed=0, lineage=0), 5, ())
     work = Generation(context, plain, TextAssembler(ByteTokenizer().stream(), ())).work(8, NO_DRAFT)
     assert work.adjustments is None
     assert not work.scored

@@ -27,7 +27,7 @@ def start(engine: Engine, prompt: list[int], max_tokens: int = 100, tenant: str 
 
 
 def start_on(engine: Engine, context: CachedSequence, max_tokens: int = 100, priority: int = 0) -> Generation:
-    spec = GenerationSpec(GREEDY, max_tokens, frozenset(), priority=priority)
+    spec = GenerationSpec(GREEDY, max_tokens, (), priority=priority)
     generation = Generation(context, spec, TextAssembler(str, ()))
     engine.submit(generation)
     return generation

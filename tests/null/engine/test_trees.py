@@ -160,7 +160,7 @@ def run(
     engine: Engine, context: CachedSequence, sampler: RowSampler, count: int, drafter: Drafter | None
 ) -> Generation:
     sources = None if drafter is None else engine.draft_budget.sources([drafter], max_draft=12)
-    generation = Generation(context, GenerationSpec(sampler, count, frozenset(), None, sources), TextAssembler(str, ()))
+    generation = Generation(context, GenerationSpec(sampler, count, (), None, sources), TextAssembler(str, ()))
     engine.submit(generation)
     while not generation.finished() or generation.outbox:
         generation.take()
@@ -204,9 +204,7 @@ def test_two_trees_and_a_chain_share_a_step() -> None:
         context.append([first, 1])
         drafter = Bushy(answers[first], first) if first else None
         sources = None if drafter is None else engine.draft_budget.sources([drafter])
-        generations.append(
-            Generation(context, GenerationSpec(HOT, 20, frozenset(), None, sources), TextAssembler(str, ()))
-        )
+        generations.append(Generation(context, GenerationSpec(HOT, 20, (), None, sources), TextAssembler(str, ())))
         engine.submit(generations[-1])
     while not all(generation.finished() for generation in generations):
         engine.step()

@@ -297,8 +297,9 @@ def _fast_driver(
     block = CacheBlock(kv.keys, kv.values, dtype, options.pages, options.page_size, accelerator.device)
     plain = reference_driver(loaded, fused, options, block)
     chosen = CudaOptions(
-        options.most_rows, _group(loaded), record=options.graphs, fixed_rows=options.fixed_rows, marks=marks
-    )
+        options.most_rows, _group(loaded), record=options.graphs, fixed_rows=options.fixed_rows, marks=marks,
+        first=fused.ranks.first if isinstance(fused, DividedPass) else None,
+    )  # fmt: skip
     run = kernel_pass(loaded, fused, kernels, options, accelerator)
     return CudaDriver(run, plain, block, kernels, accelerator, chosen)
 

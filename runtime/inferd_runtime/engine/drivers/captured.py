@@ -90,7 +90,7 @@ class StepBody:
     ) -> tuple[Tensor, Tensor | None]:
         """Run the forward pass: logits [R, V], and hidden states [H, E] if rows of them are asked for."""
         carried = self._last[inputs.carried.clamp(min=0)]
-        tokens = torch.where(inputs.carried >= 0, carried, inputs.tokens)
+        tokens = torch.where(inputs.tokens < 0, carried, inputs.tokens)
         layout = KernelLayout(rows, self._keys, self._values, self._kernels, hidden_rows)
         return self._run(tokens, inputs.positions, layout, inputs.logit_rows), layout.hidden
 

@@ -7,8 +7,8 @@ positions and masks of programs that are no trees. What is drawn is the same eit
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Sequence
-from contextlib import AbstractContextManager, nullcontext
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -35,6 +35,7 @@ from inferd_runtime.engine.drivers.captured import (
     sample_rows,
     score,
 )  # fmt: skip
+from inferd_runtime.engine.drivers.carried import CarriedRows
 from inferd_runtime.engine.drivers.compiling import compile_moves, compile_sampling
 from inferd_runtime.engine.drivers.packing import is_tree, pack_batch, pack_pages, pack_sampling
 from inferd_runtime.engine.drivers.staging import EntryStaging, Staging
@@ -48,8 +49,9 @@ from inferd_runtime.kernels.sampling import Adjustments, SampleRows, adjusted
 from inferd_runtime.kernels.suite import KernelSuite
 from inferd_runtime.kv.table import PageCopy
 from inferd_runtime.launch_marks import LaunchMarks
-from inferd_runtime.models.batch import NO_ROWS, Batch, Outputs, PageData
+from inferd_runtime.models.batch import Batch, Outputs, PageData
 from inferd_runtime.models.lora.files import AdapterFiles, AdapterSize
+from inferd_runtime.models.lora.tensors import Lora
 from inferd_runtime.models.passes.plain import ModelPass
 
 logger = logging.getLogger(__name__)
@@ -66,7 +68,8 @@ class CudaOptions:
     """``most_rows``: rows of a step, at most. ``group``: query heads per key head. ``split_keys``: see
     :class:`~inferd_runtime.kernels.rows.KeySplits`. ``record``: whether steps are recorded; without, all are launched kernel by
     kernel. ``fixed_rows``: see :class:`~inferd_runtime.engine.engine.EngineOptions`: fillers stand behind a sequence's end.
-    ``marks``: where it is noted that a step is being recorded.
+    ``marks``: where it is noted that a step is being recorded. ``first``: returns rank 0's numbers in every rank of a divided
+    model.
     """
 
     most_rows: int
@@ -75,17 +78,19 @@ class CudaOptions:
     record: bool = True
     fixed_rows: int = 0
     marks: LaunchMarks | None = None
+    first: Callable[[Tensor], Tensor] | None = None
 
 
 @dataclass(frozen=True, slots=True)
 class StagedStep:
     """A forward pass as its inputs were staged: ``block`` as :meth:`Staging.put` takes it. Of the page tables ``columns`` entries
-    are read; 0: it is a replay of the recorded step of this shape.
+    are read; 0: it is a replay of the recorded step of this shape. ``moves``: rows stand behind drafts of the step before.
     """
 
     shape: StepBucket
     block: npt.NDArray[np.uint8]
     columns: int = 0
+    moves: bool = False
 
 
 Announce = Callable[[StagedStep | Batch], AbstractContextManager[object]]
@@ -117,8 +122,8 @@ class CudaDriver:
         self._accelerator = accelerator
         self._options = options
         device = accelerator.device
-        self._last = torch.zeros(options.most_rows, dtype=torch.int64, device=device)
-        self._body = StepBody(run, block.keys, block.values, kernels, self._last)
+        self._carried = CarriedRows(options.most_rows, plain.page_size, device, options.first)
+        self._body = StepBody(run, block.keys, block.values, kernels, self._carried.last)
         self._longest = plain.max_context + options.fixed_rows
         self._shapes = StepShapes(options.most_rows, self._longest, options.group, options.split_keys)
         self._columns = torch.arange(-(-self._longest // plain.page_size), dtype=torch.int32, device=device)
@@ -158,13 +163,13 @@ class CudaDriver:
         At load: pages must be unused.
         """
         with self._accelerator.active():
-            last = self._last.clone()
+            last = self._carried.last.clone()
             for shape in self._shapes.recorded():
                 recorded = self._recording(shape) if self._options.record else None
                 logits = self._compute_padding(shape)() if recorded is None else recorded.outputs.logits
                 if recorded is None:
                     self._body.draw(self._staging.inputs(shape), logits, None)
-            self._last.copy_(last)
+            self._carried.last.copy_(last)
             compile_sampling(self._kernels, logits[:1], self._staging.mask_words)
             compile_moves(self._kernels, self._block)
             self._accelerator.mark()()
@@ -212,6 +217,7 @@ class CudaDriver:
     def _launched(self, slot: ResultSlot, computed: ComputedRows, sampling: SamplingInputs) -> LaunchedStep:
         """Queue the sampling and the copies of its results. The slot is taken last, once nothing can fail any more."""
         done = self._draw(computed, self._adjustments(sampling, len(computed.logits)))
+        self._carried.keep(sampling.tokens.shape[1] > 0, self._staging.inputs(computed.shape), done.packed)
         verdicts = slot.receive(done.packed)
         fetched = Fetched(self._accelerator, self._results(done, sampling))
         mark = self._accelerator.mark()
@@ -295,7 +301,7 @@ class CudaDriver:
         recorded = None if shape is None else self._recording(shape)
         if shape is None or recorded is None:
             return self._compute_unrecorded(batch, rows, sampling)
-        with self.announce(StagedStep(shape, self._upload(shape, batch, rows, sampling))):
+        with self._staged(shape, batch, rows, sampling):
             recorded.forward()
         return ComputedRows(shape, recorded.outputs.logits, None, recorded)
 
@@ -306,7 +312,7 @@ class CudaDriver:
         shape = self._shapes.exact(counts, lengths, max(1, wanted), rows.nodes)
         hidden_rows = self._hidden_rows(batch)
         columns = -(-max(lengths) // self.page_size)
-        with self.announce(StagedStep(shape, self._upload(shape, batch, rows, sampling), columns)):
+        with self._staged(shape, batch, rows, sampling, columns):
             return ComputedRows(shape, *self._forward(shape, columns, hidden_rows))
 
     def _forward(self, shape: StepBucket, columns: int, hidden_rows: Tensor | None) -> tuple[Tensor, Tensor | None]:
@@ -314,10 +320,12 @@ class CudaDriver:
         return self._body.forward(inputs, paged_rows(inputs, shape, self._columns[:columns]), hidden_rows)
 
     @torch.inference_mode()
-    def repeat(self, shape: StepBucket, block: bytes, columns: int) -> None:
+    def repeat(self, shape: StepBucket, block: bytes, columns: int, moves: bool) -> None:
         """Begin a forward pass that another rank has staged: see :class:`StagedStep`. Nothing is sampled."""
         with self._accelerator.active():
             self._staging.put(block)
+            if moves:
+                self._carried.move_back(self._staging.inputs(shape))
             recorded = None if columns else self._recorded.get(shape)
             if recorded is not None:
                 recorded.forward()
@@ -333,9 +341,7 @@ class CudaDriver:
 
     def _compute_by_reference(self, batch: Batch, rows: SampledRows, sampling: SamplingInputs | None) -> ComputedRows:
         """Run the forward pass of the reference driver; kernels only sample and verify. Waits for carried tokens."""
-        if len(batch.carried):
-            carried = self._last.cpu().numpy()[batch.carried.clip(0)]
-            batch = replace(batch, tokens=np.where(batch.carried >= 0, carried, batch.tokens), carried=NO_ROWS)
+        batch, sampling = self._carried.resolved(batch, sampling)
         with self.announce(batch):
             logits, hidden = self.plain.compute(batch)
         count = max(1, len(batch.logit_rows))
@@ -349,6 +355,17 @@ class CudaDriver:
             else logits.new_zeros(1, self.vocab_size)
         )
         return ComputedRows(shape, chosen, hidden)
+
+    @contextmanager
+    def _staged(
+        self, shape: StepBucket, batch: Batch, rows: SampledRows, sampling: SamplingInputs | None, columns: int = 0
+    ) -> Iterator[None]:
+        """Stage a step, announce it, and move its rows to where they belong, before the forward pass begins."""
+        moves = self._carried.moves(batch)
+        with self.announce(StagedStep(shape, self._upload(shape, batch, rows, sampling), columns, moves)):
+            if moves:
+                self._carried.move_back(self._staging.inputs(shape))
+            yield
 
     def _upload(
         self, shape: StepBucket, batch: Batch, rows: SampledRows, sampling: SamplingInputs | None
@@ -380,7 +397,7 @@ class CudaDriver:
 
         In two parts, as a mask may be known only while the first one runs.
         """
-        compute, inputs, last = self._compute_padding(shape), self._staging.inputs(shape), self._last.clone()
+        compute, inputs, last = self._compute_padding(shape), self._staging.inputs(shape), self._carried.last.clone()
 
         def forward() -> Tensor:
             computed = compute()
@@ -396,7 +413,7 @@ class CudaDriver:
             logger.warning("steps are not recorded from shape %s on: %s", shape, error)
             return None
         finally:
-            self._last.copy_(last)
+            self._carried.last.copy_(last)
 
     def _compute_padding(self, shape: StepBucket) -> Callable[[], Tensor]:
         """Stage nothing but padding. Returns a call that returns its logits: it leaves the cache as it is."""
@@ -457,9 +474,13 @@ class CudaDriver:
                 rows = self._accelerator.bring(torch.from_numpy(np.ascontiguousarray(data[first : first + GATHERED])))
                 self._kernels.scatter_pages(self._block, self._indices(pages[first : first + GATHERED]), rows)
 
-    def load_adapter(self, key: str, files: AdapterFiles) -> AdapterSize:
+    def adapter_reader(self) -> Callable[[AdapterFiles], Lora]:
         """See :class:`~inferd_runtime.engine.adapters.AdapterDevice`."""
-        return self.plain.load_adapter(key, files)
+        return self.plain.adapter_reader()
+
+    def load_adapter(self, key: str, read: Lora) -> AdapterSize:
+        """See :class:`~inferd_runtime.engine.adapters.AdapterDevice`."""
+        return self.plain.load_adapter(key, read)
 
     def unload_adapter(self, key: str) -> None:
         """See :class:`~inferd_runtime.engine.adapters.AdapterDevice`."""

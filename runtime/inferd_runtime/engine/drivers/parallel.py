@@ -48,7 +48,7 @@ from inferd_runtime.engine.drivers.parallel_commands import (
 )
 from inferd_runtime.kv.table import PageCopy
 from inferd_runtime.models.batch import Batch, Outputs, PageData
-from inferd_runtime.models.lora.files import AdapterFiles, AdapterSize
+from inferd_runtime.models.lora.files import AdapterSize
 from inferd_runtime.models.parallel import TIMEOUT_S, WatchedPass
 
 T = TypeVar("T")
@@ -122,9 +122,13 @@ class LeadingDriver:
         """See :class:`~inferd_runtime.engine.driver.Driver`: in every rank."""
         return all(self._bears_slice(data[part]) for part in self._slices(len(data)))
 
-    def load_adapter(self, key: str, files: AdapterFiles) -> AdapterSize:
+    def adapter_reader(self) -> NoReturn:
         """Raises InvalidRequest: an adapter's weights would have to be divided like those that they change."""
         raise InvalidRequest("a model that is divided between ranks (--tensor-parallel) is served without adapters")
+
+    def load_adapter(self, key: str, read: NoReturn) -> AdapterSize:
+        """Is never called: nothing was read."""
+        raise AssertionError(key)
 
     def unload_adapter(self, key: str) -> None:
         """Do nothing: there are no adapters."""
@@ -237,7 +241,7 @@ def follow(driver: Driver, watched: WatchedPass, channel: Connection) -> None:
 def _carry_out(driver: Driver, command: Command) -> CommandDone:
     match command:
         case StepCommand() if isinstance(driver, CudaDriver):
-            driver.repeat(command.shape, command.block, command.columns)
+            driver.repeat(command.shape, command.block, command.columns, command.moves)
         case ForwardCommand() if isinstance(driver, CudaDriver):
             driver.plain.forward(command.batch())
         case ForwardCommand():

@@ -79,11 +79,12 @@ class StepCommand(msgspec.Struct, tag="step"):
     shape: StepBucket
     block: bytes
     columns: int
+    moves: bool
 
     @classmethod
     def of(cls, step: StagedStep) -> StepCommand:
         """Return the command for a step. It lives as long as its block stays what it is."""
-        return cls(step.shape, step.block.data, step.columns)  # type: ignore[arg-type]
+        return cls(step.shape, step.block.data, step.columns, step.moves)  # type: ignore[arg-type]
 
 
 class CopyPages(msgspec.Struct, tag="copy"):

@@ -87,18 +87,31 @@ def fields(shape: StepBucket) -> tuple[StagedField, ...]:
     return tuple(found)
 
 
+@lru_cache(maxsize=256)
+def _fields_by_name(shape: StepBucket) -> dict[str, StagedField]:
+    return {field.name: field for field in fields(shape)}
+
+
 @dataclass(frozen=True, slots=True)
 class StepInputs:
-    """A step's arrays on the device: ``arrays`` by name (:func:`fields`), ``pages`` int32[F], all sequences' page numbers
-    behind each other, and ``masks`` int32[M, W].
+    """A step's arrays on the device, views of one ``block``: one for each of its :func:`fields`, by name; ``pages`` int32[F], all
+    sequences' page numbers behind each other, and ``masks`` int32[M, W].
     """
 
-    arrays: dict[str, Tensor]
-    pages: Tensor
+    shape: StepBucket
+    block: Tensor
     masks: Tensor
 
     def __getattr__(self, name: str) -> Tensor:
-        return self.arrays[name]
+        field = _fields_by_name(self.shape)[name]
+        flat = self.block[field.start : field.end].view(TYPES[field.dtype])
+        return flat[: field.elements].view(field.shape)
+
+    @property
+    def pages(self) -> Tensor:
+        """The numbers of all pages."""
+        behind = self.block[fields(self.shape)[-1].end :]
+        return behind[: len(behind) // 4 * 4].view(torch.int32)
 
 
 class Staging:
@@ -123,12 +136,7 @@ class Staging:
 
     def inputs(self, shape: StepBucket) -> StepInputs:
         """Return the device's arrays for steps of this shape. They are views of one block, the same at every call."""
-        arrays = {}
-        for field in fields(shape):
-            flat = self._device[field.start : field.end].view(TYPES[field.dtype])
-            arrays[field.name] = flat[: field.elements].view(field.shape)
-        behind = self._device[fields(shape)[-1].end :]
-        return StepInputs(arrays, behind[: len(behind) // 4 * 4].view(torch.int32), self._masks)
+        return StepInputs(shape, self._device, self._masks)
 
     def upload(
         self,

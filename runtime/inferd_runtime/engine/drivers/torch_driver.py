@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 
 import numpy as np
 import torch
@@ -14,6 +14,7 @@ from inferd_runtime.models.batch import Batch, FloatRows, Outputs, PageData
 from inferd_runtime.models.host_memory import populate_later, zeros
 from inferd_runtime.models.lora.bank import LoraBank
 from inferd_runtime.models.lora.files import AdapterFiles, AdapterSize
+from inferd_runtime.models.lora.tensors import Lora
 from inferd_runtime.models.passes.attention import BOUND, GroupedLayout, Scratch, lay_out
 from inferd_runtime.models.passes.fused import FusedPass
 from inferd_runtime.models.passes.host_layout import HostLayout, host_kernels
@@ -69,11 +70,16 @@ class TorchDriver:
         self.page_bytes = sum(self.token_bytes) * page_size
         self.kv_layout = f"{str(self._keys[0].dtype).removeprefix('torch.')}/{page_size}/{shape.digest()}"
 
-    def load_adapter(self, key: str, files: AdapterFiles) -> AdapterSize:
+    def adapter_reader(self) -> Callable[[AdapterFiles], Lora]:
         """See :class:`~inferd_runtime.engine.adapters.AdapterDevice`."""
         if self._adapters is None:
             raise InvalidRequest("this model is served without adapters")
-        return self._adapters.load(key, files)
+        return self._adapters.reader()
+
+    def load_adapter(self, key: str, read: Lora) -> AdapterSize:
+        """See :class:`~inferd_runtime.engine.adapters.AdapterDevice`."""
+        assert self._adapters is not None, "nothing was read"
+        return self._adapters.load(key, read)
 
     def unload_adapter(self, key: str) -> None:
         """See :class:`~inferd_runtime.engine.adapters.AdapterDevice`."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from types import TracebackType
 
-from inferd.protocol import ConstraintError, InferdError, InternalError
+from inferd.protocol import ConstraintError, InferdError, InternalError, InvalidRequest
 from inferd_grammar import GrammarFailure
 from inferd_grammar.errors import DeadEnd
 from inferd_runtime.engine.job import Job
@@ -12,10 +12,13 @@ from inferd_runtime.engine.job import Job
 
 def typed_error(error: Exception) -> InferdError:
     """Return the error to report for an exception: itself if it is typed; a ConstraintError for a grammar that has come to a dead
-    end, or that is too much for its library.
+    end, or that is too much for its library; an InvalidRequest for what is nested too deeply. From Python 3.12 on messages are
+    decoded that are nested deeper than what works on them can follow.
     """
     if isinstance(error, InferdError):
         return error
+    if isinstance(error, RecursionError):
+        return InvalidRequest("the request is nested too deeply")
     if isinstance(error, DeadEnd):
         return ConstraintError(f"the constraint leaves no token to go on with: {error}")
     if isinstance(error, GrammarFailure) and error.is_limit:

@@ -26,11 +26,6 @@ from inferd_runtime.speculation.sources import SourceSet
 MAX_UNDELIVERED_STEPS = 16
 """A generation pauses while so many of its steps have not been taken, or twice as many as its reader asks for at a time."""
 
-LIKELY = 0.5
-"""The least chance that all of a draft stands with which it is gone on behind: else that would be for nothing too often."""
-EXPERIENCE = 0.25
-"""What one more draft counts beside all before it."""
-
 
 @dataclass(frozen=True, slots=True)
 class GenerationSpec:
@@ -39,13 +34,13 @@ class GenerationSpec:
     ``paced``: every step waits for :meth:`Generation.allow`. ``priority`` (-3 to 3): each step up doubles its share among the
     tenant's own work. ``logprobs``: every token comes with its log-probability by the model's own logits, before penalties,
     bias, mask and temperature, and with so many of the most likely tokens at its place, or with ``logprob_tokens``; None:
-    without. ``stop_tokens`` end the text as ``eos_tokens`` do; with ``ignore_eos`` only they do. ``choice``: the program
-    chooses each token. ``probes`` read the row of each token.
+    without. ``stop_tokens`` end the text as ``eos_tokens`` do, of which the first is the usual one; with ``ignore_eos`` only they
+    do. ``choice``: the program chooses each token. ``probes`` read the row of each token.
     """
 
     sampler: RowSampler
     max_tokens: int
-    eos_tokens: frozenset[int]
+    eos_tokens: Sequence[int]
     grammar: OutputMasks | None = None
     sources: SourceSet | None = None
     paced: bool = False
@@ -80,7 +75,12 @@ class GenerationSpec:
     @property
     def ends(self) -> frozenset[int]:
         """The tokens that end the text."""
-        return self.stop_tokens if self.ignore_eos else self.eos_tokens | self.stop_tokens
+        return self.stop_tokens if self.ignore_eos else self.stop_tokens.union(self.eos_tokens)
+
+    @property
+    def end_token(self) -> int:
+        """The end-of-text that is written where a grammar leaves nothing else."""
+        return self.eos_tokens[0]
 
 
 class Generation:
@@ -99,6 +99,7 @@ class Generation:
         self.spec = spec
         self.outbox: deque[Step] = deque()
         self.most_undelivered = spec.most_undelivered()
+        self._awaited = 1
         self.finish = ""
         self.stop_token: int | None = None
         self.error: InferdError | None = None
@@ -111,7 +112,6 @@ class Generation:
         self._end = min(self._start + spec.max_tokens, context.max_length)
         self._taken = 0
         self._wrote_end = False
-        self._stood = 1.0
         self._allowed = not spec.paced
         penalties = spec.sampler.penalties
         self._history = None if penalties is None else History(penalties, context.tokens)
@@ -208,9 +208,7 @@ class Generation:
     def _take(self, done: Verified) -> None:
         """Take emitted tokens; end at end-of-text, a stop string, or the length."""
         if self.spec.grammar is not None:
-            self.spec.grammar.advance(done.tokens)
-        if done.work.draft.tokens:
-            self._stood += (float(done.accepted == len(done.work.draft)) - self._stood) * EXPERIENCE
+            done = done._replace(tokens=self._advanced(done.tokens, self.spec.grammar))
         if self.spec.sources is not None:
             self.spec.sources.learn(done.work.draft, done.path, done.cost, self.context.tokens[-1])
         self._allowed = not self.spec.paced
@@ -219,8 +217,21 @@ class Generation:
             self.spec.sources.end()
         self._notify()
 
+    def _advanced(self, tokens: Sequence[int], grammar: OutputMasks) -> Sequence[int]:
+        """Advance the grammar. Returns the tokens, and where nothing but an end could follow the usual one: which of several the
+        model would take, is asked only where a draft has brought the text that far.
+        """
+        *before, last = tokens
+        if last not in self._ends or last not in self.spec.eos_tokens:
+            grammar.advance(tokens)
+            return tokens
+        grammar.advance(before)
+        return [*before, self.spec.end_token] if grammar.must_end() else tokens
+
     def next_work(self, in_flight: Work) -> NextWork:
-        """See :class:`~inferd_runtime.engine.job.Job`. Unknown if it depends on a program, a grammar or a draft."""
+        """See :class:`~inferd_runtime.engine.job.Job`. Unknown if it depends on a program or a grammar, or if a draft that stands
+        as a whole leaves no room.
+        """
         if self.finished():
             return NextWork.NOTHING
         if self.spec.paced:
@@ -229,13 +240,9 @@ class Generation:
             return NextWork.PENDING
         if self._room() <= 1 or len(self.outbox) + 1 >= self.most_undelivered:
             return NextWork.NOTHING
-        if self.spec.on_host or self._must_be_asked() or not self._likely_stands(in_flight.draft):
+        if self.spec.on_host or self._must_be_asked() or self._room() <= 1 + len(in_flight.draft):
             return NextWork.UNKNOWN
         return NextWork.LATE_ROW if self._conditioned else NextWork.ROW
-
-    def _likely_stands(self, draft: Draft) -> bool:
-        """True if it may go on as if all of a draft stood. What a source is sure of does not count if it falls all the same."""
-        return not draft.tokens or (self._stood >= LIKELY and self._room() > 1 + len(draft))
 
     def _must_be_asked(self) -> bool:
         """True if its sources may draft behind known tokens only. Under a grammar they do: it may force tokens."""
@@ -279,6 +286,20 @@ class Generation:
     def stopped_by(self) -> str:
         """The stop string that ended it, "" for any other end."""
         return self._text.stopped_by
+
+    @property
+    def answerable(self) -> bool:
+        """True if it ended, or has the steps that its reader waits for, or a row to choose from where its program chooses."""
+        if self.finish or self.error is not None:
+            return True
+        if self.spec.choice is not None:
+            return self.spec.choice.offer is not None
+        return len(self.outbox) >= self._awaited
+
+    def await_steps(self, least: int) -> None:
+        """Tell the listener from now on when there are ``least`` steps, or one where a program takes part in each."""
+        self.most_undelivered = self.spec.most_undelivered(least)
+        self._awaited = 1 if self.spec.paced else min(least, self.most_undelivered)
 
     def allow(self) -> None:
         """Let a paced generation run its next step."""
@@ -353,7 +374,7 @@ class Generation:
         self.context.table.truncate(min(self.context.table.length, len(self.context.tokens)))
         content = [token for token in done.tokens[:kept] if token not in self._ends]
         if not self.finish and self._forced_to_end():
-            self.finish, self.stop_token = "stop", min(self.spec.eos_tokens)
+            self.finish, self.stop_token = "stop", self.spec.end_token
             self.context.write([self.stop_token])
         if self.finish:
             text += self._text.rest()
@@ -421,7 +442,7 @@ class Generation:
     def _notify(self) -> None:
         if self.timeline is not None and self.finished():
             self.timeline.end(self.finish or "error")
-        if self.listener is not None:
+        if self.listener is not None and self.answerable:
             self.listener()
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from operator import attrgetter
 
 from inferd_runtime.engine.job import Continuation, Job, Planned
@@ -60,8 +61,14 @@ class DraftBudget:
         granted = _divide_rows(sampled, max(0, budget - shape.rows))
         shape = shape._replace(rows=shape.rows + sum(map(len, granted.values())))
         rest = [NO_DRAFT if job in granted else draft for job, draft in zip(jobs, drafts, strict=True)]
-        chosen = self.controller.allocate(rest, shape, max(0, budget - shape.rows))
-        return {job: draft for job, draft in zip(jobs, chosen, strict=True) if draft.tokens} | granted
+        likely = [_discounted(job, draft, in_flight) for job, draft in zip(jobs, rest, strict=True)]
+        chosen = self.controller.allocate(likely, shape, max(0, budget - shape.rows))
+        found = {
+            job: part if asked is draft else draft.likeliest(len(part))
+            for job, draft, asked, part in zip(jobs, rest, likely, chosen, strict=True)
+            if part.tokens
+        }
+        return found | granted
 
     def price(self, plan: Sequence[Planned]) -> StepPrice | None:
         """Return what the step's drafts cost by the model of step times; None if it has no drafts."""
@@ -114,6 +121,14 @@ def propose_draft(job: Job, in_flight: InFlight) -> Draft:
         if step is not None and step.row is not None:
             return job.propose_behind(step.draft)
     return NO_DRAFT
+
+
+def _discounted(job: Job, draft: Draft, in_flight: InFlight) -> Draft:
+    """Return the draft with its chances less that of a draft in flight to fall, which it follows."""
+    step = in_flight.get(job)
+    if step is None or step.chance == 1.0 or not draft.tokens:
+        return draft
+    return replace(draft, survival=[step.chance * one for one in draft.survival])
 
 
 def _divide_rows(sampled: Sequence[tuple[Job, Draft]], rows: int) -> dict[Job, Draft]:

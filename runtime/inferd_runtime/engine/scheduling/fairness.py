@@ -118,6 +118,8 @@ class FairClock(Generic[K]):
 
         Empty if all of them are to wait for keys of other sources.
         """
+        if not keys and not self._active.get(source):
+            return []  # it wanted nothing before, either
         self._active[source] = keys
         active: set[K] = set().union(*self._active.values())
         self._start(active)

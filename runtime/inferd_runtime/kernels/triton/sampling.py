@@ -32,6 +32,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
+from itertools import product
 
 import numpy as np
 import torch
@@ -57,6 +58,10 @@ from inferd_runtime.kernels.triton.variant import Variant
 
 ENTRIES = 256
 """Adjustments of a program."""
+MOST_REGISTERS = 255
+"""Of a thread that settles a row or does a round. Not told, the assembler keeps to 128 or 96 of them and spills some: in settling
+on 10.0, with Triton 3.6 in the round on 9.0 and 10.0.
+"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -355,10 +360,14 @@ def _launch(logits: Tensor, rows: SampleRows, tiling: Tiling, work: _Work) -> No
         masked=masked, block=tiling.block, group=tiling.group, num_warps=warps,
     )  # fmt: skip
     for turn in range(tiling.rounds):
-        _settle[(count,)](*samplers, *found, work.groups, *result, splits, first=turn == 0, num_warps=settling, **sizes)
+        _settle[(count,)](
+            *samplers, *found, work.groups, *result, splits,
+            first=turn == 0, num_warps=settling, maxnreg=MOST_REGISTERS, **sizes,
+        )  # fmt: skip
         _round[(splits, count)](
             *source, rows.temperature, *where, *found, work.states, work.lows, work.counts, *lists,
             masked=masked, first=turn == 0, block=tiling.block, listed=tiling.listed, lanes=lanes, num_warps=warps,
+            maxnreg=MOST_REGISTERS,
         )  # fmt: skip
     _finish[(count,)](
         *samplers, *found, work.groups, *result, *lists, splits,
@@ -367,30 +376,34 @@ def _launch(logits: Tensor, rows: SampleRows, tiling: Tiling, work: _Work) -> No
 
 
 def variants() -> Iterator[Variant]:
-    """Yield 72 rows of 152,064 logits, and 8, in bfloat16 as a model gives them and in float32 as adjustments leave them."""
+    """Yield 72 rows of 152,064 logits, and 8, in bfloat16 as a model gives them and in float32 as adjustments leave them; in
+    bfloat16 of 32,000 and 262,144, too.
+    """
     types = {
         "stride": "i64:16", "vocab": "i32:16", "temperatures": "*fp64", "top_ps": "*fp64", "min_ps": "*fp64",
         "top_ks": "*i64", "keys": "*i64", "positions": "*i64", "mask_rows": "*i32", "masks": "*i32", "peaks": "*fp32",
         "scores": "*fp32", "masses": "*fp32", "groups": "*fp32", "states": "*i32", "lows": "*i32", "totals": "*fp64",
         "counts": "*i32", "drawn": "*i64", "listed_tokens": "*i32", "listed_logits": "*fp32", "splits": "i32",
     }  # fmt: skip
-    for rows, kind in ((72, "*bf16"), (72, "*fp32"), (8, "*bf16"), (8, "*fp32")):
-        tiling = Tiling.of(rows, 152_064)
-        splits = triton.cdiv(152_064, tiling.block)
-        lanes, group_lanes = triton.next_power_of_2(splits), triton.next_power_of_2(152_064 // tiling.group)
+    served = [(152_064, "*bf16"), (152_064, "*fp32"), (32_000, "*bf16"), (262_144, "*bf16")]
+    for (vocab, kind), rows in product(served, (72, 8)):
+        tiling = Tiling.of(rows, vocab)
+        splits = triton.cdiv(vocab, tiling.block)
+        lanes, group_lanes = triton.next_power_of_2(splits), triton.next_power_of_2(vocab // tiling.group)
         constants = {
             "masked": True, "first": True, "block": tiling.block, "group": tiling.group, "listed": tiling.listed,
             "lanes": lanes, "group_lanes": group_lanes,
         }  # fmt: skip
         warps, settling, finishing = _warps(tiling)
-        for name, kernel, threads, first in (
-            ("scan", _scan, warps, True), ("settle", _settle, settling, True), ("round", _round, warps, True),
-            ("finish", _finish, finishing, False),
+        for name, kernel, threads, registers in (
+            ("scan", _scan, warps, None), ("settle", _settle, settling, MOST_REGISTERS),
+            ("round", _round, warps, MOST_REGISTERS), ("finish", _finish, finishing, None),
         ):  # fmt: skip
             fixed = {each: value for each, value in constants.items() if each in kernel.arg_names}
             signature = {each: type_ for each, type_ in types.items() if each in kernel.arg_names} | {"logits": kind}
-            label = f"{name} of {rows} rows, {kind[1:]}"
-            yield Variant(label, kernel, signature, fixed | ({"first": first} if "first" in fixed else {}), threads)
+            fixed |= {"first": name != "finish"} if "first" in fixed else {}
+            label = f"{name} of {rows} rows, {kind[1:]}, {vocab} tokens"
+            yield Variant(label, kernel, signature, fixed, threads, most_registers=registers)
     entries = {
         "tokens": "*i32",
         "repetition": "*fp32",

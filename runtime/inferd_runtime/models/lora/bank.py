@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import torch
 from torch import Tensor, nn
@@ -11,7 +11,7 @@ from inferd_runtime.models.batch import Span
 from inferd_runtime.models.lora.files import AdapterFiles, AdapterSize
 from inferd_runtime.models.lora.fused import AdaptableFused
 from inferd_runtime.models.lora.rows import Adaptable, AdaptablePlain, AdapterRows
-from inferd_runtime.models.lora.tensors import Lora, read_lora
+from inferd_runtime.models.lora.tensors import Lora, LoraPair, read_lora
 from inferd_runtime.models.passes.fused import FusedPass
 from inferd_runtime.models.passes.plain import ModelPass
 from inferd_runtime.models.shape import KvShape
@@ -27,11 +27,18 @@ class LoraBank:
         self._like: Tensor = next(model.parameters())
         self._loaded: dict[str, Lora] = {}
 
+    def reader(self) -> Callable[[AdapterFiles], Lora]:
+        """Return what reads an adapter into this machine's memory, in any thread. It raises InvalidRequest that names what does
+        not fit.
+        """
+        modules, dtype = self._adaptable.modules, self._like.dtype  # the first look at the modules runs the model
+        return lambda files: read_lora(files, modules, dtype)
+
     @torch.inference_mode()
-    def load(self, key: str, files: AdapterFiles) -> AdapterSize:
-        """Read an adapter and keep it. Raises InvalidRequest that names what does not fit."""
-        lora = read_lora(files, self._adaptable.modules, self._like)
-        self._loaded[key] = lora
+    def load(self, key: str, lora: Lora) -> AdapterSize:
+        """Keep an adapter on the device."""
+        device = self._like.device
+        self._loaded[key] = {name: LoraPair(pair.down.to(device), pair.up.to(device)) for name, pair in lora.items()}
         return AdapterSize(max(len(pair.down) for pair in lora.values()), sum(pair.bytes for pair in lora.values()))
 
     def unload(self, key: str) -> None:

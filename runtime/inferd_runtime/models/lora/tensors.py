@@ -24,8 +24,8 @@ NOT_EVERY_ROW = (
 )
 DOWN, UP = ".lora_A.weight", ".lora_B.weight"
 PROBE_TOKENS = 12
-MAX_HEADER_BYTES = 4 << 20
-"""Room for some ten thousand tensors: a file of millions of empty ones would hold the engine up."""
+MODULE_BYTES = 1 << 10
+"""Of a file's header, for each of the model's modules: more names tensors of none, and tens of thousands take half a second."""
 FLOATS = (torch.float32, torch.float16, torch.bfloat16, torch.float64)
 
 
@@ -116,14 +116,18 @@ def _probe_pass(model: nn.Module, kv: KvShape) -> None:
     PlainPass(model)(at, at, lay_out(batch, keys, values, PROBE_TOKENS), at[:1])
 
 
-def read_lora(files: AdapterFiles, modules: LinearModules, like: Tensor) -> Lora:
-    """Return the adapter's weights in the dtype and on the device of ``like``.
+@torch.inference_mode()
+def read_lora(files: AdapterFiles, modules: LinearModules, dtype: torch.dtype) -> Lora:
+    """Return the adapter's weights, on the CPU.
 
     Raises InvalidRequest that names the option, the tensor or the module that does not fit.
     """
     config = LoraConfig.parse(files)
-    if int.from_bytes(files.weights[:8], "little") > MAX_HEADER_BYTES:
-        raise InvalidRequest(f"{WEIGHTS}: its header takes more than {MAX_HEADER_BYTES} bytes")
+    most = MODULE_BYTES * (1 + len(modules.usable) + len(modules.others))
+    if int.from_bytes(files.weights[:8], "little") > most:
+        raise InvalidRequest(
+            f"{WEIGHTS}: its header takes more than {most} bytes, which this model's modules do not need"
+        )
     try:
         tensors = load_tensors(files.weights)
     except SafetensorError as error:
@@ -134,7 +138,7 @@ def read_lora(files: AdapterFiles, modules: LinearModules, like: Tensor) -> Lora
     for name in (*modules.usable, *modules.others):
         if config.names(name) and name not in found and (config.targets != ALL_LINEAR or name in modules.usable):
             raise InvalidRequest(f"{WEIGHTS}: target_modules names {name!r}, and there are no weights for it")
-    return {name: _scaled(pair, config.scaling_of(name), name, like) for name, pair in found.items()}
+    return {name: _scaled(pair, config.scaling_of(name), name, dtype) for name, pair in found.items()}
 
 
 def _modules(tensors: Mapping[str, Tensor]) -> list[str]:
@@ -169,10 +173,10 @@ def _read_pair(
     return pair[0], pair[1]
 
 
-def _scaled(pair: tuple[Tensor, Tensor], scaling: float, module: str, like: Tensor) -> LoraPair:
+def _scaled(pair: tuple[Tensor, Tensor], scaling: float, module: str, dtype: torch.dtype) -> LoraPair:
     """Return the pair in the model's dtype, scaled. Raises InvalidRequest if it is not finite or overflows that dtype."""
-    down = pair[0].to(like.device, like.dtype)
-    up = (pair[1].to(like.device, torch.float32) * scaling).to(like.dtype)
+    down = pair[0].to(dtype)
+    up = (pair[1].to(torch.float32) * scaling).to(dtype)
     if not (torch.isfinite(down).all() and torch.isfinite(up).all()):
-        raise InvalidRequest(f"{WEIGHTS}: the weights for {module!r} are not finite numbers in {like.dtype}")
+        raise InvalidRequest(f"{WEIGHTS}: the weights for {module!r} are not finite numbers in {dtype}")
     return LoraPair(down.contiguous(), up.contiguous())
