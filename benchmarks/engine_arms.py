@@ -118,7 +118,7 @@ class EngineArm:
         for prompt in prompts:
             context = self.engine.create_context()
             context.append(list(prompt))
-            spec = GenerationSpec(GREEDY, new_tokens, frozenset())
+            spec = GenerationSpec(GREEDY, new_tokens, ())
             started.append(Generation(context, spec, TextAssembler(lambda token: "", ())))
             self.engine.submit(started[-1])
         return started

@@ -39,7 +39,7 @@ class Bench:
         self._made += 1
         context = self.engine.create_context(tenant)
         context.append([(self._made * 7 + at) % self._vocab for at in range(20)])
-        spec = GenerationSpec(RowSampler.resolve(Sampling(), seed=0, lineage=0), tokens, frozenset())
+        spec = GenerationSpec(RowSampler.resolve(Sampling(), seed=0, lineage=0), tokens, ())
         generation = Generation(context, spec, TextAssembler(self._tokenizer.stream(), ()))
         self.engine.submit(generation)
         return generation

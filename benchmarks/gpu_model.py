@@ -215,7 +215,7 @@ class StreamArm:
         """Submit one greedy generation per context."""
         started = []
         for context, source in zip(contexts, sources or [None] * len(contexts), strict=True):
-            spec = GenerationSpec(GREEDY, new_tokens, frozenset(), sources=source)
+            spec = GenerationSpec(GREEDY, new_tokens, (), sources=source)
             started.append(Generation(context, spec, TextAssembler(lambda token: "", ())))
             self.engine.submit(started[-1])
         return started

@@ -22,13 +22,13 @@ import zmq
 
 from inferd import protocol as p
 from inferd_grammar.trials.pool import TrialPool
+from inferd_runtime.lanes import Lanes
 from inferd_runtime.server.engine_process.boot import bind
 from inferd_runtime.server.engine_process.loop import Beside, EngineLoop
 from inferd_runtime.server.engine_process.serving import serve_models, tenants_clock
 from inferd_runtime.session.constraints.compile_queue import CompileQueue
 from inferd_runtime.session.grants import SessionGrants, new_key
 from inferd_runtime.session.hub import SessionHub
-from inferd_runtime.session.lanes import Lanes
 from inferd_runtime.session.mailbox import Mailbox
 from inferd_runtime.session.wire import CANCEL, MSGPACK, OK, OPEN, TICKET, OpenSession, request_frames
 from inferd_runtime.settings.settings import EngineSettings

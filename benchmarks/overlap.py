@@ -100,7 +100,7 @@ def step_ms(streams: int, device_ms: float, *, overlap: bool) -> float:
     for number in range(streams):
         context = engine.create_context()
         context.append([number] * 20)
-        spec = GenerationSpec(sampler, 4000, frozenset([VOCAB]))
+        spec = GenerationSpec(sampler, 4000, [VOCAB])
         generations.append(Generation(context, spec, TextAssembler(chr, ("never",))))
         engine.submit(generations[-1])
     for _ in range(10):

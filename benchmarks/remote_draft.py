@@ -133,7 +133,7 @@ class Stream:
         context.append(list(PROMPT))
         drafters = [] if self.drafts is None else [self.drafts.open(tenant="tenant", sampler=sampler)]
         sources = self._engine.draft_budget.sources(drafters) if drafters else None
-        spec = GenerationSpec(sampler, self._pace.tokens, frozenset([NO_END]), None, sources)
+        spec = GenerationSpec(sampler, self._pace.tokens, [NO_END], None, sources)
         generation = Generation(context, spec, TextAssembler(ByteTokenizer().stream(), ()))
         started = self._now()
         self._engine.submit(generation)

@@ -95,7 +95,7 @@ class EngineArm:
 
     def _started(self, context: CachedSequence, tokens: int) -> Generation:
         never = Sampling(bias_tokens=tuple(self.ends), bias_values=(-100.0,) * len(self.ends))
-        spec = GenerationSpec(RowSampler.resolve(never, seed=0, lineage=0), tokens, frozenset(self.ends))
+        spec = GenerationSpec(RowSampler.resolve(never, seed=0, lineage=0), tokens, tuple(self.ends))
         generation = Generation(context, spec, TextAssembler(self._tokenizer.stream(), ()))
         self._engine.submit(generation)
         return generation

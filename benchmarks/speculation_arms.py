@@ -186,7 +186,7 @@ class SpeculationArm:
 
     def spec(self, start: Start, sources: Sources) -> GenerationSpec:
         """The generation of a turn."""
-        prompt, eos = start.prompt, frozenset(self.served.tokenizer.eos_tokens)
+        prompt, eos = start.prompt, self.served.tokenizer.eos_tokens
         return GenerationSpec(start.sampler, prompt.max_tokens, eos, self._cursor(prompt), sources(start))
 
     def _cursor(self, prompt: Prompt) -> GrammarCursor | None:

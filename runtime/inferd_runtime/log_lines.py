@@ -25,20 +25,6 @@ LINES_OF_STRANGERS = 120
 """Of each of these, in a minute: a flood of them must not fill the disk."""
 MAX_TEXT = 8 << 10
 """Characters of a message or a traceback that are written."""
-UNSEEN = (
-    *range(0x20),
-    *range(0x7F, 0xA0),
-    *range(0x200B, 0x2010),
-    *range(0x2028, 0x202F),
-    *range(0x2066, 0x206A),
-    0xFEFF,
-)
-"""Controls, and what changes the direction of a line or is not seen."""
-ESCAPES = {code: f"\\u{code:04x}" for code in (*UNSEEN, *range(0xD800, 0xE000))} | {
-    code: f"\\x{code:02x}" for code in UNSEEN if code < 0x100
-}
-LINE_ENDS = {ord("\n"): "\\n", ord("\r"): "\\r", ord("\t"): "\\t"}
-ON_A_LINE = ESCAPES | LINE_ENDS
 CURRENT: ContextVar[Mapping[str, str]] = ContextVar("inferd_log_fields", default={})  # noqa: B039 - never changed in place
 
 
@@ -54,10 +40,12 @@ class ChildLine(msgspec.Struct, frozen=True):
 
 
 def printable(text: str) -> str:
-    """Return a text that stays on its line and changes no terminal: at most MAX_TEXT characters, controls as escapes."""
-    if text.isascii() and text.isprintable() and len(text) <= MAX_TEXT:
+    """Return a text that stays on its line and changes no terminal: at most MAX_TEXT characters, and as escapes those that are
+    controls, change the direction of a line, or are not seen.
+    """
+    if text.isprintable() and len(text) <= MAX_TEXT:
         return text  # almost every line, in a fraction of the time
-    shown = text[:MAX_TEXT].translate(ON_A_LINE)
+    shown = "".join(letter if letter.isprintable() else repr(letter)[1:-1] for letter in text[:MAX_TEXT])
     return shown if len(text) <= MAX_TEXT else f"{shown}... ({len(text)} characters)"
 
 

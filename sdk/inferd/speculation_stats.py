@@ -70,7 +70,7 @@ class SpeculationStats:
         """Return the counts with one more step."""
         plain = not step.sources
         return SpeculationStats(
-            self.steps + 1,
+            self.steps + step.joined,
             self.drafts + (step.drafted > 0),
             self.drafted + step.drafted,
             self.filtered + step.filtered,
@@ -86,7 +86,8 @@ class SpeculationStats:
         """Return the counts with more steps; where none of them had a draft, in the time that one takes."""
         if any(step.drafted or step.filtered or step.sources or step.truncated or step.saved_us for step in steps):
             return reduce(SpeculationStats.plus, steps, self)
-        return replace(self, steps=self.steps + len(steps), emitted=self.emitted + sum(map(emitted_by, steps)))
+        count = sum(step.joined for step in steps)
+        return replace(self, steps=self.steps + count, emitted=self.emitted + count)
 
     @property
     def time_saved(self) -> float:
@@ -125,7 +126,7 @@ class SpeculationStats:
 
 def emitted_by(step: Step) -> int:
     """Return how many tokens a step brought, end-of-text included: all that was accepted and the model's own, up to the end."""
-    return 1 + step.accepted - step.truncated
+    return step.joined + step.accepted - step.truncated
 
 
 def _sums(one: Sequence[int], other: Sequence[int]) -> tuple[int, ...]:

@@ -44,6 +44,10 @@ class Parser(argparse.ArgumentParser):
         """The group of the options that are settings."""
         return self.add_argument_group("settings")
 
+    def action(self, option: str) -> argparse.Action | None:
+        """Return what an option does, written without a value; None if there is none of that name."""
+        return next((action for action in self._actions if option in action.option_strings), None)
+
     def error(self, message: str) -> NoReturn:
         """Refuse the command line. Raises InvalidRequest."""
         raise InvalidRequest(message, usage=self.format_usage().strip())

@@ -9,7 +9,7 @@ from __future__ import annotations
 import argparse
 import contextlib
 import json
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NoReturn
@@ -90,8 +90,8 @@ def parse(grammar: CommandSyntax, argv: list[str]) -> ProgramCommand:
     head = Parser(grammar.verb, grammar.description + HINT.format(verb=grammar.verb), usage=usage)
     grammar.before(head)
     head.add_argument("program", metavar="PROGRAM")
-    head.add_argument("rest", nargs=argparse.REMAINDER, help=argparse.SUPPRESS)
-    first = head.parse_args(argv)
+    head.add_argument("rest", nargs=argparse.REMAINDER, help=argparse.SUPPRESS).required = False
+    first = head.parse_args(_flags_alone(head, argv))
     interface = grammar.find(first)
     verb = f"{grammar.verb} {first.program}"
     usage = f"inferd {verb} [parameters and options; --help lists them]"
@@ -108,6 +108,21 @@ def parse(grammar: CommandSyntax, argv: list[str]) -> ProgramCommand:
         TalkOptions.of(*both, reads=getattr(second, "whole_input", None) != "-"),
         next((part.brought_file for part in both if getattr(part, "brought_file", None)), None),
     )  # fmt: skip
+
+
+def _flags_alone(head: Parser, argv: Sequence[str]) -> list[str]:
+    """Write ``=true`` behind flags before PROGRAM that stand alone: argparse would take PROGRAM for their value."""
+    taken, left = list[str](), list(argv)
+    while left and left[0].startswith("-") and left[0] != "--":
+        option = left.pop(0)
+        action = head.action(option)
+        if action is not None and action.nargs == "?" and left[:1] not in (["true"], ["false"]):
+            option = f"{option}={action.const}"
+        taken.append(option)
+        if action is not None and action.nargs is None:
+            taken += left[:1]
+            del left[:1]
+    return taken + left
 
 
 def add_talk(parser: Parser, taken: frozenset[str]) -> None:

@@ -38,18 +38,25 @@ JSON_HELP = "print one JSON object {result, usage} and nothing else; what the pr
 
 def run(argv: list[str]) -> int:
     """Run a program; returns the exit code of how it ended."""
+    phases = Phases()
     command, program = read_command(argv)
-    level = logging.INFO if command.settings.engine.timings else logging.ERROR
-    logging.basicConfig(level=level, format="inferd: %(message)s", stream=sys.stderr)
+    logging.basicConfig(level=logging.ERROR, format="inferd: %(message)s", stream=sys.stderr)
+    if command.settings.engine.timings:
+        logging.getLogger("inferd").setLevel(logging.INFO)
+    phases.end("command")
     server = find_server(command.settings)
     if server is None:
         check_names(model.name for model in command.settings.engine.models)
         prepare_runner()
         if not command.settings.keep_warm:
-            return run_async(_execute, command, program)
+            return run_async(_execute, command, program, phases)
         with notice(_loading(command.settings)):
             server = start_server(command.settings)
-    return _execute_on(server, command, program)
+    phases.end("server")
+    code = _execute_on(server, command, program)
+    phases.end("run")
+    log.info("%s", phases)
+    return code
 
 
 def read_command(argv: list[str]) -> tuple[ProgramCommand, Program]:
@@ -72,7 +79,7 @@ def _add_options(parser: Parser, taken: frozenset[str]) -> None:
     add_talk(parser, taken)
 
 
-async def _execute(command: ProgramCommand, program: Program) -> int:
+async def _execute(command: ProgramCommand, program: Program, phases: Phases) -> int:
     """Start a runtime with one worker, run the program, show what it does, talk to it. A cancelled task cancels the run."""
     # A run on a warm server does not wait for this import.
     from inferd_runtime.server.supervisor.runtime import open_runtime
@@ -80,8 +87,6 @@ async def _execute(command: ProgramCommand, program: Program) -> int:
     limits = with_limits(program.limits_over(command.settings.limits), command.limits)
     arguments = msgspec.json.encode(command.arguments).decode()
     settings = replace(command.settings, workers=1, max_workers=1)
-    phases = Phases()
-    phases.end("command")
     async with AsyncExitStack() as stack:
         with notice(_loading(settings)):
             runtime = await stack.enter_async_context(open_runtime(settings, spare=0, wait=False))

@@ -105,7 +105,7 @@ def _wait_ready(pid: int, settings: Settings) -> Server:
 def _folder(settings: Settings) -> Path:
     """Return the folder of the warm server with these settings of the engine, and of what programs may reach."""
     reach = [str(getattr(settings, name)) for name in REACH]
-    asked = encode_settings(settings.engine) + encode_settings([*reach, str(settings.secrets)])
+    asked = encode_settings(replace(settings.engine, timings=False)) + encode_settings([*reach, str(settings.secrets)])
     key = hashlib.sha256(asked).hexdigest()[:16]
     return settings.state_dir / FOLDER / key
 

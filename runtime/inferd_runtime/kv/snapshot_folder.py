@@ -219,14 +219,16 @@ def disk_errors() -> Iterator[None]:
 
 
 def _open_table(path: Path) -> sqlite3.Connection:
-    db = sqlite3.connect(path, check_same_thread=False, isolation_level=None)
-    found = db.execute("PRAGMA user_version").fetchone()[0]
-    if found not in (0, FORMAT):
-        db.close()
-        raise Unavailable(f"{path} has format {found}; this version of inferd reads format {FORMAT}")
-    db.execute("PRAGMA journal_mode=WAL")
-    db.executescript(SCHEMA)
-    db.execute(f"PRAGMA user_version={FORMAT}")
+    with contextlib.ExitStack() as opened:
+        db = sqlite3.connect(path, check_same_thread=False, isolation_level=None)
+        opened.callback(db.close)
+        found = db.execute("PRAGMA user_version").fetchone()[0]
+        if found not in (0, FORMAT):
+            raise Unavailable(f"{path} has format {found}; this version of inferd reads format {FORMAT}")
+        db.execute("PRAGMA journal_mode=WAL")
+        db.executescript(SCHEMA)
+        db.execute(f"PRAGMA user_version={FORMAT}")
+        opened.pop_all()
     return db
 
 

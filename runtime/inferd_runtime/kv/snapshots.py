@@ -4,25 +4,28 @@ from __future__ import annotations
 
 import math
 import time
-from collections import deque
+from collections import Counter
 from collections.abc import Callable
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import Future
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
 from inferd.protocol import InferdError, InternalError, LimitExceeded, Unavailable
 from inferd_runtime.kv.snapshot_place import SnapshotPlace
-from inferd_runtime.waker import Waker
+from inferd_runtime.lanes import Charge, Lanes, Piece, free
 
 T = TypeVar("T")
 MAX_WAITING_BYTES = 2 << 30
+TENANTS_SHARE = 4
+"""A tenant may have this part of the bytes that may wait."""
 CLOSE_SECONDS = 1.0
 
 
 @dataclass(eq=False)
-class _Piece:
-    """One piece of work. ``due``: when its caller is told that it takes too long (monotonic seconds); ``late``: it was."""
+class _Job:
+    """What was submitted. ``due``: when its caller is told that it takes too long (monotonic seconds); ``late``: it was."""
 
+    piece: Piece
     done: Callable[[Any], None]
     nbytes: int
     due: float
@@ -30,88 +33,108 @@ class _Piece:
 
 
 class SnapshotStore:
-    """Runs work on a :class:`SnapshotPlace` in ``threads`` of its own, by default one piece after the other.
+    """Runs work on a :class:`SnapshotPlace` in ``threads`` of its own, in which tenants take turns; one has half of them at most.
+    With one thread, each tenant's work is done in order.
 
     :meth:`submit`, :meth:`poll` and :meth:`close` belong to one thread, which polls :meth:`fileno` together with its other
-    sources and then calls :meth:`poll`, and now and then without. At most ``max_waiting`` bytes wait to be written. A caller
-    waits at most ``seconds``, whatever a place elsewhere does.
+    sources and then calls :meth:`poll`, and now and then without. At most ``max_waiting`` bytes wait to be written, a quarter of
+    them of one tenant; who has nothing there may bring any number. A caller waits at most ``seconds``, whatever a place
+    elsewhere does.
     """
 
     def __init__(
-        self, place: SnapshotPlace, *, max_waiting: int = MAX_WAITING_BYTES, threads: int = 1, seconds: float = math.inf
+        self,
+        place: SnapshotPlace,
+        *,
+        max_waiting: int = MAX_WAITING_BYTES,
+        threads: int = 1,
+        seconds: float = math.inf,
+        charge: Charge = free,
     ) -> None:
+        """``charge``: told the processor time of a tenant's work."""
         self._place = place
         self._max_waiting = max_waiting
         self._seconds = seconds
-        self._waiting = 0
-        self._open: dict[_Piece, Future[Any]] = {}
-        self._threads = ThreadPoolExecutor(threads, "snapshots")
-        self._waker = Waker()
-        self._finished: deque[_Piece] = deque()
-        self._threads.submit(self._place.clean)
+        self._waiting: Counter[str] = Counter()
+        self._open: dict[_Job, None] = {}
+        self._lanes = Lanes(threads, "snapshots", charge, of_tenant=max(1, threads // 2))
+        self._lanes.submit(Piece("", place.clean, lambda ended: None))
 
     def submit(
-        self, work: Callable[[SnapshotPlace], T], done: Callable[[T | InferdError], None], *, nbytes: int = 0
-    ) -> Future[T]:
-        """Queue ``work`` and return its future; :meth:`poll` then calls ``done`` with its result or error.
+        self,
+        tenant: str,
+        work: Callable[[SnapshotPlace], T],
+        done: Callable[[T | InferdError], None],
+        *,
+        nbytes: int = 0,
+    ) -> Callable[[], None]:
+        """Queue a tenant's ``work``; :meth:`poll` then calls ``done`` with its result or error. Returns what leaves it out, if it
+        has not begun.
 
-        ``done`` must not raise, and is not called for work that was cancelled before it began. For work that takes too long it is
-        called with Unavailable, and again with what that still comes to. ``nbytes``: memory that the work holds until it is done.
-        Raises LimitExceeded if too much waits already.
+        ``done`` must not raise, and is not called for work that was left out. For work that takes too long it is called with
+        Unavailable, and again with what that still comes to. ``nbytes``: memory that the work holds until it is done. Raises
+        LimitExceeded if too much waits already.
         """
-        if self._waiting and self._waiting + nbytes > self._max_waiting:
-            raise LimitExceeded(
-                f"{self._waiting} bytes of snapshots wait to be written", limit="waiting_snapshot_bytes",
-                value=self._max_waiting, raise_with="waiting for some of them",
-            )  # fmt: skip
-        piece = _Piece(done, nbytes, time.monotonic() + self._seconds)
-        self._waiting += nbytes
-        future = self._open[piece] = self._threads.submit(work, self._place)
-        future.add_done_callback(lambda ended: self._end(piece))
-        return future
+        self._check_room(tenant, nbytes)
+        piece = Piece(tenant, lambda: work(self._place), lambda ended: self._end(job, ended), lambda: job in self._open)
+        job = _Job(piece, done, nbytes, time.monotonic() + self._seconds)
+        self._open[job] = None
+        self._waiting[tenant] += nbytes
+        self._lanes.submit(piece)
+        return lambda: self._leave_out(job)
 
-    def _end(self, piece: _Piece) -> None:
-        self._finished.append(piece)
-        self._waker.wake()
+    def _check_room(self, tenant: str, nbytes: int) -> None:
+        share, own = self._max_waiting // TENANTS_SHARE, self._waiting[tenant]
+        if nbytes and own and (own + nbytes > share or self._waiting.total() + nbytes > self._max_waiting):
+            raise LimitExceeded(
+                f"{own} bytes of the tenant's snapshots wait to be written", limit="waiting_snapshot_bytes",
+                value=share, raise_with="waiting for some of them",
+            )  # fmt: skip
+
+    def _leave_out(self, job: _Job) -> None:
+        if job in self._open and not job.piece.begun:
+            self._forget(job)
+
+    def _forget(self, job: _Job) -> None:
+        del self._open[job]
+        self._waiting[job.piece.tenant] -= job.nbytes
+        if not self._waiting[job.piece.tenant]:
+            del self._waiting[job.piece.tenant]
+
+    def _end(self, job: _Job, ended: Future[Any]) -> None:
+        self._forget(job)
+        job.done(_outcome(ended))
 
     def fileno(self) -> int:
         """Return a descriptor that is readable when :meth:`poll` has something to do."""
-        return self._waker.fileno()
+        return self._lanes.fileno()
 
     def wait(self, seconds: float) -> bool:
         """Block until :meth:`poll` may have something to do. Return False if the time is up."""
-        return self._waker.wait(seconds)
+        return self._lanes.wait(seconds)
 
     def poll(self) -> bool:
         """Call ``done`` of all work that has ended, or takes too long. Return False if there is none."""
-        self._waker.drain()
-        progressed = bool(self._finished)
-        while self._finished:
-            piece = self._finished.popleft()
-            future = self._open.pop(piece)
-            self._waiting -= piece.nbytes
-            if not future.cancelled():
-                piece.done(_outcome(future))
+        progressed = self._lanes.poll()
         return self._tell_late() or progressed
 
     def _tell_late(self) -> bool:
         """Tell the callers of work that takes too long, and leave out what has not begun. False if there is none."""
         now = time.monotonic()
-        late = [piece for piece in self._open if piece.due <= now and not piece.late]
-        for piece in late:
-            piece.late = True
-            self._open[piece].cancel()
-            piece.done(Unavailable(f"the store of saved contexts has not answered for {self._seconds:g} s"))
+        late = [job for job in self._open if job.due <= now and not job.late]
+        for job in late:
+            job.late = True
+            self._leave_out(job)
+            job.done(Unavailable(f"the store of saved contexts has not answered for {self._seconds:g} s"))
         return bool(late)
 
     def close(self) -> None:
         """Wait for all submitted work that does not take too long, report it, and close the place."""
-        while any(not piece.late for piece in self._open):
+        while any(not job.late for job in self._open):
             self.wait(CLOSE_SECONDS)
             self.poll()
-        self._threads.shutdown(wait=not self._open)
+        self._lanes.close(wait=not self._open)
         self._place.close()
-        self._waker.close()
 
 
 def _outcome(future: Future[T]) -> T | InferdError:

@@ -13,10 +13,10 @@ from inferd import protocol as p
 from inferd_runtime.carriable import check_carriable, decode_bounded, is_plain
 from inferd_runtime.engine.scheduling.fairness import FairClock
 from inferd_runtime.kv.snapshots import SnapshotStore
+from inferd_runtime.lanes import Lanes
 from inferd_runtime.session.constraints.compile_queue import CompileQueue
 from inferd_runtime.session.cycles import CycleFeed
 from inferd_runtime.session.grants import Grant, SessionGrants
-from inferd_runtime.session.lanes import Lanes
 from inferd_runtime.session.served_model import ServedModel
 from inferd_runtime.session.session import Session
 from inferd_runtime.session.shared_tenants import SharedTenants

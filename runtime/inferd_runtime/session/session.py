@@ -10,9 +10,9 @@ from inferd import protocol as p
 from inferd_grammar import GrammarFailure
 from inferd_runtime.engine.jobs.boundary import typed_error
 from inferd_runtime.kv.snapshots import SnapshotStore
+from inferd_runtime.lanes import Lanes
 from inferd_runtime.session.constraints.compile_queue import CompileQueue
 from inferd_runtime.session.cycles import CycleFeed
-from inferd_runtime.session.lanes import Lanes
 from inferd_runtime.session.operations import (
     adapters,
     chat,

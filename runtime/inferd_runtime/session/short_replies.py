@@ -22,13 +22,14 @@ class ShortStep(msgspec.Struct, omit_defaults=True):
     sources: list[SourceCount] = []
     logprobs: list[TokenLogprob] = []
     probes: list[TokenProbes] = []
+    joined: int = 1
 
     @classmethod
     def of(cls, step: Step) -> ShortStep:
         """Return a step that is encoded in fewer bytes."""
         return cls(
             step.tokens, step.text, step.drafted, step.accepted, step.filtered, step.truncated, step.saved_us,
-            step.sources, step.logprobs, step.probes,
+            step.sources, step.logprobs, step.probes, step.joined,
         )  # fmt: skip
 
 

@@ -18,11 +18,11 @@ from inferd_runtime.engine.sequences.cached_sequence import CachedSequence
 from inferd_runtime.engine.sequences.prompt_meter import PromptMeter
 from inferd_runtime.engine.uploads import Uploads
 from inferd_runtime.kv.snapshots import SnapshotStore
+from inferd_runtime.lanes import Lanes
 from inferd_runtime.session import transcript
 from inferd_runtime.session.constraints.compile_queue import CompileQueue
 from inferd_runtime.session.constraints.held_grammars import HeldGrammars
 from inferd_runtime.session.generation.open_generation import OpenGeneration
-from inferd_runtime.session.lanes import Lanes
 from inferd_runtime.session.served_model import ServedModel
 
 Respond = Callable[[Any], None]

@@ -42,15 +42,15 @@ class StepProfile:
         found, self._found = self._found, None
         return found
 
-    def run(self, model: str, jobs: int, step: Callable[[], bool]) -> bool:
-        """Run a step and return what it returns."""
+    def run(self, model: str, jobs: Callable[[], int], step: Callable[[], bool]) -> bool:
+        """Run a step of so many ``jobs`` and return what it returns."""
         if self._clock() >= self._asked_until:
             return step()
-        profile, started = cProfile.Profile(), time.perf_counter()
+        count, profile, started = jobs(), cProfile.Profile(), time.perf_counter()
         progressed: bool = profile.runcall(step)
         ms = 1e3 * (time.perf_counter() - started)
         if ms > self._over_ms:
-            self._found = _summary(model, jobs, ms, profile)
+            self._found = _summary(model, count, ms, profile)
         return progressed
 
 

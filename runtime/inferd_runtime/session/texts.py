@@ -8,8 +8,8 @@ from functools import partial
 from typing import Any, NamedTuple, TypeVar
 
 from inferd import protocol as p
+from inferd_runtime.lanes import Lanes, Piece
 from inferd_runtime.models.jinja_template import RENDER_LIMIT, RENDER_SECONDS, RenderBudget
-from inferd_runtime.session.lanes import Lanes, Piece
 from inferd_runtime.session.served_model import ServedModel
 from inferd_runtime.session.state import Call, OpenContext, SessionState, guarded
 

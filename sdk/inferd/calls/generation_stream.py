@@ -147,7 +147,7 @@ class RunningGeneration:
 
     async def _fetch(self, draft: CheckedDraft = NO_DRAFT, least: int = 1) -> Steps:
         drafted = list(draft.tokens), list(draft.positions), list(draft.parents)
-        sent = NextSteps(self._generation, *drafted, least=least)
+        sent = NextSteps(self._generation, *drafted, least=least, joined=least > 1)
         check_next_steps(sent)
         reply: Steps = await self._call(sent)
         return reply

@@ -15,6 +15,7 @@ from inferd.program.json_types import structure, with_definitions
 from inferd.program.json_values import is_carried, to_json_value
 from inferd.program.manifest import Manifest, script_manifest
 from inferd.program.pie import INPUT, PieFile, imports_inferlet, is_dict, read_names, schema_like
+from inferd.program.signatures import parameters_of
 from inferd.protocol import InvalidRequest, ProgramError, ProgramSyntaxError
 
 MAIN = "main"
@@ -110,7 +111,7 @@ def coerce_arguments(main: Callable[..., Any], args: dict[str, Any]) -> dict[str
     (and the place inside it), for a missing, unknown or ill-typed argument and for an annotation that is not
     supported.
     """
-    parameters = inspect.signature(main).parameters
+    parameters = parameters_of(main)
     for parameter in parameters.values():
         if parameter.kind not in (parameter.POSITIONAL_OR_KEYWORD, parameter.KEYWORD_ONLY):
             raise InvalidRequest(

@@ -16,6 +16,8 @@ from inferd.program.pydantic_models import is_pydantic, plain
 from inferd.protocol import ProgramError
 
 MAX_DEPTH = 200
+EXACT = frozenset({type(None), bool, int, str})
+"""Types of values that are JSON values as they are; their subclasses are not."""
 
 
 def to_json_value(value: Any, path: str) -> Any:
@@ -62,7 +64,10 @@ def _convert(value: Any, path: str, depth: int) -> Any:
     if isinstance(value, float):
         return _finite(value, path)
     if isinstance(value, (list, tuple)):
-        return [_convert(item, f"{path}[{index}]", depth + 1) for index, item in enumerate(value)]
+        return [
+            item if type(item) in EXACT else _convert(item, f"{path}[{index}]", depth + 1)
+            for index, item in enumerate(value)
+        ]
     if isinstance(value, dict):
         return {_key(key, path): _convert(item, f"{path}[{key!r}]", depth + 1) for key, item in value.items()}
     return _convert_object(value, path, depth)

@@ -13,6 +13,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from inferd.program.manifest import NAME, VERSION, read_table, read_toml
+from inferd.program.signatures import parameters_of
 from inferd.protocol import InvalidRequest
 
 INPUT = "input"
@@ -53,7 +54,7 @@ def imports_inferlet(source: str) -> bool:
 
 def takes_input(main: Callable[..., Any]) -> bool:
     """Return True if a function's one parameter is ``input``, a dict or without an annotation."""
-    parameters = inspect.signature(main).parameters
+    parameters = parameters_of(main)
     if list(parameters) != [INPUT]:
         return False
     annotation = parameters[INPUT].annotation

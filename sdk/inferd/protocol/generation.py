@@ -32,7 +32,8 @@ class Step:
     ``drafted`` tokens were verified, ``accepted`` of them stand, and the model added one of its own; ``truncated`` of all
     these came behind the end of the generation and count for nothing. ``filtered`` guesses were illegal under the
     constraint. ``sources`` says whose they were. ``saved_us``: microseconds that the drafts saved, by the cost model's estimate.
-    ``logprobs`` and ``probes``, where they were asked for: one per token.
+    ``logprobs`` and ``probes``, where they were asked for: one per token. ``joined``: of how many engine steps it is made;
+    more than one only where the reader asks for it (:class:`NextSteps`).
     """
 
     tokens: list[int]
@@ -45,6 +46,7 @@ class Step:
     sources: list[SourceCount] = field(default_factory=list)
     logprobs: list[TokenLogprob] = field(default_factory=list)
     probes: list[TokenProbes] = field(default_factory=list)
+    joined: int = 1
 
 
 @dataclass(frozen=True)
@@ -282,7 +284,8 @@ class NextSteps:
     step. ``draft`` only with ``program_speculation``, a mask (allowed token ids, or bits as
     in ``forward``; neither: all) only with ``program_constraint``, a ``token`` (of the row that was offered last) only with
     ``candidates``. ``parents``: per draft token, which one it follows (-1:
-    the context; a smaller index than its own); empty means a chain. ``positions`` are absolute.
+    the context; a smaller index than its own); empty means a chain. ``positions`` are absolute. ``joined``: steps in a row that
+    have nothing but tokens and text come as one.
     """
 
     generation: int
@@ -293,6 +296,7 @@ class NextSteps:
     mask_bits: str = ""
     least: int = 1
     token: int | None = None
+    joined: bool = False
 
 
 def check_next_steps(request: NextSteps) -> None:

@@ -13,6 +13,7 @@ from typing import Any, overload
 
 from inferd.program.json_types import SchemaBuilder, object_schema, structure
 from inferd.program.json_values import is_carried, to_json_value
+from inferd.program.signatures import parameters_of
 from inferd.protocol import ConstraintError, InvalidRequest, ProgramError
 from inferd.schema import parse_json
 from inferd.tools.docstrings import described
@@ -160,11 +161,12 @@ def _given(parameters: Mapping[str, Any], label: str) -> dict[str, Any]:
 
 def _types(function: Callable[..., Any], label: str) -> dict[str, Any]:
     """Return the annotations of a function's parameters, by name."""
+    parameters: Mapping[str, inspect.Parameter] = {}
     try:
-        parameters = inspect.signature(function).parameters
+        parameters = parameters_of(function)
         hints = typing.get_type_hints(_annotated(function), include_extras=True)
     except (NameError, TypeError, ValueError, SyntaxError, AttributeError) as error:
-        raise InvalidRequest(_unreadable(function, label, error)) from None
+        raise InvalidRequest(_unreadable(parameters, label, error)) from None
     for name, parameter in parameters.items():
         if parameter.kind not in (parameter.POSITIONAL_OR_KEYWORD, parameter.KEYWORD_ONLY):
             raise InvalidRequest(
@@ -177,10 +179,10 @@ def _types(function: Callable[..., Any], label: str) -> dict[str, Any]:
     return {name: hints[name] for name in parameters}
 
 
-def _unreadable(function: Callable[..., Any], label: str, error: Exception) -> str:
+def _unreadable(parameters: Mapping[str, inspect.Parameter], label: str, error: Exception) -> str:
     """Return what is told of annotations that cannot be evaluated: whose it is, where it is a text that names what is missing."""
     missing = getattr(error, "name", None)
-    notes = getattr(_annotated(function), "__annotations__", {})
+    notes = {name: parameter.annotation for name, parameter in parameters.items()}
     culprit = next(
         (name for name, note in notes.items() if missing and isinstance(note, str) and missing in note), None
     )
@@ -193,7 +195,7 @@ def _schema(
 ) -> dict[str, Any]:
     """Return the schema of a function's parameters."""
     builder, properties, required = SchemaBuilder(), {}, []
-    for name, parameter in inspect.signature(function).parameters.items():
+    for name, parameter in parameters_of(function).items():
         place = f"the tool {label}, parameter {name}"
         properties[name] = _property(builder, types[name], parameter, place, told.get(name, ""))
         required += [name] if parameter.default is parameter.empty else []

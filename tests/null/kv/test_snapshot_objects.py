@@ -354,10 +354,10 @@ def waits(hold: threading.Event) -> None:
 def test_a_store_that_hangs_is_told_in_time_and_holds_up_nobody(root: str) -> None:
     hold, slow, told = threading.Event(), files(), list[Any]()
     slow.before = lambda request: waits(hold)
-    store = SnapshotStore(SnapshotObjects(slow, root, QUOTA), threads=2, seconds=0.05)
+    store = SnapshotStore(SnapshotObjects(slow, root, QUOTA), threads=4, seconds=0.05)
     try:
         for _ in range(3):
-            store.submit(lambda place: place.save("ann", "a", make(), overwrite=True), told.append)
+            store.submit("ann", lambda place: place.save("ann", "a", make(), overwrite=True), told.append)
         while len(told) < 3:
             store.wait(0.01)
             store.poll()
@@ -378,7 +378,7 @@ def test_closing_does_not_wait_for_a_store_that_hangs(root: str) -> None:
     hold, slow, told = threading.Event(), files(), list[Any]()
     slow.before = lambda request: waits(hold)
     store = SnapshotStore(SnapshotObjects(slow, root, QUOTA), seconds=0.01)
-    store.submit(lambda place: place.saved("ann"), told.append)
+    store.submit("ann", lambda place: place.saved("ann"), told.append)
     store.close()
     assert [type(one) for one in told] == [Unavailable]
     hold.set()

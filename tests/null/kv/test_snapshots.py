@@ -478,7 +478,7 @@ class Told:
         self.outcomes: list[Any] = []
 
     def of(self, work: Callable[[SnapshotFolder], Any], **options: Any) -> Any:
-        self.store.submit(work, self.outcomes.append, **options)
+        self.store.submit("ann", work, self.outcomes.append, **options)
         return self.next()
 
     def next(self) -> Any:
@@ -490,7 +490,7 @@ class Told:
 
 @pytest.fixture
 def store(tmp_path: Path) -> Iterator[SnapshotStore]:
-    store = SnapshotStore(SnapshotFolder(tmp_path / "snapshots", 1 << 20), max_waiting=100)
+    store = SnapshotStore(SnapshotFolder(tmp_path / "snapshots", 1 << 20), max_waiting=400)
     yield store
     store.close()
 
@@ -499,7 +499,7 @@ def test_work_is_done_in_order_and_told_in_the_callers_thread(store: SnapshotSto
     threads: list[int] = []
     outcomes: list[Any] = []
     for number in range(3):
-        store.submit(lambda _, n=number: threads.append(threading.get_ident()) or n, outcomes.append)  # type: ignore[misc]
+        store.submit("ann", lambda _, n=number: threads.append(threading.get_ident()) or n, outcomes.append)  # type: ignore[misc]
     while len(outcomes) < 3:
         store.wait(10)
         store.poll()
@@ -518,10 +518,10 @@ def test_errors_are_told_and_a_bug_is_named(store: SnapshotStore) -> None:
 
 def test_bytes_that_wait_are_bounded(store: SnapshotStore) -> None:
     hold, told = threading.Event(), Told(store)
-    store.submit(lambda _: hold.wait(10), told.outcomes.append, nbytes=80)
+    store.submit("ann", lambda _: hold.wait(10), told.outcomes.append, nbytes=80)
     with pytest.raises(LimitExceeded) as caught:
-        store.submit(lambda _: None, told.outcomes.append, nbytes=21)
-    store.submit(lambda _: True, told.outcomes.append, nbytes=20)
+        store.submit("ann", lambda _: None, told.outcomes.append, nbytes=21)
+    store.submit("ann", lambda _: True, told.outcomes.append, nbytes=20)
     assert caught.value.detail["limit"] == "waiting_snapshot_bytes"
     hold.set()
     assert told.next() is True
@@ -529,11 +529,26 @@ def test_bytes_that_wait_are_bounded(store: SnapshotStore) -> None:
     assert told.of(lambda _: 5, nbytes=1000) == 5
 
 
+def test_what_a_tenant_has_waiting_keeps_nobody_else_from_saving(store: SnapshotStore) -> None:
+    """One tenant's saves and opens were all done first, and the bytes that wait were everybody's."""
+    hold, done = threading.Event(), list[str]()
+    store.submit("ann", lambda _: hold.wait(10), lambda _: done.append("ann"), nbytes=300)
+    for _ in range(5):
+        store.submit("ann", lambda _: None, lambda _: done.append("ann"))
+    for _ in range(2):
+        store.submit("bob", lambda _: None, lambda _: done.append("bob"), nbytes=50)
+    hold.set()
+    while len(done) < 8:
+        store.wait(10)
+        store.poll()
+    assert done == ["ann", "bob", "ann", "bob", "ann", "ann", "ann", "ann"]
+
+
 def test_work_that_was_cancelled_before_it_began_is_not_told(store: SnapshotStore) -> None:
     hold, told = threading.Event(), Told(store)
-    store.submit(lambda _: hold.wait(10), told.outcomes.append)
-    later = store.submit(lambda _: 7, told.outcomes.append, nbytes=50)
-    assert later.cancel()
+    store.submit("ann", lambda _: hold.wait(10), told.outcomes.append)
+    leave_out = store.submit("ann", lambda _: 7, told.outcomes.append, nbytes=50)
+    leave_out()
     hold.set()
     assert told.next() is True
     assert told.of(lambda _: 8, nbytes=100) == 8
@@ -542,21 +557,19 @@ def test_work_that_was_cancelled_before_it_began_is_not_told(store: SnapshotStor
 def test_closing_finishes_what_was_submitted(tmp_path: Path) -> None:
     store = SnapshotStore(SnapshotFolder(tmp_path / "snapshots", 1 << 20))
     outcomes: list[Any] = []
-    store.submit(lambda folder: folder.save("ann", "a", make(), overwrite=False), outcomes.append)
+    store.submit("ann", lambda folder: folder.save("ann", "a", make(), overwrite=False), outcomes.append)
     store.close()
     assert not isinstance(outcomes[0], InferdError)
     assert len(files(tmp_path)) == 1
     assert store._place._opened is None, "the table is closed, too"
     with pytest.raises(RuntimeError):
-        store.submit(lambda _: 1, outcomes.append)
+        store.submit("ann", lambda _: 1, outcomes.append)
 
 
 def test_nothing_is_to_do_once_all_is_told(store: SnapshotStore) -> None:
     told = Told(store)
-    store.submit(lambda _: 1, told.outcomes.append)
-    assert store.wait(10)
-    assert store.poll() is True
-    assert told.outcomes == [1]
+    store.submit("ann", lambda _: 1, told.outcomes.append)
+    assert told.next() == 1
     assert not store.poll()
     assert not store.wait(0.0)
 

@@ -437,7 +437,7 @@ SOURCE_STEPS = st.builds(
     ),
     st.sampled_from(["ngram", "predicted"]),
     st.integers(0, 5), st.integers(0, 5), st.integers(0, 3), st.integers(0, 5),
-) | st.just(Step([1]))  # fmt: skip
+) | st.integers(1, 4).map(lambda count: Step([1] * count, joined=count))  # fmt: skip
 
 
 @given(steps=st.lists(SOURCE_STEPS, max_size=12), split=st.integers(0, 12))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import sys
+from pathlib import Path
 from typing import Any
 
 import msgspec
@@ -13,6 +14,7 @@ from inferd.program.interface import describe_source
 from inferd.protocol import InvalidRequest
 from inferd_runtime.cli.parsing import Parser
 from inferd_runtime.cli.program_options import ProgramInterface, add_program_options, arguments_of
+from inferd_runtime.cli.run import read_command
 from inferd_runtime.sandbox.messages import Bundle
 from inferd_runtime.server.gateway.replies import program_json
 from inferd_runtime.server.programs.bundles import make_program
@@ -129,3 +131,27 @@ def test_a_server_tells_the_same_interface() -> None:
     program = make_program(Bundle("p", {"main.py": SOURCE}))
     sent = msgspec.json.decode(msgspec.json.encode(program_json(program)))
     assert ProgramInterface.from_json(sent["interface"]) == ProgramInterface.of(program.interface)
+
+
+@pytest.mark.parametrize(
+    ("flags", "on"),
+    [
+        (["--timings"], True),
+        (["--timings", "true"], True),
+        (["--timings=false"], False),
+        (["--timings", "false"], False),
+        (["--model", "tiny", "--timings"], True),
+        (["--json", "--timings", "--"], True),
+    ],
+)
+def test_a_flag_does_not_take_the_program_for_its_value(tmp_path: Path, flags: list[str], on: bool) -> None:
+    program = tmp_path / "p.py"
+    program.write_text("async def main(timings: bool = False): ...")
+    command, _ = read_command([*flags, str(program), "--timings"])
+    assert command.settings.engine.timings is on
+    assert command.arguments == {"timings": True}
+
+
+def test_a_missing_program_is_named_alone() -> None:
+    with pytest.raises(InvalidRequest, match=r"required: PROGRAM$"):
+        read_command(["--timings"])

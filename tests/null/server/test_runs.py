@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import time
 from contextlib import ExitStack
 
@@ -22,7 +23,7 @@ from inferd_runtime.sandbox.messages import (
     in_parts,
 )
 from inferd_runtime.server.programs.bundles import make_program
-from inferd_runtime.server.supervisor.held_runs import FRAME_BYTES, HeldRun
+from inferd_runtime.server.supervisor.held_runs import FRAME_BYTES, MOST_POSTPONED_SECONDS, HeldRun
 from inferd_runtime.server.supervisor.run_events import EVENT_OVERHEAD, EventBuffer, RunState
 from inferd_runtime.server.supervisor.runs import BATCH_BYTES, BATCH_EVENTS, MAX_FOLLOWERS, Run, RunStore
 from inferd_runtime.server.tenancy.quotas import Quotas, same_for_all
@@ -275,3 +276,13 @@ def test_events_behind_any_number_are_none_yet() -> None:
     buffer.append("stdout", "a", 1)
     for start in (1, 2**63, 10**300):
         assert list(buffer.since(start)) == []
+
+
+def test_a_run_has_more_time_to_end_while_its_worker_ends_others_but_not_for_ever() -> None:
+    held = HeldRun(make_run(), "worker", 1.0)
+    held.postpone(50.0)
+    assert held.kill_at == math.inf, "nobody asked for its end"
+    held.tell(Cancelled("").to_wire(), 10.0)
+    for kill_at, expected in ((12.0, 12.0), (11.0, 12.0), (1000.0, 10.0 + MOST_POSTPONED_SECONDS)):
+        held.postpone(kill_at)
+        assert held.kill_at == expected

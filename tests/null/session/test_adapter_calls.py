@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import threading
 from typing import Any
 
 import pytest
@@ -10,8 +11,11 @@ import pytest
 from inferd import protocol as p
 from inferd_runtime.engine.adapters import AdapterLimits, AdapterSet
 from inferd_runtime.engine.engine import Engine
+from inferd_runtime.engine.uploads import MAX_UPLOADS
+from inferd_runtime.lanes import Lanes
 from inferd_runtime.models.lora.files import AdapterFiles
 from inferd_runtime.session.served_model import ServedModel
+from inferd_runtime.session.session import Session
 from inferd_runtime.testing.byte_tokenizer import VOCAB_SIZE
 from inferd_runtime.testing.direct import DirectSession
 from inferd_runtime.testing.null_driver import NullDriver
@@ -49,7 +53,8 @@ def names(caller: DirectSession) -> list[tuple[str, bool]]:
 
 
 def shared(model: ServedModel, name: str, weights: bytes = b"shared") -> None:
-    model.adapters.load(None, name, AdapterFiles(config().encode(), weights, trusted=True))
+    files = AdapterFiles(config().encode(), weights, trusted=True)
+    model.adapters.load(None, name, model.adapters.reader(None)(files))
 
 
 def fresh(caller: DirectSession, adapter: str = "", prompt: str = PROMPT, **fields: Any) -> list[int]:
@@ -260,6 +265,43 @@ def test_uploads_count_together_for_a_tenant_and_end_with_their_session(model: S
     one.session.close()
     two.call(p.UploadAdapter(b"x" * 600))
     two.session.close()
+    other.close()
+
+
+def test_an_adapter_is_not_read_in_the_step_loop(model: ServedModel, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A quarter of a gibibyte was hashed and copied there, for half a second, while every other tenant waited."""
+    lanes, readers, got = Lanes(1, "text"), list[threading.Thread](), list[Any]()
+    digest = AdapterFiles.digest
+
+    def noted(files: AdapterFiles) -> str:
+        readers.append(threading.current_thread())
+        return digest(files)
+
+    monkeypatch.setattr(AdapterFiles, "digest", noted)
+    session = Session({model.info.name: model}, "t", texts=lanes)
+    session.handle(1, p.UploadAdapter(b"w" * 10_000), got.append)
+    session.handle(2, p.LoadAdapter("a", config(), got.pop().upload), got.append)
+    assert session.held, "what is asked next comes after"
+    while not got:
+        assert lanes.wait(10)
+        lanes.poll()
+    assert isinstance(got[0], p.AdapterInfo), got
+    assert readers
+    assert threading.current_thread() not in readers
+    session.close()
+    lanes.close()
+
+
+def test_uploads_without_end_are_refused(model: ServedModel) -> None:
+    """Each was an entry that every further piece, of any tenant, was compared with."""
+    many, other = DirectSession(model, tenant="many"), DirectSession(model, tenant="other")
+    for _ in range(MAX_UPLOADS):
+        many.call(p.UploadAdapter(b""))
+    with pytest.raises(p.LimitExceeded) as caught:
+        many.call(p.UploadAdapter(b""))
+    assert caught.value.detail["limit"] == "uploads"
+    other.call(p.UploadAdapter(b""))
+    many.close()
     other.close()
 
 

@@ -9,10 +9,10 @@ from typing import Any
 import pytest
 
 from inferd import protocol as p
+from inferd_runtime.lanes import Lanes
 from inferd_runtime.models import jinja_template
 from inferd_runtime.models.jinja_template import JinjaTemplate
 from inferd_runtime.session import texts
-from inferd_runtime.session.lanes import Lanes
 from inferd_runtime.session.session import Session
 from inferd_runtime.testing import byte_tokenizer
 from inferd_runtime.testing.byte_tokenizer import END, TURN, ByteTokenizer

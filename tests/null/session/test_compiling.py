@@ -229,14 +229,43 @@ def test_a_session_that_closes_while_it_waits_leaves_nothing(
     model.engine.pool.check_integrity([])
 
 
-def test_sessions_share_one_compile(gate: Gate, queue: CompileQueue, model: ServedModel) -> None:
-    callers = [Answers(model, queue, tenant) for tenant in ("a", "b", "b")]
+def test_sessions_of_a_tenant_share_one_compile(gate: Gate, queue: CompileQueue, model: ServedModel) -> None:
+    callers = [Answers(model, queue) for _ in range(3)]
     tickets = [caller.start(QUICK)[1] for caller in callers]
     gate.let(QUICK.value)
     settle(queue)
     assert gate.asked == [QUICK.value]
     for caller, ticket in zip(callers, tickets, strict=True):
         assert isinstance(caller.got[ticket], p.GenerationStarted)
+        caller.session.close()
+
+
+def test_nobody_waits_for_a_constraint_in_another_tenants_turn(
+    gate: Gate, queue: CompileQueue, model: ServedModel
+) -> None:
+    hostile, other = Answers(model, queue, "hostile"), Answers(model, queue, "other")
+    hostile.start(pattern("slow"))
+    gate.wait_asked("slow")
+    hostile.start(QUICK)  # it waits behind the slow one
+    _, ticket = other.start(QUICK)
+    gate.let(QUICK.value)
+    settle(queue)
+    assert isinstance(other.got[ticket], p.GenerationStarted)
+    hostile.session.close()
+    other.session.close()
+
+
+def test_nobody_can_tell_by_its_time_which_constraints_another_tenant_uses(
+    gate: Gate, queue: CompileQueue, model: ServedModel
+) -> None:
+    one, other = Answers(model, queue, "one"), Answers(model, queue, "other")
+    gate.let(QUICK.value)
+    for caller, asked in ((one, 1), (other, 2)):
+        _, ticket = caller.start(QUICK)
+        assert caller.got[ticket] is None, "not at once, whoever had it compiled before"
+        settle(queue)
+        assert isinstance(caller.got[ticket], p.GenerationStarted)
+        assert gate.asked == [QUICK.value] * asked
         caller.session.close()
 
 

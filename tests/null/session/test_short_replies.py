@@ -20,6 +20,7 @@ STEPS = st.builds(
     st.lists(st.builds(p.SourceCount, st.just("ngram")), max_size=2),
     st.lists(st.builds(p.TokenLogprob, st.just(1), st.just(-0.5)), max_size=2),
     st.lists(st.builds(p.TokenProbes, st.lists(st.builds(p.ProbeResult, st.just("AAAA")), max_size=2)), max_size=2),
+    st.integers(1, 3),
 )
 ROWS = st.lists(
     st.builds(p.CandidateRow, st.just(3), st.just(""), st.just(""), st.just(0.5), st.just(0.25)), max_size=1

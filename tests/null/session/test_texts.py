@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 
 from inferd import protocol as p
+from inferd_runtime.lanes import Lanes, Piece
 from inferd_runtime.session import texts
-from inferd_runtime.session.lanes import Lanes, Piece
 from inferd_runtime.session.session import Session
 from inferd_runtime.testing.byte_tokenizer import ByteTokenizer
 from inferd_runtime.testing.served import null_model

@@ -51,6 +51,23 @@ def test_peak_memory_is_what_the_program_used(gateway: Gateway) -> None:
     assert 95 < large - small < 120
 
 
+def test_an_annotation_that_names_nothing_is_refused_by_its_parameter(gateway: Gateway) -> None:
+    """The sandbox's Python evaluates annotations when they are read, not when the function is made."""
+    error = gateway.error("def main(x: Missing): pass", x=1)
+    assert error.code == "client.invalid"
+    assert "main: an annotation cannot be evaluated: name 'Missing'" in error.message
+    tools = """
+        import inferd
+        def lookup(x: Missing, n: int = 3) -> str: return ""
+        def main():
+            try:
+                inferd.tool(lookup)
+            except inferd.InvalidRequest as error:
+                return error.message
+    """
+    assert "the tool lookup, parameter x: its annotation cannot be read: name 'Missing'" in gateway.value(tools)
+
+
 def test_session_is_opened_for_the_tenant_and_closed(gateway: Gateway, engine: FakeEngine) -> None:
     run = gateway.launch("def main(): pass")
     gateway.wait(run)

@@ -7,13 +7,14 @@ import os
 import signal
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import anyio
 import msgspec
 import pytest
 
-from inferd.protocol import Unavailable
+from inferd.protocol import Cancelled, Unavailable
 from inferd_runtime.isolation.kinds import ChildKind
 from inferd_runtime.isolation.order import Launch
 from inferd_runtime.sandbox.messages import Bundle, Limits, RunFinished, RunUsage
@@ -141,6 +142,29 @@ async def test_a_worker_that_ignores_a_cancel_is_killed(tmp_path: Path, monkeypa
         other = await ended(bystander)
         assert other.error is not None
         assert other.error.code == "unavailable"
+
+
+async def test_a_worker_that_ends_many_runs_one_after_the_other_is_not_killed_for_the_last(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """192 runs that were cancelled at once cost their tenant a worker, with all that it ran, on a busy machine."""
+    async with open_runtime(settings_in(tmp_path), fake_commands(worker=["--deaf"])) as runtime:
+        first, last = runtime.launch(program(SLEEP), "{}"), runtime.launch(program(SLEEP), "{}")
+        for run in (first, last):
+            await run.next_batch(1)
+        holder = runtime.fleet.pool.worker_of(first.id)
+        assert holder == runtime.fleet.pool.worker_of(last.id)
+        assert holder is not None
+        killed: list[str] = []
+        monkeypatch.setattr(runtime.fleet, "kill", killed.append)
+        monkeypatch.setattr(runtime_module, "GRACE_SECONDS", 0.0)
+        first.cancel()
+        last.cancel()
+        monkeypatch.setattr(runtime_module, "GRACE_SECONDS", 60.0)
+        runtime.worker_reported(holder, RunFinished(first.id, RunUsage(), error=Cancelled("").to_wire()), 1)
+        runtime.tick(time.monotonic())
+        runtime.worker_reported(holder, RunFinished(last.id, RunUsage(), error=Cancelled("").to_wire()), 1)
+        assert killed == []
 
 
 async def test_a_run_beyond_its_wall_time_ends_even_if_the_worker_does_nothing(

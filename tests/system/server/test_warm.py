@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import signal
+import subprocess
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -12,6 +14,9 @@ from typing import Any
 
 import psutil
 import pytest
+
+from inferd_runtime.cli.client import Server
+from inferd_runtime.settings.sources import Sources, resolve
 
 from .conftest import CommandLine
 
@@ -49,7 +54,9 @@ def test_a_second_run_finds_the_model_that_the_first_kept_warm(inferd: CommandLi
         [server] = warm(inferd)
         assert (server["models"], server["idle_minutes"]) == (["tiny"], 5)
         assert "warm: tiny" in inferd("ps").stdout
-        second = inferd("run", "--keep-warm", "5", "--json", hello)
+        second = inferd("run", "--timings", "--keep-warm", "5", "--json", hello)
+        assert re.search(r"^inferd: command \S+ \S+, server \S+ \S+, run ", second.stderr, re.MULTILINE), second.stderr
+        assert "HTTP" not in second.stderr
         assert json.loads(second.stdout)["result"] == "hello you"
         assert warm(inferd) == [server]
         third = inferd("run", hello)
@@ -103,14 +110,16 @@ def test_a_server_of_another_model_is_not_used(inferd: CommandLine, hello: str) 
         assert server.wait(30) == 0
 
 
-def test_an_idle_server_ends_by_itself_but_not_under_a_run(inferd: CommandLine, tmp_path: Path) -> None:
-    program = tmp_path / "waits.py"
-    program.write_text("import worker\nasync def main():\n    return await worker.receive()\n")
-    with inferd.start("serve", "--port", "0", "--json", "--idle-minutes", "0.06") as server:
-        assert server.stdout is not None
-        json.loads(server.stdout.readline())
-        with inferd.start("launch", str(inferd("upload", str(program), "--json") and "waits")) as launched:
-            assert server.poll() is None
-            launched.send_signal(signal.SIGINT)
-            launched.wait(30)
-        assert server.wait(30) == 0
+def test_an_idle_server_ends_by_itself_but_not_under_a_run(inferd: CommandLine) -> None:
+    waits = "import worker\nasync def main():\n    return await worker.receive()\n"
+    with inferd.start("serve", "--port", "0", "--json", "--idle-minutes", "0.05") as process:
+        assert process.stdout is not None
+        process.stdout.readline()
+        server = Server.of(resolve(Sources({}, inferd.environment)))
+        program = server.post("/v1/programs", {"files": {"main.py": waits}, "name": "waits"})["id"]
+        run = server.post("/v1/runs", {"program": program})["id"]
+        with pytest.raises(subprocess.TimeoutExpired):
+            process.wait(4)
+        assert server.get(f"/v1/runs/{run}")["state"] == "running"
+        server.post(f"/v1/runs/{run}/cancel")
+        assert process.wait(30) == 0

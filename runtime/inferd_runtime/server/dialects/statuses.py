@@ -30,7 +30,15 @@ TRANSIENT_LIMITS = frozenset(
         *("max_sockets", "max_connections", "max_waiting", "held_body_bytes", "requests", "request_bytes"),
         *("outstanding_calls", "outstanding_bytes", "operations", "messages", "followers", "speculation_streams"),
         *("waiting_constraints", "waiting_messages", "waiting_message_bytes", "waiting_snapshot_bytes"),
-        *("waiting_uploads", "adapters", "packages_s", "held_numbers", "gateway_operations", "gateway_bytes"),
+        *(
+            "waiting_uploads",
+            "uploads",
+            "adapters",
+            "packages_s",
+            "held_numbers",
+            "gateway_operations",
+            "gateway_bytes",
+        ),
         *(
             "tenant_gateway_bytes",
             "tenant_file_bytes",

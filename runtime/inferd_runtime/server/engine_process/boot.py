@@ -14,6 +14,7 @@ from inferd_grammar.trials.pool import TrialPool
 from inferd_runtime.kv.snapshot_folder import SnapshotFolder
 from inferd_runtime.kv.snapshot_objects import SnapshotObjects
 from inferd_runtime.kv.snapshots import SnapshotStore
+from inferd_runtime.lanes import Charge, Lanes
 from inferd_runtime.phases import Phases
 from inferd_runtime.server.engine_process.command import EngineStart
 from inferd_runtime.server.engine_process.compile_process import start_compiler
@@ -24,7 +25,6 @@ from inferd_runtime.server.processes.stop_request import StopRequest
 from inferd_runtime.session.constraints.compile_queue import CompileQueue
 from inferd_runtime.session.grants import SessionGrants
 from inferd_runtime.session.hub import SessionHub
-from inferd_runtime.session.lanes import Lanes
 from inferd_runtime.session.mailbox import Mailbox
 from inferd_runtime.session.wire import send_frames
 
@@ -50,7 +50,7 @@ def serve(start: EngineStart, stop: StopRequest, phases: Phases) -> None:
     clock = tenants_clock(settings.tenancy)
     models = serve_models(settings, trials, followers, clock, phases, start.drafts)
     log.info("engine started: %s", phases)
-    store = snapshot_store(start)
+    store = snapshot_store(start, clock.charge)
 
     def send(identity: bytes, frames: list[bytes]) -> None:
         send_frames(socket, [identity, *frames])
@@ -70,13 +70,14 @@ def serve(start: EngineStart, stop: StopRequest, phases: Phases) -> None:
     context.term()
 
 
-def snapshot_store(start: EngineStart) -> SnapshotStore | None:
+def snapshot_store(start: EngineStart, charge: Charge) -> SnapshotStore | None:
     """Return where contexts are saved; None where none are. Raises InvalidRequest for a store that cannot be used."""
     quota, contexts = start.settings.snapshot_bytes, start.contexts
     if contexts.url:
-        return SnapshotStore(SnapshotObjects(*contexts.files(), quota), threads=STORE_THREADS, seconds=contexts.seconds)
+        elsewhere = SnapshotObjects(*contexts.files(), quota)
+        return SnapshotStore(elsewhere, threads=STORE_THREADS, seconds=contexts.seconds, charge=charge)
     folder = start.settings.snapshots
-    return None if folder is None else SnapshotStore(SnapshotFolder(folder, quota))
+    return None if folder is None else SnapshotStore(SnapshotFolder(folder, quota), charge=charge)
 
 
 def bind(context: zmq.Context[Any], endpoint: str) -> zmq.Socket[bytes]:

@@ -11,10 +11,10 @@ from typing import Protocol
 import zmq
 
 from inferd_runtime.kv.snapshots import SnapshotStore
+from inferd_runtime.lanes import Lanes
 from inferd_runtime.server.processes.stop_request import StopRequest
 from inferd_runtime.session.constraints.compile_queue import CompileQueue
 from inferd_runtime.session.hub import SessionHub
-from inferd_runtime.session.lanes import Lanes
 from inferd_runtime.session.mailbox import Mailbox
 from inferd_runtime.session.served_model import ServedModel
 from inferd_runtime.session.step_profile import StepProfile
@@ -115,7 +115,7 @@ class EngineLoop:
 
     def _receive(self, seconds: float) -> None:
         """Wait so long for something to arrive, and receive it. In a long pause, warm the grammar compilers up."""
-        if not seconds or self._poller.poll(math.ceil(1000 * seconds)):
+        if self._poller.poll(math.ceil(1000 * seconds)):
             receive(self._socket, self._mailbox, max(RECEIVE_SECONDS, RECEIVE_SHARE * self._last))
         elif seconds == IDLE_SECONDS:
             # At the start others need the processors.
@@ -124,7 +124,7 @@ class EngineLoop:
     def _gather(self) -> None:
         """Wait a moment for programs whose generations could take part in the next step; their tenants pay for it."""
         for model in self._models:
-            while tenants := model.turns.waited_for(model.engine.scheduler.jobs):
+            while model.turns.begun and (tenants := model.turns.waited_for(model.engine.scheduler.jobs)):
                 started = time.perf_counter()
                 if self._poller.poll(GATHER_MS):
                     receive(self._socket, self._mailbox, RECEIVE_SECONDS)
@@ -151,7 +151,7 @@ def step(models: Sequence[ServedModel], profile: StepProfile) -> bool:
 
 def _step_one(model: ServedModel, profile: StepProfile) -> bool:
     started = time.perf_counter()
-    progressed = profile.run(model.info.name, model.engine.scheduler.jobs, model.engine.step)
+    progressed = profile.run(model.info.name, lambda: model.engine.scheduler.jobs, model.engine.step)
     if progressed:
         model.turns.stepped(time.perf_counter() - started)
     return progressed

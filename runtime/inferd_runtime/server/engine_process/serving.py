@@ -80,7 +80,8 @@ def load_adapters(adapters: Sequence[AdapterOptions], models: Sequence[ServedMod
         if model is None:
             raise NotFound(f"adapter {adapter.name!r}: no model {adapter.model!r} is served")
         try:
-            model.adapters.load(None, adapter.name, AdapterFiles.read(adapter.folder))
+            read = model.adapters.reader(None)(AdapterFiles.read(adapter.folder))
+            model.adapters.load(None, adapter.name, read)
         except InvalidRequest as error:
             raise InvalidRequest(f"adapter {adapter.name!r}: {error.message}") from error
 

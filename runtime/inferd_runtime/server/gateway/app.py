@@ -156,13 +156,15 @@ def make_app(routes: Sequence[BaseRoute], tokens: AccessTokens, front: Front | N
         outer.append(Middleware(Audited, audit=front.audit))
     if front is not None and front.origins:
         outer.append(cross_origin(front.origins))
-    return RequestIds(
-        Starlette(
-            routes=list(routes),
-            middleware=[*outer, Middleware(BearerAuth, tokens=tokens, table=table)],
-            exception_handlers=handlers,  # type: ignore[arg-type]
-        )
+    app = Starlette(
+        routes=list(routes),
+        middleware=[*outer, Middleware(BearerAuth, tokens=tokens, table=table)],
+        exception_handlers=handlers,  # type: ignore[arg-type]
     )
+    app.router.redirect_slashes = (
+        False  # to where the Host header says, and in the clear behind a proxy that speaks TLS
+    )
+    return RequestIds(app)
 
 
 def cross_origin(origins: Sequence[str]) -> Middleware:
@@ -227,11 +229,14 @@ long as there are objects, and answers that are being written have hundreds of t
 
 @contextmanager
 def open_entrance(
-    settings: Settings, tokens: AccessTokens | None = None, quotas: Callable[[QuotasOf], QuotasOf] = as_settings_say
+    settings: Settings,
+    tokens: AccessTokens | None = None,
+    quotas: Callable[[QuotasOf], QuotasOf] = as_settings_say,
+    listener: socket.socket | None = None,
 ) -> Iterator[Entrance]:
     """Lock the folders, load tokens and quotas, and listen. Nothing is accepted before :func:`serve_app`.
 
-    ``tokens``, ``quotas``: see :class:`GatewayRole`.
+    ``tokens``, ``quotas``: see :class:`GatewayRole`; ``listener``: a socket that listens at the settings' address already.
     """
     check_exposure(settings)
     tls = tls_context(settings)
@@ -244,7 +249,7 @@ def open_entrance(
         use = TenantUse(quotas(TenantQuotas(tokens, load_quotas(settings))), shared_sizes(settings, files))
         audit = stack.enter_context(_audit_log(settings))
         front = Front(ConnectionTable(use, table_limits(settings, files)), audit, settings.cors_origin)
-        socket_ = stack.enter_context(contextlib.closing(listen(settings.host, settings.port)))
+        socket_ = stack.enter_context(contextlib.closing(listener or listen(settings.host, settings.port)))
         url = url_of(settings.host, socket_.getsockname()[1], tls is not None)
         yield Entrance(url, tokens, use, front, Listener(socket_, tls, settings.header_s))
 

@@ -18,7 +18,8 @@ from inferd_runtime.server.tenancy.rates import MinuteBucket
 SUBJECT_KEY = "inferd.subject"
 """In the scope: the run or program that a request turned out to be about."""
 NOT_AUDITED = frozenset({"/livez", "/readyz", "/health", "/version", "/metrics"})
-MAX_PATH = 200
+MAX_TEXT = 200
+"""Characters of what a client chooses: its method, its path, and the run that this names."""
 REFUSED_PER_MINUTE = 600
 """Lines about requests without a valid token: a flood of them must not fill the disk. What is left out is counted."""
 log = logging.getLogger("inferd.gateway")
@@ -81,12 +82,12 @@ class Audited:
             return
         if not known:
             self._refused.charge(REFUSED_PER_MINUTE, self._clock())
-        client = scope.get("client")
+        client, subject = scope.get("client"), scope.get(SUBJECT_KEY)
         entry = {
             "time": time.time(), "address": client[0] if client else None, "tenant": scope.get(TENANT_KEY),
-            "role": scope.get(ROLE_KEY), "token": scope.get(TOKEN_KEY), "method": scope.get("method", "WEBSOCKET"),
-            "path": str(scope["path"])[:MAX_PATH], "subject": scope.get(SUBJECT_KEY), "status": status,
-            "ms": round(seconds * 1e3, 3),
+            "role": scope.get(ROLE_KEY), "token": scope.get(TOKEN_KEY),
+            "method": str(scope.get("method", "WEBSOCKET"))[:MAX_TEXT], "path": str(scope["path"])[:MAX_TEXT],
+            "subject": None if subject is None else str(subject)[:MAX_TEXT], "status": status, "ms": round(seconds * 1e3, 3),
         }  # fmt: skip
         if self._left_out:
             entry["left_out"], self._left_out = self._left_out, 0

@@ -4,15 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from contextlib import AbstractAsyncContextManager
+from functools import partial
 
 import anyio
-import anyio.to_thread
 from starlette.responses import Response
 from starlette.types import Message, Receive, Scope, Send
 
 from inferd.chat import UsageReport
 from inferd.protocol import ConstraintError, InferdError
-from inferd_runtime.server.chat.answer_pace import Turn, in_turns
+from inferd_runtime.server.chat.answer_pace import AnswerPace, in_turns
 from inferd_runtime.server.chat.answer_source import AnswerSource
 from inferd_runtime.server.dialects.exchange import Exchange
 from inferd_runtime.server.gateway.event_stream import SSE
@@ -22,13 +22,16 @@ RUN_HEADER = b"x-inferd-run"
 
 
 class ChatResponse(Response):
-    """Sends what ``exchange`` makes of an answer, each part when its ``turn`` has come. Raises the error of one that fails before
-    anything was sent.
+    """Sends what ``exchange`` makes of a tenant's answer, each part when its turn has come. Raises the error of one that fails
+    before anything was sent.
     """
 
-    def __init__(self, exchange: Exchange, answer: AbstractAsyncContextManager[AnswerSource], turn: Turn) -> None:
+    def __init__(
+        self, exchange: Exchange, answer: AbstractAsyncContextManager[AnswerSource], pace: AnswerPace, tenant: str
+    ) -> None:
         self._exchange = exchange
-        self._turn = turn
+        self._turn = partial(pace.turn, tenant)
+        self._beside = partial(pace.beside, tenant)
         self._answer = answer
         self._error: InferdError | None = None
 
@@ -95,7 +98,7 @@ class ChatResponse(Response):
         """Return the end of a stream, which repeats the answer where the exchange holds that."""
         if not (self._exchange.holds and self._exchange.request.logprobs is not None):
             return self._exchange.closing()
-        return await anyio.to_thread.run_sync(self._exchange.closing)
+        return await self._beside(self._exchange.closing)
 
 
 def _start(headers: Mapping[str, str], source: AnswerSource) -> Message:

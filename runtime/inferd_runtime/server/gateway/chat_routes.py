@@ -7,7 +7,6 @@ from dataclasses import dataclass
 from functools import partial
 from typing import TypeVar
 
-import anyio.to_thread
 from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import BaseRoute, Route
@@ -56,13 +55,15 @@ class ChatApi:
 
     async def read(self, request: Request, read: Callable[[bytes, ClientHeaders], T]) -> T:
         """Return what ``read`` makes of a request's body and headers; of a long body in a thread, so that other requests have
-        their turns meanwhile. Raises what :func:`read_bytes` and ``read`` raise.
+        their turns meanwhile: it counts until it is read. Raises what :func:`read_bytes` and ``read`` raise.
         """
-        body = await read_bytes(request, self.runtime.settings.max_body_bytes, self.runtime.use.bodies)
+        tenant, places = request.scope[TENANT_KEY], self.runtime.use.bodies
+        body = await read_bytes(request, self.runtime.settings.max_body_bytes, places)
         headers = ClientHeaders(request.scope.get(REQUEST_KEY, ""), request.headers.get(SESSION_HEADER, ""))
         if len(body) <= SHORT_BODY:
             return read(body, headers)
-        return await anyio.to_thread.run_sync(read, body, headers)
+        with places.holding(tenant, len(body)):
+            return await self.pace.beside(tenant, partial(read, body, headers))
 
     async def respond(self, exchange: Exchange, tenant: str) -> Response:
         """Have a request answered by what its model stands for."""
@@ -72,7 +73,7 @@ class ChatApi:
             answer: Answer = several_answers(answers, exchange.request.n)
         else:
             answer = self.serving.answer(target, tenant, exchange.request)
-        return ChatResponse(exchange, self._held(exchange, answer, tenant), partial(self.pace.turn, tenant))
+        return ChatResponse(exchange, self._held(exchange, answer, tenant), self.pace, tenant)
 
     def _held(self, exchange: Exchange, answer: Answer, tenant: str) -> Answer:
         """Return an answer that counts what is held of it, where it is not sent on as it comes."""

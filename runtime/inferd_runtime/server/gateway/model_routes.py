@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import base64
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any
 
-import anyio.to_thread
 from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import BaseRoute, Route
@@ -112,7 +112,7 @@ class ModelApi:
                 query.check_dimensions(found.size)
                 vectors += found.packed
                 used += found.prompt_tokens
-        body = await anyio.to_thread.run_sync(embeddings_body, query, vectors, used)
+        body = await self.chat.pace.beside(tenant, partial(embeddings_body, query, vectors, used))
         return Response(body, media_type=JSON_TYPE)
 
     async def _cut_inputs(self, query: EmbeddingQuery, model: str, calls: Transport) -> list[Prompt]:

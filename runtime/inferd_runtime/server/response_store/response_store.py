@@ -9,7 +9,6 @@ from functools import partial
 from pathlib import Path
 
 import anyio
-import anyio.to_thread
 
 from inferd.protocol import InferdError, Unavailable
 from inferd_runtime.server.chat.answer_pace import AnswerPace
@@ -48,7 +47,12 @@ class ResponseStore:
     """
 
     def __init__(
-        self, archive: FileArchive[ResponseFile], quotas: QuotasOf, background: BackgroundResponses, most_bytes: int
+        self,
+        archive: FileArchive[ResponseFile],
+        quotas: QuotasOf,
+        background: BackgroundResponses,
+        most_bytes: int,
+        pace: AnswerPace,
     ) -> None:
         self.background = background
         self.kept = KeptCounts()
@@ -56,6 +60,7 @@ class ResponseStore:
         self._archive = archive
         self._quotas = quotas
         self._most_bytes = most_bytes
+        self._pace = pace
 
     async def follow(self, exchange: ResponsesExchange, tenant: str) -> None:
         """Complete a request with the response and the items that it names. Raises InvalidRequest, NotFound, Unavailable."""
@@ -73,7 +78,7 @@ class ResponseStore:
         if size and size + exchange.size > self._most_bytes:
             field = "previous_response_id" if exchange.previous else "input"
             raise too_long(field, size + exchange.size, self._most_bytes)
-        await anyio.to_thread.run_sync(exchange.follow, previous, referenced)
+        await self._pace.beside(tenant, partial(exchange.follow, previous, referenced))
 
     def keep(self, stored: StoredResponse, tenant: str) -> None:
         """Keep a response. Returns at once; what is looked up later finds it."""
@@ -172,7 +177,7 @@ async def open_response_store(
     archive = FileArchive(lambda: ResponseFile(path), "the store of responses")
     try:
         async with background_tasks() as tasks:
-            yield ResponseStore(archive, quotas, BackgroundResponses(tasks, pace), most_bytes)
+            yield ResponseStore(archive, quotas, BackgroundResponses(tasks, pace), most_bytes, pace)
     finally:
         with anyio.CancelScope(shield=True):
             await archive.close()

@@ -23,6 +23,8 @@ MAX_UNDELIVERED_BYTES = 4 << 20
 RECEIPT_EVENTS = 32
 RECEIPT_BYTES = 32 << 10
 """After how many events, or bytes of them, the gateway confirms them to the worker: long before it would have to wait."""
+MOST_POSTPONED_SECONDS = 60.0
+"""How much longer than the others a run may take to end while its worker ends these."""
 FRAME_BYTES = 256
 """What an event's frame may have beside the program's own text."""
 
@@ -61,12 +63,23 @@ class HeldRun:
     overdue_at: float
     verdict: ErrorInfo | None = None
     kill_at: float = math.inf
+    latest: float = math.inf
+    """When it ends, or its worker, however many others that one still ends."""
     events: int = 0
     size: int = 0
     receipt_events: int = 0
     receipt_bytes: int = 0
     parts: list[str] = field(default_factory=list)
     """The beginning of a long result."""
+
+    def tell(self, error: ErrorInfo, kill_at: float) -> None:
+        """Note that the worker was told to end it."""
+        self.verdict, self.kill_at, self.latest = error, kill_at, kill_at + MOST_POSTPONED_SECONDS
+
+    def postpone(self, kill_at: float) -> None:
+        """Note that its worker has ended another run: of many that are cancelled at once, the last end late on a busy machine."""
+        if self.verdict is not None:
+            self.kill_at = min(max(self.kill_at, kill_at), self.latest)
 
     def count(self, size: int) -> bool:
         """Count a reported event of ``size`` bytes. False if the run's limits allow no such thing."""

@@ -73,7 +73,7 @@ from inferd_runtime.server.tenancy.tenant_use import TenantUse
 from inferd_runtime.settings.settings import Settings
 
 GRACE_SECONDS = 5.0
-"""How long a worker may take to end a run before the worker itself is killed."""
+"""How long a worker may take to end a run, or the next of several, before the worker itself is killed."""
 QUEUE_SECONDS = 60.0
 TICK_SECONDS = 0.25
 SEED_BITS = 53
@@ -307,6 +307,9 @@ class Runtime:
 
     def _finished(self, held: HeldRun, message: RunFinished) -> None:
         """End a run as its worker reports, or start it again."""
+        for other in self._held.values():
+            if other.worker == held.worker:
+                other.postpone(time.monotonic() + GRACE_SECONDS)
         self.desks.close(held.run)  # first: what it left open is told of in its events
         if message.error is not None and self._retried(held.run, message.error):
             return
@@ -369,7 +372,7 @@ class Runtime:
         if held is None:
             self._over(run, run.fail(error))
         elif held.verdict is None:
-            held.verdict, held.kill_at = error, time.monotonic() + GRACE_SECONDS
+            held.tell(error, time.monotonic() + GRACE_SECONDS)
             self.fleet.send(held.worker, Cancel(run.id, error))
 
     def _deliver(self, run: Run, message: str) -> None:

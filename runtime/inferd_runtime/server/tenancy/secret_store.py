@@ -12,7 +12,7 @@ import sqlite3
 import stat
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -71,10 +71,11 @@ class SecretStore:
         self._version = -1
         self._secrets: Mapping[tuple[str, str], Secret] = {}
         path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
-        with self._typed():
+        with self._typed(), ExitStack() as opened:
             os.close(os.open(path, os.O_WRONLY | os.O_CREAT, 0o600))
             self._check_mode()
             self._db = sqlite3.connect(path, isolation_level=None, timeout=BUSY_SECONDS, check_same_thread=False)
+            opened.callback(self._db.close)
             found = self._db.execute("PRAGMA user_version").fetchone()[0]
             if found not in (0, FORMAT):
                 raise InvalidRequest(f"{path} has format {found}; this version of inferd reads format {FORMAT}")
@@ -82,6 +83,7 @@ class SecretStore:
             self._db.execute("PRAGMA secure_delete=ON")
             self._db.executescript(SCHEMA)
             self._db.execute(f"PRAGMA user_version={FORMAT}")
+            opened.pop_all()
 
     def close(self) -> None:
         """Close the file."""

@@ -8,7 +8,7 @@ import secrets
 import sqlite3
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -72,10 +72,12 @@ class TokenStore:
         self._version = -1
         self._rights: Mapping[bytes, TokenRights] = {}
         path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
-        with self._typed():
+        with self._typed(), ExitStack() as opened:
             os.close(os.open(path, os.O_WRONLY | os.O_CREAT, 0o600))
             self._db = sqlite3.connect(path, isolation_level=None, timeout=BUSY_SECONDS, check_same_thread=False)
+            opened.callback(self._db.close)
             self._prepare()
+            opened.pop_all()
 
     def _prepare(self) -> None:
         found = self._db.execute("PRAGMA user_version").fetchone()[0]

@@ -30,7 +30,8 @@ def when_compiled(
     """
     with grammar_errors():
         grammar = to_grammar(constraint)
-        compiled = model.grammars.find(grammar) if state.compiles is not None else model.grammars.compile(grammar)
+        ready = model.grammars.compile if state.compiles is None else model.grammars.find
+        compiled = ready(grammar, state.tenant)
     if compiled is not None:
         return call.respond(reply(compiled))
 

@@ -12,7 +12,7 @@ from inferd import protocol as p
 from inferd_grammar import Compiled, Constraint, GrammarCompiler, GrammarError, GrammarFailure, RegexGrammar
 from inferd_grammar.cache import CacheKey
 from inferd_grammar.errors import GrammarInterrupted, GrammarLimit
-from inferd_runtime.session.lanes import Charge, Lanes, Piece, free
+from inferd_runtime.lanes import Charge, Lanes, Piece, free
 
 CompileOutcome = Compiled | p.InferdError
 CompileCallback = Callable[[CompileOutcome], None]
@@ -46,8 +46,9 @@ class _Job:
 class CompileQueue:
     """Belongs to the thread of the step loop, which polls :meth:`fileno` with its other sources and calls :meth:`poll`.
 
-    Tenants take turns (:class:`~inferd_runtime.session.lanes.Lanes`), and pay for their children's processor time. A
-    constraint that several ask for at once is compiled once, and paid by who asked first.
+    Tenants take turns (:class:`~inferd_runtime.lanes.Lanes`), and pay for their children's processor time. A
+    constraint that a tenant asks for several times at once is compiled once. What another tenant asks for, or has compiled, plays
+    no part: it would have to wait in that one's turn, and could tell what that one uses.
     """
 
     def __init__(self, trials: Children, *, lanes: int = LANES, charge: Charge = free) -> None:
@@ -62,13 +63,13 @@ class CompileQueue:
 
         Raises GrammarError for what is refused at once, LimitExceeded when too much of the tenant waits.
         """
-        key = (id(compiler), compiler.key(constraint))
+        key = (id(compiler), compiler.key(constraint, tenant))
         job = self._known.get(key)
         if job is None:
             self._check_room(tenant)
             job = self._known[key] = _Job(key)
             job.listeners.append(done)
-            self._enqueue(tenant, lambda: _searched(compiler.compile(constraint)), job)
+            self._enqueue(tenant, lambda: _searched(compiler.compile(constraint, tenant)), job)
         else:
             job.listeners.append(done)
         return lambda: job.listeners.remove(done) if done in job.listeners else None

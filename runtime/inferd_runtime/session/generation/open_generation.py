@@ -96,17 +96,19 @@ class OpenGeneration:
         """Check and hand over what ``generate.next`` brings. Raises InvalidRequest or ConstraintError."""
         if self.generation.listener is not None:
             raise p.InvalidRequest("another generate.next is waiting on this generation")
-        self.generation.most_undelivered = self.generation.spec.most_undelivered(request.least)
+        self.generation.await_steps(request.least)
         if not self.generation.finished() and self._inputs.take(request, self.generation):
             self.generation.allow()
             self._turns.answered(self.generation)
 
-    def finished_steps(self, least: int = 1) -> p.Steps | p.InferdError | None:
-        """Return the steps that are ready, then the error that ended it if one did; None while there are fewer than ``least``."""
+    def finished_steps(self) -> p.Steps | p.InferdError | None:
+        """Return the steps that are ready, then the error that ended it if one did; None while there are fewer than its reader
+        waits for.
+        """
         generation = self.generation
         if generation.error is not None and not generation.outbox:
             return generation.error
-        if not self._is_answerable(least):
+        if not generation.answerable:
             return None
         steps = generation.take()
         self._turns.asked(generation)
@@ -117,15 +119,6 @@ class OpenGeneration:
             candidates=[] if offer is None else [offer],
         )  # fmt: skip
         return done if self._finished is None else self._finished.reply(done, self._notify)
-
-    def _is_answerable(self, least: int) -> bool:
-        """True if it ended, or has ``least`` steps: one where a program takes part, and a row to choose from where it chooses."""
-        generation, spec = self.generation, self.generation.spec
-        if generation.finished():
-            return True
-        if spec.choice is not None:
-            return spec.choice.offer is not None
-        return len(generation.outbox) >= (1 if spec.paced else min(least, generation.most_undelivered))
 
     def keep(self, length: int = -1) -> tuple[int, Sequence[int]]:
         """Return what closing it would leave if ``length`` tokens of the context were delivered (-1: those that were): how

@@ -33,6 +33,11 @@ class ProgramTurns:
         self._members.add(generation)
         self._asked[generation] = self.clock()
 
+    @property
+    def begun(self) -> bool:
+        """True if it is the turn of any program."""
+        return bool(self._asked)
+
     def asked(self, generation: Generation) -> None:
         """Note that a program has got its steps, so that it is its turn."""
         if generation in self._members and not generation.finished():
@@ -60,7 +65,7 @@ class ProgramTurns:
 
         Those for whom it has waited long enough are given up.
         """
-        if not self._asked or jobs <= len(self._asked):
+        if jobs <= len(self._asked):
             return []  # nobody could run without them
         share = 1.0 if jobs <= len(self._members) else SHARE_BESIDE_OTHERS
         latest = self.clock() - share * self._step_seconds

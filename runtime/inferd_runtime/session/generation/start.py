@@ -124,7 +124,7 @@ def _narrowed(
     if not allowed and not request.min_tokens:
         return masks
     if allowed and request.constraint is not None:
-        allowed |= spec.eos_tokens  # where the text ends is the constraint's to say
+        allowed.update(spec.eos_tokens)  # where the text ends is the constraint's to say
     return NarrowedMasks(masks, vocab_size, allowed=allowed, ends=spec.ends, least=request.min_tokens)
 
 
@@ -150,7 +150,7 @@ def _spec(
     return GenerationSpec(
         sampler=sampler,
         max_tokens=request.max_tokens,
-        eos_tokens=frozenset(model.tokenizer.eos_tokens),
+        eos_tokens=model.tokenizer.eos_tokens,
         stop_tokens=frozenset(request.stop_token_ids),
         ignore_eos=request.ignore_eos,
         grammar=masks,

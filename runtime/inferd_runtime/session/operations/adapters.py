@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from inferd import protocol as p
-from inferd_runtime.engine.adapters import LoadedAdapter
+from inferd_runtime.engine.adapters import LoadedAdapter, ReadAdapter
 from inferd_runtime.models.lora.files import AdapterFiles
 from inferd_runtime.session.served_model import ServedModel
 from inferd_runtime.session.state import Call, SessionState
+from inferd_runtime.session.texts import answer_with
 
 
 def upload(state: SessionState, call: Call) -> None:
@@ -21,13 +22,20 @@ def upload(state: SessionState, call: Call) -> None:
 
 
 def load(state: SessionState, call: Call) -> None:
-    """Load an uploaded adapter for the session's tenant."""
+    """Load an uploaded adapter for the session's tenant. It is read beside the step loop."""
     request: p.LoadAdapter = call.request
     model = state.model(request.model)
     _check_upload(state, request.model, request.upload)
     weights = model.adapters.uploads.take(request.upload)
-    files = AdapterFiles(request.config.encode(), weights)
-    call.respond(_info(model, model.adapters.load(state.tenant, request.name, files)))
+    reader = model.adapters.reader(state.tenant)
+
+    def read() -> ReadAdapter:
+        return reader(AdapterFiles(request.config.encode(), bytes(weights)))
+
+    def reply(adapter: ReadAdapter) -> p.AdapterInfo:
+        return _info(model, model.adapters.load(state.tenant, request.name, adapter))
+
+    answer_with(state, call, len(request.config) + len(weights), read, reply)
 
 
 def list_adapters(state: SessionState, call: Call) -> None:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import replace
+from itertools import groupby
 
 from inferd import protocol as p
 from inferd_runtime.session.generation.start import start
@@ -18,15 +20,17 @@ def next_steps(state: SessionState, call: Call) -> None:
 
     def deliver() -> None:
         first = opened.delivered_steps + 1
-        reply = opened.finished_steps(request.least)
-        if reply is not None:
-            state.waiting.pop(call.ticket, None)
-            opened.generation.listener = None
-            if isinstance(reply, p.Steps) and reply.finish in ("stop", "length"):
-                reply = replace(reply, usage=[state.usage()])
-            call.respond(reply)
-        if isinstance(reply, p.Steps):
-            state.publish(request.generation, first, reply.steps)
+        reply = opened.finished_steps()
+        if reply is None:
+            return
+        state.waiting.pop(call.ticket, None)
+        opened.generation.listener = None
+        if isinstance(reply, p.InferdError):
+            return call.respond(reply)
+        usage = [state.usage()] if reply.finish in ("stop", "length") else []
+        steps = joined(reply.steps) if request.joined else reply.steps
+        call.respond(replace(reply, steps=steps, usage=usage))
+        state.publish(request.generation, first, reply.steps)
 
     def stop() -> None:
         opened.generation.listener = None
@@ -35,6 +39,20 @@ def next_steps(state: SessionState, call: Call) -> None:
     state.waiting[call.ticket] = stop
     opened.generation.listener = deliver
     deliver()
+
+
+def joined(steps: Sequence[p.Step]) -> list[p.Step]:
+    """Return the steps, those in a row that have nothing but tokens and text as one: each costs its reader as much time."""
+    found: list[p.Step] = []
+    for plain, group in groupby(steps, lambda step: not (step.sources or step.logprobs or step.probes)):
+        run = list(group)
+        found += [_one_of(run)] if plain else run
+    return found
+
+
+def _one_of(run: Sequence[p.Step]) -> p.Step:
+    tokens = [token for step in run for token in step.tokens]
+    return p.Step(tokens, "".join([step.text for step in run]), joined=len(run))
 
 
 def close(state: SessionState, call: Call) -> None:

@@ -67,7 +67,7 @@ def take(state: SessionState, call: Call) -> None:
         return place.take(tenant, request.name, lambda snapshot: find_model(snapshot, models))
 
     def finish(taken: Taken, used: bool) -> None:
-        store.submit(lambda place: place.finish_take(taken, used=used), lambda _: None)
+        store.submit(tenant, lambda place: place.finish_take(taken, used=used), lambda _: None)
 
     def reply(taken: Taken) -> p.Opened:
         used = False
@@ -144,10 +144,10 @@ def _await(
             unwanted(result)
 
     def stop() -> None:
-        future.cancel()
+        leave_out()
         call.respond(p.Cancelled("the operation was cancelled"))
 
-    future = _store(state).submit(work, done, nbytes=nbytes)
+    leave_out = _store(state).submit(state.tenant, work, done, nbytes=nbytes)
     state.waiting[call.ticket] = stop
 
 

@@ -2,7 +2,12 @@
 
 from __future__ import annotations
 
+import threading
+from functools import partial
+from itertools import pairwise
+
 import anyio
+import anyio.to_thread
 import pytest
 
 from inferd.chat import ChatEvent, PromptScores, TextDelta, TokenScore, ToolArguments
@@ -59,17 +64,35 @@ async def test_an_event_that_is_longer_than_a_turn_is_a_part_of_its_own() -> Non
     assert paid[1] == pytest.approx(EVENT_SECONDS + 128 * 21 * SCORE_SECONDS)
 
 
-async def test_parts_of_many_answers_at_once_have_turns_one_after_the_other() -> None:
+async def test_parts_of_many_answers_at_once_have_turns_one_after_the_other(monkeypatch: pytest.MonkeyPatch) -> None:
     """Each alone is short; handled in one round of the loop, 64 of them would hold it for a quarter of a second."""
-    pace, begun = AnswerPace(), list[float]()
+    pace, waits = AnswerPace(), list[float]()
 
-    async def answer() -> None:
+    async def sleep(seconds: float) -> None:
+        waits.append(seconds)
+
+    monkeypatch.setattr(anyio, "current_time", lambda: 0.0)
+    monkeypatch.setattr(anyio, "sleep", sleep)
+    for _ in range(64):
         await pace.turn("mallory", TURN_SECONDS)
-        begun.append(anyio.current_time())
+    apart = TURN_SECONDS / LOOP_SHARE
+    assert 64 - len(waits) <= ALLOWED_DEBT / apart + 1
+    assert [later - earlier for earlier, later in pairwise(waits)] == pytest.approx([apart] * (len(waits) - 1))
+
+
+async def test_long_work_of_many_requests_is_done_in_one_thread_in_which_tenants_take_turns() -> None:
+    """With a thread for each of 40 large bodies, the event loop stood still until all of them were read."""
+    pace, done, begun, hold = AnswerPace(), list[str](), threading.Event(), threading.Event()
+
+    def work(tenant: str) -> None:
+        begun.set()
+        assert hold.wait(10)
+        done.append(tenant)
 
     async with anyio.create_task_group() as tasks:
-        for _ in range(64):
-            tasks.start_soon(answer)
-    at_once = ALLOWED_DEBT / (TURN_SECONDS / LOOP_SHARE)
-    for first in begun:
-        assert sum(first <= one < first + TURN_SECONDS for one in begun) <= at_once + 3
+        for tenant in ("mallory", "mallory", "mallory", "trudy"):
+            tasks.start_soon(pace.beside, tenant, partial(work, tenant))
+        assert await anyio.to_thread.run_sync(begun.wait, 10)
+        assert pace._thread.statistics().tasks_waiting == 1, "one of a tenant at a time"
+        hold.set()
+    assert done == ["mallory", "trudy", "mallory", "mallory"]

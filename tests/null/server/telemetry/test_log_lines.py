@@ -24,7 +24,9 @@ from inferd_runtime.log_lines import (
 )
 from inferd_runtime.server.telemetry.request_ids import RequestIds
 
-NASTY = "\x1b]0;title\x07\x9b2J\r\n2026-01-01 inferd: forged\u202e\ud800\x00"
+NASTY = "\x1b]0;title\x07\x9b2J\r\n2026-01-01 inferd: forged\u202e\ud800\x00" + (
+    UNSEEN := "\u061c\u180e\u2060\u2064\U000e0041"
+)
 log = logging.getLogger("inferd.test")
 Lines = Callable[[str], io.StringIO]
 
@@ -60,7 +62,7 @@ def test_texts_of_strangers_stay_on_their_line_and_cannot_steer_a_terminal(lines
     assert text.count("\n") == 1
     shown = json.loads(text)["message"] if kind == "json" else text.rstrip("\n")
     assert not any(ord(letter) < 32 or 0x7F <= ord(letter) < 0xA0 for letter in shown)
-    assert all(mark not in text for mark in ("\u202e", "\ud800"))
+    assert all(mark not in text for mark in ("\u202e", "\ud800", *UNSEEN))
     assert "forged" in text
     text.encode()
 

@@ -3,6 +3,8 @@ from __future__ import annotations
 import io
 import json
 import stat
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, closing
 from dataclasses import replace
 from pathlib import Path
 
@@ -18,8 +20,14 @@ from inferd_runtime.settings.settings import SECRETS_FILE, Settings
 TEXT = "Bearer ghp_0123456789abcdef"
 
 
-def test_a_secret_is_found_by_its_tenant_and_bound_to_its_origins(tmp_path: Path) -> None:
-    store = SecretStore(tmp_path / SECRETS_FILE)
+@pytest.fixture
+def opened(tmp_path: Path) -> Iterator[Callable[[], SecretStore]]:
+    with ExitStack() as stores:
+        yield lambda: stores.enter_context(closing(SecretStore(tmp_path / SECRETS_FILE)))
+
+
+def test_a_secret_is_found_by_its_tenant_and_bound_to_its_origins(opened: Callable[[], SecretStore]) -> None:
+    store = opened()
     store.set("github", "ann", TEXT, ["api.github.com"])
     store.set("github", "*", TEXT + "x", ["http://10.0.0.1:8080"])
     assert store.find("github", "ann").value == TEXT
@@ -39,8 +47,8 @@ def test_a_secret_is_found_by_its_tenant_and_bound_to_its_origins(tmp_path: Path
     assert TEXT not in repr(found)
 
 
-def test_a_change_by_another_process_counts_at_once(tmp_path: Path) -> None:
-    server, command = SecretStore(tmp_path / SECRETS_FILE), SecretStore(tmp_path / SECRETS_FILE)
+def test_a_change_by_another_process_counts_at_once(tmp_path: Path, opened: Callable[[], SecretStore]) -> None:
+    server, command = opened(), opened()
     command.set("a", "*", TEXT, ["a.example"])
     assert server.find("a", "ann").value == TEXT
     command.remove("a", "*")
@@ -66,9 +74,11 @@ def test_the_file_is_for_its_owner_alone(tmp_path: Path) -> None:
     [("a b", TEXT, ["a.example"]), ("a", "short", ["a.example"]), ("a", "line\nbreak 123", ["a.example"]), ("a", TEXT, []),
      ("a", TEXT, ["ftp://a.example"]), ("a", "x" * 9000, ["a.example"]), ("a", "ümläut-secret", ["a.example"])],
 )  # fmt: skip
-def test_what_cannot_stand_in_a_header_is_no_secret(tmp_path: Path, name: str, value: str, origins: list[str]) -> None:
+def test_what_cannot_stand_in_a_header_is_no_secret(
+    opened: Callable[[], SecretStore], name: str, value: str, origins: list[str]
+) -> None:
     with pytest.raises(InvalidRequest) as caught:
-        SecretStore(tmp_path / SECRETS_FILE).set(name, "*", value, origins)
+        opened().set(name, "*", value, origins)
     assert value not in str(caught.value)
 
 
@@ -90,9 +100,11 @@ def test_the_command_reads_a_secret_and_never_shows_it(
     assert TEXT not in shown
     listed = json.loads(shown.splitlines()[-1] if shown.splitlines()[-1].startswith("{") else shown[shown.index("{") :])
     assert listed["secrets"][0]["origins"] == ["https://api.github.com"]
-    assert SecretStore(tmp_path / SECRETS_FILE).find("github", "ann").value == TEXT
+    with closing(SecretStore(tmp_path / SECRETS_FILE)) as store:
+        assert store.find("github", "ann").value == TEXT
     assert secret_command(["rm", "github", "--tenant", "ann", *data]) == 0
-    assert SecretStore(tmp_path / SECRETS_FILE).entries() == []
+    with closing(SecretStore(tmp_path / SECRETS_FILE)) as store:
+        assert store.entries() == []
 
 
 def test_runs_that_may_reach_something_else_have_another_warm_server(tmp_path: Path) -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
@@ -28,7 +28,8 @@ def no_more() -> float:
 class Piece:
     """One piece of work. ``done`` gets its future in the loop's thread and must not raise; ``wanted``: False to leave it out.
 
-    ``extra`` is called in the work's thread once it has ended: further processor seconds, of other processes.
+    ``extra`` is called in the work's thread once it has ended: further processor seconds, of other processes. ``begun``: it is
+    not left out any more.
     """
 
     tenant: str
@@ -37,6 +38,7 @@ class Piece:
     wanted: Callable[[], bool] = lambda: True
     extra: Callable[[], float] = no_more
     seconds: float = 0.0
+    begun: bool = False
 
     def run(self) -> Any:
         """Do the work, and note the processor time that it took."""
@@ -50,17 +52,18 @@ class Piece:
 class Lanes:
     """Belongs to the thread of the step loop, which polls :meth:`fileno` with its other sources and calls :meth:`poll`.
 
-    Tenants take turns, and each has one piece running at most: a tenant that sends slow work delays only itself, as long as
-    there are fewer such tenants than lanes.
+    Tenants take turns, and each has ``of_tenant`` pieces running at most: a tenant that sends slow work delays only itself, as
+    long as there are fewer such tenants than lanes.
     """
 
-    def __init__(self, lanes: int, name: str, charge: Charge = free) -> None:
+    def __init__(self, lanes: int, name: str, charge: Charge = free, of_tenant: int = 1) -> None:
         self._lanes = lanes
+        self._of_tenant = of_tenant
         self._charge = charge
         self._threads = ThreadPoolExecutor(lanes, name)
         self._waker = Waker()
         self._waiting: dict[str, deque[Piece]] = {}
-        self._running: set[str] = set()
+        self._running: Counter[str] = Counter()
         self._finished: deque[tuple[Piece, Future[Any]]] = deque()
 
     def submit(self, piece: Piece) -> None:
@@ -86,16 +89,18 @@ class Lanes:
         progressed = bool(self._finished)
         while self._finished:
             piece, future = self._finished.popleft()
-            self._running.discard(piece.tenant)
+            self._running[piece.tenant] -= 1
+            if not self._running[piece.tenant]:
+                del self._running[piece.tenant]
             self._charge(piece.tenant, piece.seconds)
             piece.done(future)
         self._start()
         return progressed
 
-    def close(self) -> None:
-        """Drop what waits, without an answer, and wait for what runs."""
+    def close(self, *, wait: bool = True) -> None:
+        """Drop what waits, without an answer, and ``wait`` for what runs."""
         self._waiting.clear()
-        self._threads.shutdown()
+        self._threads.shutdown(wait=wait)
         self._waker.close()
 
     def drop_waiting(self) -> None:
@@ -104,21 +109,25 @@ class Lanes:
 
     def _start(self) -> None:
         """Fill the lanes, one piece of each tenant in turn."""
-        for tenant in list(self._waiting):
-            if len(self._running) >= self._lanes:
-                return
-            if tenant in self._running:
-                continue
+        while self._running.total() < self._lanes and (piece := self._next()) is not None:
+            self._run(piece)
+
+    def _next(self) -> Piece | None:
+        """Take out the piece whose turn it is; None if there is none."""
+        for tenant in [one for one in self._waiting if self._running[one] < self._of_tenant]:
             queue = self._waiting.pop(tenant)
             while queue and not queue[0].wanted():
                 queue.popleft()
             if queue:
-                self._run(queue.popleft())
-            if queue:
-                self._waiting[tenant] = queue  # behind the others now
+                piece = queue.popleft()
+                if queue:
+                    self._waiting[tenant] = queue  # behind the others now
+                return piece
+        return None
 
     def _run(self, piece: Piece) -> None:
-        self._running.add(piece.tenant)
+        piece.begun = True
+        self._running[piece.tenant] += 1
         future = self._threads.submit(piece.run)
         future.add_done_callback(lambda ended: self._end(piece, ended))
 

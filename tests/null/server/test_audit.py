@@ -1,0 +1,38 @@
+"""The audit log: what a client writes into it."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import anyio
+import msgspec
+from starlette.types import Message, Receive, Scope, Send
+
+from inferd_runtime.server.gateway.audit import MAX_TEXT, SUBJECT_KEY, Audited, AuditLog
+from inferd_runtime.server.gateway.auth import TENANT_KEY
+
+LONG = "x\n\x1b" * 10_000
+
+
+async def answered(scope: Scope, receive: Receive, send: Send) -> None:
+    await send({"type": "http.response.start", "status": 200, "headers": []})
+
+
+async def nowhere(message: Message) -> None:
+    pass
+
+
+async def nothing() -> Message:
+    raise AssertionError
+
+
+def test_no_request_fills_the_audit_log_or_forges_its_lines(tmp_path: Path) -> None:
+    log = AuditLog(tmp_path / "audit")
+    scope = {"type": "http", "method": LONG, "path": LONG, TENANT_KEY: "t", SUBJECT_KEY: LONG}
+    anyio.run(Audited(answered, log), scope, nothing, nowhere)
+    log.close()
+    (line,) = (tmp_path / "audit").read_bytes().splitlines()
+    entry = msgspec.json.decode(line)
+    assert [len(entry[key]) for key in ("method", "path", "subject")] == [MAX_TEXT] * 3
+    assert entry["tenant"] == "t"
+    assert entry["status"] == 200
