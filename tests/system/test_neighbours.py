@@ -16,8 +16,10 @@ sys.path.insert(0, str(Path(__file__).parents[2] / "benchmarks"))
 import neighbours
 
 SECONDS = 0.8
-LEAST_SHARE = 0.75
-"""Of the fair share: less than the aim of 0.9, because so short a measurement is a rough one."""
+LEAST_TIME = 0.85
+"""Of the fair share of the loop's time: a little less than the aim of 0.9, because so short a measurement is a rough one."""
+LEAST_SPEED = 0.5
+"""Of the fair share of tokens: much less, because steps take longer where others' work leaves the processor's caches cold."""
 LONGEST_PAUSE = 0.25
 ROUNDS = 4
 """The best of these counts: other work of the machine, in either of a round's two measurements, is no fault of the loop."""
@@ -34,12 +36,14 @@ def served() -> Iterator[neighbours.Served]:
     "kind", ["streams", "prompts", "compiles", "cancels", "texts", "small_texts", "forks", "snapshots"]
 )
 def test_a_stream_keeps_its_share_of_the_time_beside(served: neighbours.Served, kind: str) -> None:
-    shares, gaps = [0.0], []
-    while shares[-1] < LEAST_SHARE and len(gaps) < ROUNDS:
+    times, speeds, gaps = [0.0], [0.0], [1.0]
+    while (max(times) < LEAST_TIME or max(speeds) < LEAST_SPEED or min(gaps) > LONGEST_PAUSE) and len(gaps) <= ROUNDS:
         alone = neighbours.measure(served, SECONDS / 2)
         beside = neighbours.measure(served, SECONDS, neighbours.KINDS[kind])
         assert beside.answered
-        shares.append(2 * beside.speed / alone.speed)
+        times.append(2 * beside.time)
+        speeds.append(2 * beside.speed / alone.speed)
         gaps.append(beside.gap)
-    assert shares[-1] >= LEAST_SHARE, shares
+    assert max(times) >= LEAST_TIME, times
+    assert max(speeds) >= LEAST_SPEED, speeds
     assert min(gaps) <= LONGEST_PAUSE, gaps
