@@ -9,6 +9,7 @@ import msgspec
 import pytest
 
 from inferd.protocol import ERRORS, MAX_EXPORT_BYTES, Done, InvalidRequest, LimitExceeded, NotFound, Unavailable
+from inferd_runtime.sandbox.messages import MAX_ASKED
 from inferd_runtime.server.gateway.replies import error_reply, own_status
 from inferd_runtime.server.gateway.script_session import (
     MAX_OUTSTANDING_BYTES,
@@ -71,6 +72,23 @@ def test_a_session_admits_each_ticket_once_until_it_is_answered() -> None:
     assert not state.answered(1)
     assert not state.answered(9)
     state.admit(ScriptCall(1, "model.list"))
+
+
+def test_a_script_that_gives_up_faster_than_the_gateway_answers_waits_and_is_not_refused() -> None:
+    state = OutstandingCalls()
+    for ticket in range(1, MAX_ASKED + 1):
+        state.admit(ScriptCall(ticket, "queue.pull"))
+    another = ScriptCall(MAX_ASKED + 1, "queue.pull")
+    assert not state.frees_itself(another)
+    with pytest.raises(LimitExceeded, match="in flight already"):
+        state.admit(another)
+    state.withdrawn(7)
+    state.withdrawn(MAX_ASKED + 1)
+    assert state.frees_itself(another)
+    assert not state.frees_itself(ScriptCall(MAX_ASKED + 2, "model.list"))  # the engine's
+    assert state.answered(7)
+    assert not state.frees_itself(another)
+    state.admit(another)
 
 
 @pytest.mark.parametrize("op", ["session.open", "session.close", "cancel", "session.send", "session.receive"])

@@ -20,6 +20,7 @@ import pytest
 import inferd
 from inferd import queue, topic
 from inferd.protocol import InferdError, NotFound
+from inferd_runtime.sandbox.messages import MAX_ASKED
 from inferd_runtime.sandbox.runner_build.component import ensure_runner
 from inferd_runtime.server.gateway.app import Gateway, open_gateway
 from inferd_runtime.server.services.launches import launches
@@ -268,6 +269,39 @@ async def test_programs_and_scripts_that_give_up_all_the_time_lose_no_value(gate
                     got.append(await queue.pull("impatient"))
     got += await ann.result(run)
     assert sorted(got) == list(range(300))
+
+
+async def test_who_gives_up_faster_than_the_gateway_answers_is_made_to_wait_and_not_refused(
+    gateway: Gateway, ann: Client
+) -> None:
+    source = """
+        import asyncio
+        from inferd import queue
+
+        async def main(count: int) -> int:
+            assert await queue.pull("begin") == 0
+            for _ in range(count):
+                pull = asyncio.create_task(queue.pull("nobody pushes"))
+                await asyncio.sleep(0)
+                pull.cancel()
+                await asyncio.wait([pull])
+                assert pull.cancelled(), pull.exception()
+            await queue.push("somebody pushes", 1)
+            return await queue.pull("somebody pushes")
+    """
+    run = await ann.launch(textwrap.dedent(source), "hasty", count=200)
+    async with inferd.connect(address(gateway), token=ANN), asyncio.timeout(30):
+        await queue.push("begin", 0)
+        gateway.runtime.services.pace.used("ann", 0.5, time.monotonic())  # nothing of hers is answered for a second
+        for _ in range(3):
+            pulls = [asyncio.create_task(queue.pull("nobody pushes")) for _ in range(MAX_ASKED)]
+            await asyncio.sleep(0)
+            for pull in pulls:
+                pull.cancel()
+            await asyncio.wait(pulls)
+            assert all(pull.cancelled() for pull in pulls)
+        assert await queue.pull_many("nobody pushes", wait=False) == []
+    assert await ann.result(run) == 1
 
 
 async def test_a_queue_is_gone_with_the_last_run_of_its_tenant_and_a_durable_one_is_not(

@@ -11,6 +11,7 @@ from collections.abc import AsyncIterator
 from dataclasses import dataclass, field, replace
 from functools import partial
 
+from inferd_runtime.accepting import accept
 from inferd_runtime.draft_models.messages import AskDraft, DraftAnswer, DraftTransport, DropDraft
 from inferd_runtime.draft_models.remote.checks import MOST_ERROR, check_ask
 from inferd_runtime.draft_models.remote.frames import Frame, Kind, MalformedFrame, pack, unpack
@@ -79,7 +80,7 @@ class DraftService:
             group.create_task(self._tick())
             while True:
                 try:
-                    connection, address = await loop.sock_accept(listener)
+                    connection, address = await accept(listener)
                 except OSError as error:
                     LOG.warning("no connection can be taken: %s", error)
                     await asyncio.sleep(ACCEPT_PAUSE)
@@ -107,7 +108,6 @@ class DraftService:
         if not self._half_open.enter(address):
             connection.close()
             return
-        connection.setblocking(False)
         group.create_task(self._serve_connection(connection, address))
 
     async def _serve_connection(self, connection: socket.socket, address: str) -> None:

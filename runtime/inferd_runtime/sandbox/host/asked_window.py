@@ -12,12 +12,19 @@ class AskedWindow:
     """Open operations of one run at the gateway, by ticket.
 
     A withdrawn one counts until the gateway has answered it: a program that asks and withdraws in turns gets no further than one
-    that waits. What is too much is refused: a program that was made to wait here could not do what others wait for.
+    that waits. What is too much is refused: a program that was made to wait here could not do what others wait for. Only where
+    withdrawn ones take the room is it made to wait: the gateway answers these by itself.
     """
 
     def __init__(self) -> None:
         self._sizes: dict[int, int] = {}
+        self._withdrawn: set[int] = set()
         self._bytes = 0
+
+    def frees_itself(self, size: int) -> bool:
+        """Return True if there is no room for one more now, and there will be some, whatever the program does."""
+        full = len(self._sizes) >= MAX_ASKED or (bool(self._sizes) and self._bytes + size > MAX_ASKED_BYTES)
+        return full and bool(self._withdrawn)
 
     def check(self, op: str, size: int) -> None:
         """Raise LimitExceeded unless one more operation with a request of so many bytes may be asked."""
@@ -36,6 +43,12 @@ class AskedWindow:
         self._sizes[ticket] = size
         self._bytes += size
 
+    def withdrawn(self, ticket: int) -> None:
+        """Note that the program waits for an operation no more."""
+        if ticket in self._sizes:
+            self._withdrawn.add(ticket)
+
     def answered(self, ticket: int) -> None:
         """Note an answer of the gateway."""
+        self._withdrawn.discard(ticket)
         self._bytes -= self._sizes.pop(ticket, 0)

@@ -120,6 +120,7 @@ class GuestCalls:
         """Drop an operation."""
         waits = self._pending.cancel(ticket)
         if waits is Waits.GATEWAY:
+            self._asked.withdrawn(ticket)
             self._report(Withdrawn(self._run, ticket))
         elif waits is Waits.ENGINE:
             with contextlib.suppress(zmq.Again):  # the engine is not reading: it will not answer either
@@ -172,7 +173,7 @@ class GuestCalls:
         if op in GATEWAY_OPERATIONS:
             return self._ask(op, arguments)
         replied = reply_size(op, arguments, JSON)
-        self._wait_for_room(len(arguments), replied)
+        self._wait_while(lambda: not (self._window.has_room(len(arguments)) and self._replies.has_room(replied)))
         ticket = self._pending.open_engine(len(arguments))
         try:
             self._link.send(ticket, op, arguments)
@@ -183,9 +184,9 @@ class GuestCalls:
             self._pending.settle(ticket, False, msgspec.json.encode(error))
         return ticket
 
-    def _wait_for_room(self, size: int, replied: int) -> None:
-        """Wait until the engine has answered enough of what it was sent. Raises Cancelled if the run ends before."""
-        while not ((self._window.has_room(size) and self._replies.has_room(replied)) or self.ended):
+    def _wait_while(self, full: Callable[[], bool]) -> None:
+        """Wait until enough of what was sent has been answered. Raises Cancelled if the run ends before."""
+        while full() and not self.ended:
             now = time.monotonic()
             self._let_out(now)
             self._collect(min(self._events.due() - now, self.meter.wall_left(now)))
@@ -220,6 +221,7 @@ class GuestCalls:
 
     def _ask(self, op: str, arguments: bytes) -> int:
         """Have the gateway answer."""
+        self._wait_while(lambda: self._asked.frees_itself(len(arguments)))
         self._asked.check(op, len(arguments))
         check_json(arguments, op)
         ticket = self._pending.open_gateway(len(arguments))

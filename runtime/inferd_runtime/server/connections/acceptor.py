@@ -12,6 +12,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
 
+from inferd_runtime.accepting import accept
 from inferd_runtime.server.connections.connection_table import ConnectionTable
 from inferd_runtime.server.connections.guarded_connection import GuardedConnection
 
@@ -64,7 +65,7 @@ class Acceptor:
 
     async def _accept_one(self) -> None:
         try:
-            accepted, address = await asyncio.get_running_loop().sock_accept(self._listener.socket)
+            accepted, address = await accept(self._listener.socket)
         except OSError as error:
             if error.errno in EXHAUSTED:
                 log.warning("a connection cannot be accepted: %s", error.strerror)

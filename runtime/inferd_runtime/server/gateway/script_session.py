@@ -90,6 +90,7 @@ class OutstandingCalls:
         self._vocabulary = vocabulary
         self.outstanding: set[int] = set()
         self._asked: set[int] = set()
+        self._withdrawn: set[int] = set()
         self._most = most
         self._places = places
         self._tenant = tenant
@@ -124,6 +125,15 @@ class OutstandingCalls:
             self._asked.add(call.t)
         self.outstanding.add(call.t)
 
+    def frees_itself(self, call: ScriptCall) -> bool:
+        """Return True if there is no room for a call now, and there will be some: the gateway answers what was withdrawn."""
+        return call.op in GATEWAY_OPERATIONS and len(self._asked) >= MAX_ASKED and bool(self._withdrawn)
+
+    def withdrawn(self, ticket: int) -> None:
+        """Note that the script waits for a call no more."""
+        if ticket in self._asked:
+            self._withdrawn.add(ticket)
+
     def _check_asked(self, call: ScriptCall) -> None:
         """Check a call that the gateway is to answer. It counts until its answer has been sent: nobody else would hold back."""
         if len(call.a) > MAX_REQUEST_BYTES:
@@ -142,6 +152,7 @@ class OutstandingCalls:
         if ticket not in self.outstanding:
             return False
         self._asked.discard(ticket)
+        self._withdrawn.discard(ticket)
         self.outstanding.discard(ticket)
         self._give_back(self._bytes.pop(ticket, 0))
         return True
@@ -204,6 +215,7 @@ class ScriptSession:
         self._desk = services.open_desk(caller, MSGPACK_WIRE, self._answered)
         self._answers: deque[Answer] = deque()
         self._answered_more = anyio.Event()
+        self._has_room = anyio.Event()
         self._state = OutstandingCalls(places=places, tenant=caller.tenant, vocabulary=vocabulary)
         self._rate = MinuteBucket()
         self._count = 0
@@ -250,6 +262,7 @@ class ScriptSession:
 
     async def _forward(self, call: ScriptCall) -> None:
         if call.op == CANCEL:
+            self._state.withdrawn(call.t)
             self._desk.withdraw(call.t)
             if self._state.is_engines(call.t):
                 await self._channel.cancel(call.t)
@@ -257,6 +270,9 @@ class ScriptSession:
         if call.op == RECEIVED:
             self._desk.received(call.t)
             return
+        while self._state.frees_itself(call):
+            self._has_room = anyio.Event()
+            await self._has_room.wait()
         try:
             self._state.admit(call)
             if call.op in GATEWAY_OPERATIONS:
@@ -288,6 +304,7 @@ class ScriptSession:
                 await self._send(encode_answer(answer))
                 self._desk.sent(answer.ticket)
                 self._state.answered(answer.ticket)
+                self._has_room.set()
                 await anyio.lowlevel.checkpoint()
 
     async def _from_engine(self) -> None:

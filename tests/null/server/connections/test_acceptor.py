@@ -14,7 +14,9 @@ import pytest
 import zmq
 
 from inferd.protocol import Unavailable
+from inferd_runtime.accepting import accept
 from inferd_runtime.cli.client import Server
+from inferd_runtime.server.connections import acceptor as acceptor_module
 from inferd_runtime.server.connections.acceptor import ACCEPTED_IN_A_ROW, Acceptor, Listener
 from inferd_runtime.server.connections.connection_table import ConnectionTable, close_frame
 from inferd_runtime.server.connections.guarded_connection import (
@@ -57,15 +59,14 @@ def test_a_system_without_files_makes_connections_wait_and_ends_nothing(
     caplog.set_level(logging.CRITICAL)
 
     async def connect() -> bytes:
-        loop = asyncio.get_running_loop()
-        accept, failures = loop.sock_accept, [OSError(number, "none left")] * 3
+        failures = [OSError(number, "none left")] * 3
 
         async def failing(listener: socket.socket) -> Any:
             if failures:
                 raise failures.pop()
             return await accept(listener)
 
-        monkeypatch.setattr(loop, "sock_accept", failing)
+        monkeypatch.setattr(acceptor_module, "accept", failing)
         with listen("127.0.0.1", 0) as listener:
             acceptor = Acceptor(Listener(listener), new_table(), Echo)
             reader, writer = await asyncio.open_connection(*listener.getsockname())
