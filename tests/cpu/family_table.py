@@ -8,6 +8,8 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Any
 
+import transformers
+from packaging import version
 from transformers.models.auto import CONFIG_MAPPING
 
 VOCAB = 97
@@ -45,12 +47,21 @@ GPT2: dict[str, Any] = {
 
 @dataclass(frozen=True)
 class Served:
-    """A family whose logits must equal transformers'. ``features``: what the probe must find, see ``test_families.py``."""
+    """A family whose logits must equal transformers'. ``features``: what the probe must find, see ``test_families.py``.
+
+    ``since``: the first release of transformers with which it is served; with older ones it is refused.
+    """
 
     settings: dict[str, Any]
     features: tuple[str, ...] = ()
     note: str = ""
     base: dict[str, Any] = field(default_factory=lambda: BASE)
+    since: str = ""
+
+    @property
+    def here(self) -> bool:
+        """True if the installed transformers is new enough."""
+        return not self.since or version.parse(transformers.__version__) >= version.parse(self.since)
 
 
 @dataclass(frozen=True)
@@ -62,6 +73,7 @@ class Refused:
     base: dict[str, Any] = field(default_factory=lambda: BASE)
 
 
+PART_ROTATED = "part of a head is rotated, since transformers 5.24"
 VISION: dict[str, Any] = {
     "hidden_size": 16, "intermediate_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2, "image_size": 28,
     "patch_size": 14,
@@ -76,6 +88,7 @@ SERVED: dict[str, Served] = {
     "bert": Served({"intermediate_size": 48, "is_decoder": True}, (), "with `is_decoder` in its configuration"),
     "biogpt": Served({"intermediate_size": 48}, (), "learned positions"),
     "bitnet": Served(LLAMA, ("GQA",), "weights unpacked"),
+    "codegen": Served({"rotary_dim": 4}, (), PART_ROTATED, base=GPT2, since="5.24"),
     "cohere": Served({**LLAMA, "logit_scale": 1.0}, ("GQA",), "parallel residual, scaled logits"),
     "cohere2": Served({**SLIDING, "logit_scale": 1.0}, ("GQA", "window"), "full layers without RoPE"),
     "cohere2_moe": Served(
@@ -153,6 +166,7 @@ SERVED: dict[str, Served] = {
     "gpt2": Served({}, (), "learned positions", base=GPT2),
     "gpt_bigcode": Served({"n_inner": 48, "multi_query": True}, ("GQA",), "one key head", base=GPT2),
     "gpt_neox": Served({"intermediate_size": 48}, (), "parallel residual"),
+    "gptj": Served({"rotary_dim": 4}, (), PART_ROTATED, base=GPT2, since="5.24"),
     "gpt_oss": Served({**SLIDING, **TWO_OF_FOUR}, ("GQA", "window", "sinks", "MoE")),
     "granite": Served({**LLAMA, "attention_multiplier": 0.3}, ("GQA",), "own score scale"),
     "granite_swa": Served(SLIDING, ("GQA", "window", "sinks")),
@@ -294,8 +308,8 @@ DELTA: dict[str, Any] = {
     "linear_value_head_dim": 8,
     "layer_types": ["linear_attention", "linear_attention", "full_attention"],
 }
-HERE = [family for family in SERVED if family in CONFIG_MAPPING]
-"""Those that the installed transformers has: its oldest that is supported lacks some."""
+HERE = [family for family, entry in SERVED.items() if family in CONFIG_MAPPING and entry.here]
+"""Those that can be served with the installed transformers: its oldest that is supported lacks some."""
 REFUSED: dict[str, Refused] = {
     "bamba": Refused({**LLAMA, **MAMBA, "attn_layer_indices": [1]}, f"layers 0, 2 (BambaMixer) {IGNORED}"),
     "bert": Refused(
@@ -305,7 +319,6 @@ REFUSED: dict[str, Refused] = {
     "bloom": Refused(
         {}, f"{ALL} (BloomAttention) {IGNORED}", {"vocab_size": VOCAB, "hidden_size": 32, "n_layer": 3, "n_head": 4}
     ),
-    "codegen": Refused({"rotary_dim": 4}, f"{ALL} (CodeGenAttention) {IGNORED}", GPT2),
     "deepseek_v32": Refused(
         {**MLA, **ROUTED, "index_n_heads": 2, "index_head_dim": 8, "index_topk": 4},
         "layer 0 (DeepseekV32Attention): attention arguments indices are not supported",
@@ -320,7 +333,6 @@ REFUSED: dict[str, Refused] = {
         f"layers 0, 1 {IGNORED}",
         {"vocab_size": VOCAB, "hidden_size": 32},
     ),
-    "gptj": Refused({"rotary_dim": 4}, f"{ALL} (GPTJAttention) {IGNORED}", GPT2),
     "granitemoehybrid": Refused(
         {**LLAMA, **MAMBA, **TWO_OF_FOUR, "layer_types": ["mamba", "attention", "mamba"]},
         f"layers 0, 2 (GraniteMoeHybridMambaLayer) {IGNORED}",

@@ -23,7 +23,9 @@ def said(gateway: Gateway, run: str, kind: type[Any], count: int = 1) -> Sequenc
     return found
 
 
-def answer(gateway: Gateway, run: str, asked: Asked, value: Any, *, ok: bool = True, receipt: bool = False) -> None:
+def answer(
+    gateway: Gateway, run: str, asked: Asked | Withdrawn, value: Any, *, ok: bool = True, receipt: bool = False
+) -> None:
     gateway.send(Answered(run, asked.ticket, ok, json.dumps(value), receipt))
 
 
@@ -115,20 +117,22 @@ def test_a_program_has_so_many_open_and_withdrawing_makes_no_room(gateway: Gatew
         async def main():
             tasks = [asyncio.create_task(queue.pull("jobs")) for _ in range({MAX_ASKED})]
             await asyncio.sleep(0.01)
-            refused = []
-            for _ in range(2):
-                try:
-                    await queue.pull("jobs")
-                except LimitExceeded as error:
-                    refused.append(error.detail["limit"])
-                for task in tasks:
-                    task.cancel()
-                await asyncio.sleep(0)
-            return refused
+            try:
+                await queue.pull("jobs")
+            except LimitExceeded as error:
+                print(error.detail["limit"], flush=True)
+            for task in tasks:
+                task.cancel()
+            await asyncio.sleep(0)
+            return await queue.pull("jobs")
         """
     )
-    assert result(gateway, run) == ["gateway_operations"] * 2
-    assert len(said(gateway, run, Asked, MAX_ASKED)) == MAX_ASKED
+    gateway.wait_text(run, "gateway_operations")
+    withdrawn = said(gateway, run, Withdrawn, MAX_ASKED)
+    assert len(said(gateway, run, Asked)) == MAX_ASKED
+    answer(gateway, run, withdrawn[0], {"code": "cancelled", "message": "withdrawn", "detail": {}}, ok=False)
+    answer(gateway, run, said(gateway, run, Asked, MAX_ASKED + 1)[MAX_ASKED], {"values": [7]}, receipt=True)
+    assert result(gateway, run) == 7
 
 
 def test_what_cannot_be_carried_or_is_too_long_does_not_leave_the_sandbox(gateway: Gateway) -> None:
