@@ -57,7 +57,14 @@ INLINE __m512 bounded_to(__m512 x, int bounded) {
   return _mm512_min_ps(_mm512_max_ps(x, _mm512_set1_ps(-BOUND)), _mm512_set1_ps(BOUND));
 }
 
-INLINE void rotate_head(const float *in, const float *cos, const float *sin, float *out, long width, int bounded) {
+// Turns a head, behind a norm with these weights if there are any.
+INLINE void rotate_head(const float *in, const float *norm, float eps, const float *cos, const float *sin, float *out, long width,
+                        int bounded) {
+  float normed[MOST_CHUNKS * LANES];
+  if (norm) {
+    rms_norm(in, norm, normed, 1, width, eps);
+    in = normed;
+  }
   for (long at = 0; at < width; at += LANES) {
     __m512 other = _mm512_loadu_ps(in + (at < width / 2 ? at + width / 2 : at - width / 2));
     __m512 turned = _mm512_fmadd_ps(other, _mm512_loadu_ps(sin + at), _mm512_mul_ps(_mm512_loadu_ps(in + at), _mm512_loadu_ps(cos + at)));
@@ -67,12 +74,16 @@ INLINE void rotate_head(const float *in, const float *cos, const float *sin, flo
 
 // qkv [count, (queries + 2 shared) width] -> query [count, queries, width], turned, and the rows `slots` of keys and values
 // [slots, shared, width]. cos, sin [count, width], the sign of the rotation in sin. Half a head is a multiple of LANES.
-void rotate_and_write(const float *qkv, const float *cos, const float *sin, const int64_t *slots, float *query, float *keys,
+// norm [queries + shared, width] or null
+void rotate_and_write(const float *qkv, const float *norm, float eps, const float *cos, const float *sin, const int64_t *slots, float *query, float *keys,
                       float *values, long count, long queries, long shared, long width, int bounded) {
   for (long row = 0; row < count; row++, cos += width, sin += width) {
     float *key = keys + slots[row] * shared * width, *value = values + slots[row] * shared * width;
-    for (long head = 0; head < queries; head++, qkv += width, query += width) rotate_head(qkv, cos, sin, query, width, 0);
-    for (long head = 0; head < shared; head++, qkv += width) rotate_head(qkv, cos, sin, key + head * width, width, bounded);
+    const float *scale = norm;
+    for (long head = 0; head < queries; head++, qkv += width, query += width, scale += norm ? width : 0)
+      rotate_head(qkv, scale, eps, cos, sin, query, width, 0);
+    for (long head = 0; head < shared; head++, qkv += width, scale += norm ? width : 0)
+      rotate_head(qkv, scale, eps, cos, sin, key + head * width, width, bounded);
     for (long at = 0; at < shared * width; at += LANES) _mm512_storeu_ps(value + at, bounded_to(_mm512_loadu_ps(qkv + at), bounded));
     qkv += shared * width;
   }

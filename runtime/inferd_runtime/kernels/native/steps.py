@@ -22,7 +22,7 @@ POINTER, WHOLE = ctypes.c_void_p, ctypes.c_long
 SIGNATURES = {
     "rms_norm": [POINTER] * 3 + [WHOLE] * 2 + [ctypes.c_float],
     "silu_mul": [POINTER] * 2 + [WHOLE] * 2,
-    "rotate_and_write": [POINTER] * 7 + [WHOLE] * 4 + [ctypes.c_int],
+    "rotate_and_write": [POINTER] * 2 + [ctypes.c_float] + [POINTER] * 6 + [WHOLE] * 4 + [ctypes.c_int],
     "attend": [POINTER] * 9 + [WHOLE] * 7 + [ctypes.c_float],
 }
 
@@ -64,17 +64,20 @@ class StepKernels:
         return out
 
     def rotate_and_write(
-        self, qkv: Tensor, angles: tuple[Tensor, Tensor], slots: Tensor, keys: Tensor, values: Tensor, *, bounded: bool
-    ) -> Tensor:
+        self, qkv: Tensor, norm: Tensor | None, eps: float, angles: tuple[Tensor, Tensor], slots: Tensor, keys: Tensor,
+        values: Tensor, *, bounded: bool,
+    ) -> Tensor:  # fmt: skip
         """Turn q and k of qkv [T, H + 2 Hkv, D] by cos and sin [T, 1, D], and write k and v to ``slots`` [T] of the cache.
 
-        ``keys`` and ``values``: [pages, page_size, Hkv, D]; ``bounded``: brought within the layout's bound. Returns q [T, H, D].
+        ``norm`` [H + Hkv, D] scales q and k behind an RMS norm with ``eps`` before that; None: they are not normed. ``keys`` and
+        ``values``: [pages, page_size, Hkv, D]; ``bounded``: brought within the layout's bound. Returns q [T, H, D].
         """
         (count, heads, width), shared = qkv.shape, keys.shape[2]
         query = qkv.new_empty(count, heads - 2 * shared, width)
+        scales = None if norm is None else norm.data_ptr()
         self._library.rotate_and_write(
-            qkv.data_ptr(), angles[0].data_ptr(), angles[1].data_ptr(), slots.data_ptr(), query.data_ptr(), keys.data_ptr(),
-            values.data_ptr(), count, heads - 2 * shared, shared, width, bounded,
+            qkv.data_ptr(), scales, eps, angles[0].data_ptr(), angles[1].data_ptr(), slots.data_ptr(), query.data_ptr(),
+            keys.data_ptr(), values.data_ptr(), count, heads - 2 * shared, shared, width, bounded,
         )  # fmt: skip
         return query
 

@@ -57,12 +57,9 @@ class HostLayout:
     def attend_projected(self, layer: int, qkv: Tensor, angles: Angles, heads: ProjectedHeads) -> Tensor:
         """See :class:`~inferd_runtime.models.passes.step_layout.StepLayout`."""
         keys, values, rule = self.keys[layer], self.values[layer], heads.rule
-        states, turned = qkv.view(len(qkv), -1, heads.width), heads.queries + heads.keys
-        if heads.norm is not None:
-            normed = rms_norm(states[:, :turned], (heads.width,), None, heads.eps) * heads.norm
-            states = torch.cat([normed, states[:, turned:]], 1)
+        states = qkv.view(len(qkv), -1, heads.width).contiguous()
         query = self.kernels.rotate_and_write(
-            states.contiguous(), angles, self.slots, keys, values, bounded=self.bounded
+            states, heads.norm, heads.eps, angles, self.slots, keys, values, bounded=self.bounded
         )
         rows = self._attended(rule.window, rule.chunk)
         scaling = heads.width**-0.5 if rule.scaling is None else rule.scaling
@@ -116,8 +113,10 @@ def proved_kernels() -> StepKernels | None:
 
 @torch.inference_mode()
 def _agrees(kernels: StepKernels) -> bool:
-    heads = ProjectedHeads(AttentionRule(None, PROBED - 4, None), 4, 2, WIDTHS[0], None, 1e-5)
-    draw = torch.Generator().manual_seed(0)
+    draw, width = torch.Generator().manual_seed(0), WIDTHS[0]
+    heads = ProjectedHeads(
+        AttentionRule(None, PROBED - 4, None), 4, 2, width, torch.randn(6, width, generator=draw), 1e-5
+    )
     states, weight = torch.randn(PROBED, 8 * heads.width, generator=draw), torch.ones(2 * heads.width)
     angles = states[:, None, : heads.width], states[:, None, -heads.width :]
     at = np.arange(PROBED)
