@@ -10,6 +10,7 @@ from typing import TypeVar, TypeVarTuple
 import anyio
 
 from inferd.protocol import Cancelled
+from inferd_runtime.interpreter import share_interpreter
 
 T = TypeVar("T")
 Args = TypeVarTuple("Args")
@@ -28,6 +29,7 @@ def run_async(function: Callable[[*Args], Awaitable[T]], *args: *Args) -> T:
         asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, task.cancel)
         return await function(*args)
 
+    share_interpreter()
     try:
         return anyio.run(main)
     except asyncio.CancelledError:
