@@ -5,8 +5,8 @@ from __future__ import annotations
 import sys
 
 SWITCH_SECONDS = 2e-4
-"""Python lets a thread that computes keep the interpreter for 5 ms while others wait. The step loop and the gateway's loop give it
-up around every operation of PyTorch or a socket, so that each would wait as long as that again and again.
+"""Python lets a thread that computes keep the interpreter for 5 ms while others wait. The step loop and the gateway's loop give
+it up around every operation of PyTorch or a socket, and would wait as long as that again and again.
 """
 
 
