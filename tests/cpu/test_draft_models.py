@@ -190,7 +190,7 @@ def test_a_draft_process_that_dies_in_mid_generation_costs_speed_only_and_comes_
     generated = loop.generate(TEXT, SAMPLERS["greedy"], names["process"], while_waiting=kill)
     assert generated.tokens == plain["greedy"]
     assert kills
-    assert counters.failures + counters.timeouts > 0
+    assert counters.requests > counters.hits + counters.misses, "the dead one has left something unanswered"
     until = time.monotonic() + SECONDS
     while transport.pid == first or not transport._send(0, DESCRIBE, b"\x80"):
         loop.drafts.poll()

@@ -60,18 +60,33 @@ class Drafter:
         """Release what is held elsewhere at the end of the generation. No method is called afterwards."""
 
 
+SILENT_OFFERS = 4
+"""A program that has offered nothing so many times running is not waited for, until it offers something."""
+LONGER_SILENCE = 4
+"""Where that was too late by a step, it has to be silent so many times as long before the next time."""
+
+
 class OfferedDraft(Drafter):
-    """The draft that a program's own speculator sends with every step."""
+    """The draft that a program's own speculator sends with every step that it is told of."""
 
     source = "program"
     insists = True
 
     def __init__(self) -> None:
         self._offer = NOTHING
+        self._silent, self._most_silent = 0, SILENT_OFFERS
 
-    def offer(self, tokens: Sequence[int], parents: Sequence[int] = ()) -> None:
-        """Set the next proposal; without ``parents`` it is a chain."""
-        self._offer = Proposal(tokens, parents)
+    @property
+    def awaited(self) -> bool:
+        """True if steps are to wait for the program."""
+        return self._silent < self._most_silent
+
+    def offer(self, tokens: Sequence[int], parents: Sequence[int] = (), *, late: bool = False) -> None:
+        """Set the next proposal; without ``parents`` it is a chain. ``late``: a step has left without it, so it is dropped."""
+        self._silent = 0 if tokens else self._silent + 1
+        if late and tokens:
+            self._most_silent *= LONGER_SILENCE
+        self._offer = NOTHING if late else Proposal(tokens, parents)
 
     def propose(self, limit: int, ahead: Sequence[int] = ()) -> Proposal:
         """Return the offered draft, cut to the limit. It does not know what the grammar forces."""

@@ -17,6 +17,7 @@ STEP = 0.1
 class Job:
     tenant: str = "ann"
     over: bool = False
+    runs_on: bool = False
     context: Any = field(init=False)
 
     def __post_init__(self) -> None:
@@ -96,6 +97,19 @@ def test_who_ended_is_not_waited_for(turns: ProgramTurns) -> None:
     assert not turns.waited_for(2)
     turns.asked(closed)  # type: ignore[arg-type]
     assert not turns.waited_for(2)
+
+
+def test_who_runs_on_without_its_program_is_not_waited_for(turns: ProgramTurns, clock: Times) -> None:
+    silent, _ = jobs = [Job(), Job("bob")]
+    begun(turns, *jobs)
+    for job in jobs:
+        turns.answered(job)  # type: ignore[arg-type]
+    silent.runs_on = True
+    for job in jobs:
+        turns.asked(job)  # type: ignore[arg-type]
+    assert turns.waited_for(2) == ["bob"]
+    clock.now += 0.5 * STEP  # more than it is worth beside one that could run
+    assert turns.waited_for(2) == []
 
 
 def test_a_generation_that_asks_no_program_is_none(turns: ProgramTurns) -> None:

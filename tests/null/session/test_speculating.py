@@ -10,9 +10,11 @@ import pytest
 from sessions import new_grants
 
 from inferd import protocol as p
+from inferd_runtime.engine.jobs.generation import STEPS_AHEAD
 from inferd_runtime.engine.sampling.host_sampling import RowSampler
 from inferd_runtime.session.generation.sources import SpeculationRequest, build_sources, open_drafters
 from inferd_runtime.session.hub import SessionHub
+from inferd_runtime.speculation.drafter import LONGER_SILENCE, SILENT_OFFERS
 from inferd_runtime.speculation.ngram import NgramDrafter
 from inferd_runtime.testing.byte_tokenizer import VOCAB_SIZE
 from inferd_runtime.testing.direct import DirectSession
@@ -132,6 +134,49 @@ def test_a_tree_that_is_none_is_refused_and_costs_nothing(
     with pytest.raises(p.InvalidRequest, match=says):
         caller.call(p.NextSteps(started.generation, draft, positions, parents))
     assert len(caller.call(p.NextSteps(started.generation, [1, 2], [5, 5], [-1, -1])).steps) == 1
+
+
+def test_a_program_that_drafts_nothing_is_not_waited_for_until_it_drafts_again(caller: DirectSession) -> None:
+    plain = caller.generate(caller.text("hello"), max_tokens=40, ignore_eos=True).tokens
+    started = caller.call(
+        p.StartGenerate(caller.text("hello"), max_tokens=40, ignore_eos=True, program_speculation=True)
+    )
+    tokens: list[int] = []
+
+    def ask(draft: list[int]) -> list[p.Step]:
+        at = list(range(5 + len(tokens), 5 + len(tokens) + len(draft)))
+        steps: list[p.Step] = caller.call(p.NextSteps(started.generation, draft, at)).steps
+        tokens.extend(token for step in steps for token in step.tokens)
+        return steps
+
+    def runs_ahead() -> int:
+        steps = 0
+        while caller.engine.step():
+            steps += 1
+        return steps
+
+    for _ in range(SILENT_OFFERS - 1):
+        assert (len(ask([])), runs_ahead()) == (1, 0)
+    assert (len(ask([])), runs_ahead()) == (1, STEPS_AHEAD)
+    assert (len(ask([])), runs_ahead()) == (STEPS_AHEAD, STEPS_AHEAD)
+    late = ask(plain[len(tokens) : len(tokens) + 3])
+    assert [step.accepted for step in late] == [0] * STEPS_AHEAD
+    assert runs_ahead() == 0, "a program that drafts again is waited for"
+    assert [step.accepted for step in ask(plain[len(tokens) : len(tokens) + 3])] == [3]
+    for _ in range(SILENT_OFFERS * LONGER_SILENCE - 1):
+        assert (len(ask([])), runs_ahead()) == (1, 0)
+    assert (len(ask([])), runs_ahead()) == (1, STEPS_AHEAD)
+    assert tokens == plain[: len(tokens)]
+
+
+def test_what_a_silent_program_has_not_got_is_taken_back_at_its_end(caller: DirectSession) -> None:
+    context = caller.text("hello")
+    started = caller.call(p.StartGenerate(context, max_tokens=40, ignore_eos=True, program_speculation=True))
+    got = [caller.call(p.NextSteps(started.generation)).steps for _ in range(SILENT_OFFERS)]
+    while caller.engine.step():
+        pass
+    caller.call(p.CloseGenerate(started.generation))
+    assert caller.tokens(context)[5:] == [token for steps in got for step in steps for token in step.tokens]
 
 
 def test_parents_without_a_speculator_are_refused(caller: DirectSession) -> None:

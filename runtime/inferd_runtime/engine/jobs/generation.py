@@ -26,6 +26,9 @@ from inferd_runtime.speculation.sources import SourceSet
 MAX_UNDELIVERED_STEPS = 16
 """A generation pauses while so many of its steps have not been taken, or twice as many as its reader asks for at a time."""
 
+STEPS_AHEAD = 1
+"""A generation that runs on without its program is no more steps ahead of what that has got."""
+
 
 @dataclass(frozen=True, slots=True)
 class GenerationSpec:
@@ -87,8 +90,8 @@ class Generation:
     """One ``generate`` call at the end of a context, which it owns until it is closed.
 
     Finished steps queue up in ``outbox``; it pauses while :attr:`most_undelivered` of them are there. A ``paced`` generation (a
-    program's own speculator or constraint) runs one step per :meth:`allow`. ``finish`` is "" while it goes on, else stop |
-    length | closed; ``stop_token`` is the token that ended it, if one did.
+    program's own speculator or constraint) runs one step per :meth:`allow`, unless it ``runs_on``. ``finish`` is "" while it
+    goes on, else stop | length | closed; ``stop_token`` is the token that ended it, if one did.
     """
 
     def __init__(self, context: CachedSequence, spec: GenerationSpec, text: TextAssembler) -> None:
@@ -112,6 +115,7 @@ class Generation:
         self._end = min(self._start + spec.max_tokens, context.max_length)
         self._taken = 0
         self._wrote_end = False
+        self.runs_on = False
         self._allowed = not spec.paced
         penalties = spec.sampler.penalties
         self._history = None if penalties is None else History(penalties, context.tokens)
@@ -211,7 +215,7 @@ class Generation:
             done = done._replace(tokens=self._advanced(done.tokens, self.spec.grammar))
         if self.spec.sources is not None:
             self.spec.sources.learn(done.work.draft, done.path, done.cost, self.context.tokens[-1])
-        self._allowed = not self.spec.paced
+        self._allowed = self.runs_on or not self.spec.paced
         self._emit(done)
         if self.finish and self.spec.sources is not None:
             self.spec.sources.end()
@@ -301,9 +305,15 @@ class Generation:
         self.most_undelivered = self.spec.most_undelivered(least)
         self._awaited = 1 if self.spec.paced else min(least, self.most_undelivered)
 
-    def allow(self) -> None:
-        """Let a paced generation run its next step."""
-        self._allowed = True
+    def allow(self, *, on: bool = False) -> None:
+        """Let a paced generation run its next step; ``on``: and all behind it, a step ahead of its program."""
+        self._allowed, self.runs_on = True, on
+        if on:
+            self.most_undelivered = STEPS_AHEAD
+
+    def hold(self) -> None:
+        """Let a paced generation run no further step without :meth:`allow`."""
+        self._allowed = self.runs_on = False
 
     def take(self) -> list[Step]:
         """Remove the finished steps from the outbox, and return them."""

@@ -11,7 +11,6 @@ from inferd_runtime.engine.jobs.draft_verification import check_draft
 from inferd_runtime.engine.jobs.generation import Generation
 from inferd_runtime.engine.jobs.grammar_masks import OfferedMask
 from inferd_runtime.engine.sampling.probes import read_mask
-from inferd_runtime.engine.sequences.cached_sequence import CachedSequence
 from inferd_runtime.session.generation.finished_text import BestEffortCheck
 from inferd_runtime.session.generation.healing import Healing
 from inferd_runtime.session.generation.program_turns import ProgramTurns
@@ -36,6 +35,11 @@ class ProgramInputs:
             request.candidates is not None,
         )
 
+    @property
+    def awaited(self) -> bool:
+        """True if every step waits for the program: not for a speculator that has had nothing to offer for some steps."""
+        return self.draft is None or self.draft.awaited
+
     def take(self, request: p.NextSteps, generation: Generation) -> bool:
         """Check and hand over what ``generate.next`` brings. True if a step waits for it.
 
@@ -48,8 +52,12 @@ class ProgramInputs:
         if self.mask is None and (request.mask is not None or request.mask_bits):
             raise p.InvalidRequest("a mask needs a generation started with program_constraint")
         if self.draft is not None:
-            check_offer(request, generation.context)
-            self.draft.offer(request.draft, request.parents)
+            check_offer(request, generation)
+            late = generation.delivered_length < len(generation.context.tokens)
+            self.draft.offer(request.draft, request.parents, late=late)
+            if late and request.draft:
+                generation.hold()  # it gets the steps that have left without it, and is waited for again
+                return False
         if self.mask is not None:
             self.mask.offer(read_mask(request.mask, request.mask_bits, self.mask.vocab_size))
         return self.draft is not None or self.mask is not None
@@ -98,7 +106,7 @@ class OpenGeneration:
             raise p.InvalidRequest("another generate.next is waiting on this generation")
         self.generation.await_steps(request.least)
         if not self.generation.finished() and self._inputs.take(request, self.generation):
-            self.generation.allow()
+            self.generation.allow(on=not self._inputs.awaited)
             self._turns.answered(self.generation)
 
     def finished_steps(self) -> p.Steps | p.InferdError | None:
@@ -155,10 +163,10 @@ class OpenGeneration:
             self.generation.listener()
 
 
-def check_offer(request: p.NextSteps, context: CachedSequence) -> None:
-    """Raises InvalidRequest unless a program's draft is a chain or tree of valid tokens behind the context."""
-    check_draft(context, request.draft, request.parents)
-    start = len(context.tokens)
+def check_offer(request: p.NextSteps, generation: Generation) -> None:
+    """Raises InvalidRequest unless a program's draft is a chain or tree of valid tokens behind what the program has got."""
+    check_draft(generation.context, request.draft, request.parents)
+    start = generation.delivered_length
     expected: list[int] = []
     for parent in request.parents or range(ROOT, len(request.draft) - 1):
         expected.append(start if parent == ROOT else expected[parent] + 1)

@@ -4,7 +4,8 @@ A generation with a speculator or a constraint of its own runs one step per answ
 those who are still thinking is followed by one for them alone: eight such programs then take almost twice the steps that they
 would take together. So a step waits for them, where they answered in time the last time: for a part of what a step takes if
 others would wait with them, for a whole step's time if all are of this kind. A program that let a step wait in vain is not
-waited for again until it has answered in time by itself.
+waited for again until it has answered in time by itself. One whose speculator has had nothing to say for some steps does not hold
+up even its own: it runs on beside it, and is asked what it thinks of the steps that have come.
 """
 
 from __future__ import annotations
@@ -40,7 +41,7 @@ class ProgramTurns:
 
     def asked(self, generation: Generation) -> None:
         """Note that a program has got its steps, so that it is its turn."""
-        if generation in self._members and not generation.finished():
+        if generation in self._members and not generation.finished() and not generation.runs_on:
             self._asked[generation] = self.clock()
 
     def answered(self, generation: Generation) -> None:
@@ -67,7 +68,7 @@ class ProgramTurns:
         """
         if jobs <= len(self._asked):
             return []  # nobody could run without them
-        share = 1.0 if jobs <= len(self._members) else SHARE_BESIDE_OTHERS
+        share = 1.0 if jobs <= sum(not member.runs_on for member in self._members) else SHARE_BESIDE_OTHERS
         latest = self.clock() - share * self._step_seconds
         self._late.update(generation for generation, since in self._asked.items() if since <= latest)
         return [generation.context.tenant for generation in self._asked if generation not in self._late]
