@@ -10,6 +10,7 @@ import itertools
 from collections import deque
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any, Protocol, TypeVar
 
 import anyio
@@ -48,6 +49,14 @@ MAX_PROBLEM = 500
 T = TypeVar("T")
 
 
+@dataclass(frozen=True, eq=False)
+class OpenMcpCall:
+    """A call that somebody waits for."""
+
+    call: RelayedMcpCall
+    answer: asyncio.Future[AnswerMcpCall]
+
+
 @dataclass(eq=False)
 class Offer:
     """A client's server: calls that it has not fetched, and those that it has not answered.
@@ -59,7 +68,7 @@ class Offer:
     server: str
     run: str
     unfetched: deque[RelayedMcpCall] = field(default_factory=deque)
-    open: dict[int, asyncio.Future[AnswerMcpCall]] = field(default_factory=dict)
+    open: dict[int, OpenMcpCall] = field(default_factory=dict)
     changed: anyio.Event = field(default_factory=anyio.Event)
     gone: bool = False
 
@@ -67,6 +76,12 @@ class Offer:
         """Have who waits look again."""
         changed, self.changed = self.changed, anyio.Event()
         changed.set()
+
+    def again(self, number: int) -> None:
+        """Have a call fetched once more, unless nobody waits for it any more: then nothing is held of it here."""
+        if number in self.open:
+            self.unfetched.appendleft(self.open[number].call)
+            self.notify()
 
     def lost(self) -> Unavailable:
         """Return the error of a call whose client has left."""
@@ -154,25 +169,20 @@ class McpOffers:
         return Done()
 
     async def next_call(self, caller: Caller, asked: NextMcpCall) -> Handed:
-        """Wait for the next call of an offer. One that does not reach the client is the next one again."""
+        """Wait for the next call of an offer. One that does not reach the client is the next one again, while anybody waits."""
         offer = self._own(caller, asked.server)
         while not offer.unfetched and not offer.gone:
             await offer.changed.wait()
         if offer.gone:
             raise NotFound(f"{asked.server} is not offered any more")
         call = offer.unfetched.popleft()
-
-        def undo() -> None:
-            offer.unfetched.appendleft(call)
-            offer.notify()
-
-        return Handed(call, undo)
+        return Handed(call, partial(offer.again, call.number))
 
     async def answer(self, caller: Caller, asked: AnswerMcpCall) -> Done:
         """Take a client's answer. One to a call that nobody waits for any more is dropped."""
-        future = self._own(caller, asked.server).open.get(asked.number)
-        if future is not None and not future.done():
-            future.set_result(asked)
+        one = self._own(caller, asked.server).open.get(asked.number)
+        if one is not None and not one.answer.done():
+            one.answer.set_result(asked)
         return Done()
 
     def closed(self, caller: Caller) -> None:
@@ -193,7 +203,8 @@ class McpOffers:
             plain["arguments"] = JsonText(msgspec.json.encode(request.arguments))
             request.arguments.clear()  # as JSON they are many times smaller, and they may wait
         call = RelayedMcpCall(next(self._numbers), request.op, plain)
-        offer.open[call.number] = future = asyncio.get_running_loop().create_future()
+        future = asyncio.get_running_loop().create_future()
+        offer.open[call.number] = OpenMcpCall(call, future)
         offer.unfetched.append(call)
         offer.notify()
         try:
@@ -214,9 +225,9 @@ class McpOffers:
         del self._offers[offer.caller.tenant, offer.server, offer.run]
         offer.gone = True
         offer.notify()
-        for future in offer.open.values():
-            if not future.done():
-                future.set_exception(offer.lost())
+        for one in offer.open.values():
+            if not one.answer.done():
+                one.answer.set_exception(offer.lost())
 
 
 def _is_for(offer: Offer, caller: Caller) -> bool:

@@ -13,7 +13,7 @@ import logging
 import time
 from collections import Counter, defaultdict, deque
 from collections.abc import Awaitable, Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any, Protocol
 
@@ -330,7 +330,7 @@ class ServiceDesk:
             return Answer(call.ticket, False, self.wire.error(InternalError(f"the reply to {call.op} cannot be sent")))
         if not isinstance(outcome, Handed):
             return Answer(call.ticket, True, payload)
-        self._unconfirmed[call.ticket] = outcome
+        self._unconfirmed[call.ticket] = replace(outcome, reply=None)  # packed: nobody needs it twice
         if len(self._unconfirmed) > MAX_UNCONFIRMED:
             self.received(next(iter(self._unconfirmed)))
         return Answer(call.ticket, True, payload, receipt=True)

@@ -103,7 +103,7 @@ async def test_a_push_that_is_refused_leaves_nothing_on_disk(tmp_path: Path, mon
         room = MessageRoom()
         async with service_table(Queues(room, kept)) as table:
             with calling(table):
-                room.add("ann", MAX_TENANT_HELD)
+                room.take("ann", MAX_TENANT_HELD)
                 with pytest.raises(LimitExceeded):
                     await queue.push("q", 1, durable=True)
                 room.give("ann", MAX_TENANT_HELD)

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import gc
 import json
+import weakref
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
@@ -251,6 +253,25 @@ async def test_a_call_that_did_not_reach_its_client_is_the_next_one_again() -> N
         first.undo()
         again = await at.ask(CLIENT, NextMcpCall("desk"))
         assert again.reply.number == first.reply.number
+        tasks.cancel_scope.cancel()
+
+
+async def test_a_call_that_nobody_waits_for_any_more_neither_comes_again_nor_is_held() -> None:
+    """A script that fetches calls and gives each back, once their programs have withdrawn them, kept a MiB of each."""
+    at = Family()
+    await at.ask(CLIENT, OfferMcp("desk"))
+    async with anyio.create_task_group() as tasks:
+        tasks.start_soon(at.ask, PROGRAM, CallMcpTool("desk", "look", {"value": "x"}))
+        handed = await at.ask(CLIENT, NextMcpCall("desk"))
+        tasks.cancel_scope.cancel()
+    call, undo = weakref.ref(handed.reply), handed.undo
+    del handed
+    gc.collect()
+    assert call() is None
+    undo()
+    async with anyio.create_task_group() as tasks:
+        tasks.start_soon(at.ask, PROGRAM, ListMcpTools("desk"))
+        assert (await at.ask(CLIENT, NextMcpCall("desk"))).reply.op == ListMcpTools.op
         tasks.cancel_scope.cancel()
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import weakref
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -43,6 +44,7 @@ class Family:
         self.gone: list[str] = []
         self.undone = 0
         self.done = 0
+        self.handed: Callable[[], Any] = lambda: None
 
     def operations(self) -> Mapping[str, Handler]:
         return {"topic.publish": self.publish, "queue.pull": self.pull}
@@ -68,7 +70,9 @@ class Family:
         def done() -> None:
             self.done += 1
 
-        return Handed(Pulled([object()] if request.most == 2 else [1]), undo, done)
+        reply = Pulled([object()] if request.most == 2 else [1])
+        self.handed = weakref.ref(reply)
+        return Handed(reply, undo, done)
 
 
 class Desk:
@@ -197,6 +201,17 @@ async def test_receipts_that_never_come_are_not_waited_for_without_end() -> None
             ann.desk.ask(ticket, "queue.pull", b'{"queue":"x"}')
             await until(lambda ticket=ticket: ticket in ann.answers)  # type: ignore[misc]
         assert family.done == MAX_UNCONFIRMED
+
+
+async def test_a_reply_whose_receipt_has_yet_to_come_is_not_held_once_it_is_packed() -> None:
+    family = Family()
+    async with service_table(family) as table:
+        ann = Desk(table)
+        ann.desk.ask(1, "queue.pull", b'{"queue":"x"}')
+        await until(lambda: 1 in ann.answers)
+        assert family.handed() is None
+        ann.desk.received(1)
+        assert family.done == 1
 
 
 async def test_the_bytes_of_a_tenants_requests_are_bounded_over_all_of_its_runs(

@@ -389,6 +389,27 @@ async def test_what_a_tenant_holds_is_bounded_in_names_subscriptions_and_bytes()
                 assert await queue.pull("mine") == 1
 
 
+@pytest.mark.parametrize("received", [True, False])
+async def test_values_that_were_handed_out_count_until_it_is_certain_that_they_arrived(received: bool) -> None:
+    """Scripts that pull and never say that they have the values had the gateway hold 32 MiB for each of them."""
+    big = "x" * (MAX_VALUE_BYTES - 100)
+    async with messages() as m, asyncio.timeout(30):
+        with calling(m.table), calling(m.table, name="ws/1") as script:
+            for number in range(MAX_TENANT_HELD // MAX_VALUE_BYTES):
+                await queue.push("jobs", big)
+                script.desk.ask(1000 + number, "queue.pull", b'{"queue":"jobs"}')
+                await settled()
+            held = m.room.held("ann")
+            with pytest.raises(LimitExceeded, match="nobody has read"):
+                await queue.push("jobs", big)
+            (script.desk.received if received else script.desk.withdraw)(1000)
+            assert m.room.held("ann") < held or not received
+        assert m.room.held("ann") <= MAX_TENANT_HELD
+        await settled()
+        m.queues.idle("ann")
+        assert m.room.held("ann") == 0
+
+
 async def test_a_subscription_goes_on_only_behind_what_it_was_given() -> None:
     async with messages() as m, asyncio.timeout(10):
         with calling(m.table) as run:

@@ -61,15 +61,15 @@ class Queue:
     users: int = 0
     loaded: bool = False
 
-    def hand_out(self) -> int:
-        """Give values to those that wait, oldest first; returns the bytes that left."""
+    def hand_out(self) -> bool:
+        """Give values to those that wait, oldest first; returns whether any left."""
         left = 0
         while self.pullers and len(self.buffer):
             puller = self.pullers.popleft()
             puller.values = self.buffer.some(puller.most)
             left += self.buffer.drop(len(puller.values))
             puller.ready.set()
-        return left
+        return left > 0
 
 
 class Queues:
@@ -131,13 +131,14 @@ class Queues:
         return self._handed(queue, puller.values)
 
     def _handed(self, queue: Queue, values: Sequence[HeldValue]) -> Handed:
-        """Return the reply that brings values. Who pulled leaves the queue once it is certain where they are."""
+        """Return the reply that brings values. They count, and who pulled is at the queue, until it is certain where they are."""
 
         def undo() -> None:
             self._put_back(queue, values)
             self._leave(queue)
 
         def done() -> None:
+            self._room.give(queue.key.tenant, size_of(values))
             if self._kept is not None and queue.key.durable:
                 self._kept.drop([value.row for value in values])
             self._leave(queue)
@@ -194,13 +195,10 @@ class Queues:
         self._hand_out(queue)
 
     def _put_back(self, queue: Queue, values: Sequence[HeldValue]) -> None:
-        """Put values back to the head; it is let be that they may be more than there is room for."""
-        self._room.add(queue.key.tenant, size_of(values))
+        """Put values back to the head, where they may be more than the queue has room for."""
         queue.buffer.put_back(values)
         self._hand_out(queue)
 
     def _hand_out(self, queue: Queue) -> None:
-        left = queue.hand_out()
-        if left:
-            self._room.give(queue.key.tenant, left)
+        if queue.hand_out():
             queue.signal.wake()
