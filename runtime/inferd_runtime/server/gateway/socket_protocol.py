@@ -9,6 +9,7 @@ from typing import Any
 from uvicorn.config import Config
 from uvicorn.protocols.websockets.websockets_sansio_impl import WebSocketsSansIOProtocol
 from uvicorn.server import ServerState
+from websockets.frames import Frame
 from websockets.http11 import Response
 from websockets.server import ServerProtocol
 from websockets.typing import StatusLike
@@ -41,6 +42,16 @@ class BinarySocket(WebSocketsSansIOProtocol):
     def __init__(self, config: Config, server_state: ServerState, app_state: dict[str, Any]) -> None:
         super().__init__(config, server_state, app_state)
         self.conn = TypedHandshake(max_size=config.ws_max_size, logger=logging.getLogger("uvicorn.error"))
+        self.pieces = bytearray()
+        """Of a message that is not complete."""
+
+    def handle_cont(self, event: Frame) -> None:
+        """Join the pieces of a message as they come: small ones, kept apart, take six times the bytes that are counted."""
+        self.pieces += self.frames[0] + event.data
+        self.frames = [NOTHING]
+        if event.fin:
+            self.frames, self.pieces = [bytes(self.pieces)], bytearray()
+            self.send_receive_event_to_app()
 
     def send_receive_event_to_app(self) -> None:
         """Pass a message on; a text as one of no bytes, which whoever reads it refuses."""
