@@ -21,7 +21,17 @@ from pathlib import Path
 from inferd.protocol import SavedContext, SnapshotDamaged, Unavailable, check_snapshot_name
 from inferd_runtime.kv import snapshot_format
 from inferd_runtime.kv.snapshot_format import Snapshot
-from inferd_runtime.kv.snapshot_place import BLOCK, Row, Taken, in_blocks, in_use, over_quota, tenant_folder, unknown
+from inferd_runtime.kv.snapshot_place import (
+    BLOCK,
+    Row,
+    Taken,
+    check_count,
+    in_blocks,
+    in_use,
+    over_quota,
+    tenant_folder,
+    unknown,
+)
 
 SCHEMA = """
 CREATE TABLE IF NOT EXISTS snapshots (
@@ -158,9 +168,13 @@ class SnapshotFolder:
         old = self._find(db, tenant, name)
         if old is not None and not overwrite:
             raise in_use(name)
-        sizes = db.execute("SELECT bytes FROM snapshots WHERE tenant = ? AND name != ?", (tenant, name))
-        if sum(in_blocks(row[0]) for row in sizes) + in_blocks(size) > self._quota:
+        query = "SELECT count(*), sum((bytes + :most) / :block * :block) FROM snapshots WHERE tenant = :tenant AND name != :name"
+        row = db.execute(query, {"tenant": tenant, "name": name, "block": BLOCK, "most": BLOCK - 1}).fetchone()
+        others, held = row[0], row[1] or 0
+        if held + in_blocks(size) > self._quota:
             raise over_quota(self._quota)
+        if old is None:
+            check_count(others)
         return old
 
     # -- Files ----------------------------------------------------------------------------------------------------

@@ -22,7 +22,6 @@ from urllib.parse import quote, unquote
 
 from inferd.protocol import (
     InferdError,
-    LimitExceeded,
     SavedContext,
     SnapshotDamaged,
     Unavailable,
@@ -30,7 +29,16 @@ from inferd.protocol import (
 )
 from inferd_runtime.kv import snapshot_format
 from inferd_runtime.kv.snapshot_format import Snapshot
-from inferd_runtime.kv.snapshot_place import Row, Taken, in_blocks, in_use, over_quota, tenant_folder, unknown
+from inferd_runtime.kv.snapshot_place import (
+    Row,
+    Taken,
+    check_count,
+    in_blocks,
+    in_use,
+    over_quota,
+    tenant_folder,
+    unknown,
+)
 
 OBJECT = re.compile(r"([0-9a-f]{8})-([0-9a-f]{16})-(\d+)-(\d+)-(\d+)-([^/]*)\.safetensors")
 """Version, a random number, tokens, bytes, when it was made (ms since the epoch), model."""
@@ -39,8 +47,6 @@ CLAIM_SECONDS = 600.0
 """How long a claim holds whose owner has ended: longer than the clocks of machines differ, and than any request takes."""
 UNFINISHED_SECONDS = 86_400.0
 """How old an object is that is deleted because it was never finished."""
-MOST_OBJECTS = 10_000
-"""Objects of one tenant: a store lists a thousand at a time."""
 LONGEST_MODEL = 120
 READ_TRIES = 3
 NAMES = str.maketrans("/:", "~!")
@@ -171,11 +177,7 @@ class SnapshotObjects:
         others = [one for one in found if one.row.name != name]
         if sum(in_blocks(one.row.bytes) for one in others) + in_blocks(size) > self._quota:
             raise over_quota(self._quota)
-        if len(others) >= MOST_OBJECTS:
-            raise LimitExceeded(
-                f"a tenant may have {MOST_OBJECTS} saved contexts in a store; delete some",
-                limit="snapshots", value=MOST_OBJECTS, raise_with="deleting some of them",
-            )  # fmt: skip
+        check_count(len(others))
 
     def _sweep(self, found: list[_Version]) -> None:
         """Delete what others began to write long ago, and never finished."""

@@ -7,7 +7,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Protocol
 
-from inferd.protocol import InvalidRequest, LimitExceeded, NotFound, SavedContext
+from inferd.protocol import MAX_SNAPSHOTS, InvalidRequest, LimitExceeded, NotFound, SavedContext
 from inferd_runtime.kv.snapshot_format import Snapshot
 
 BLOCK = 4096
@@ -100,6 +100,15 @@ def unknown(name: str) -> NotFound:
 def in_use(name: str) -> InvalidRequest:
     """Return the error for a name that a snapshot has already."""
     return InvalidRequest(f"there is a snapshot {name!r} already; delete it, or save with overwrite=True")
+
+
+def check_count(others: int) -> None:
+    """Raise LimitExceeded for a tenant that has so many snapshots beside the one that it saves, if they are too many."""
+    if others >= MAX_SNAPSHOTS:
+        raise LimitExceeded(
+            f"a tenant may have {MAX_SNAPSHOTS} saved contexts; delete some",
+            limit="snapshots", value=MAX_SNAPSHOTS, raise_with="deleting some of them",
+        )  # fmt: skip
 
 
 def over_quota(quota: int) -> LimitExceeded:

@@ -25,7 +25,7 @@ from inferd.protocol import (
     SnapshotForeign,
     Unavailable,
 )
-from inferd_runtime.kv import snapshot_objects
+from inferd_runtime.kv import snapshot_place
 from inferd_runtime.kv.context_store import ContextStore
 from inferd_runtime.kv.snapshot_format import Facts, Snapshot, TurnMark
 from inferd_runtime.kv.snapshot_objects import CLAIM_SECONDS, UNFINISHED_SECONDS, SnapshotObjects
@@ -137,7 +137,7 @@ def test_bytes_and_objects_of_a_tenant_are_bounded(root: str, monkeypatch: pytes
     assert caught.value.detail["limit"] == "snapshot_bytes"
     place.save("ann", "a", make(), overwrite=True)
     place.save("bob", "c", make(), overwrite=False)
-    monkeypatch.setattr(snapshot_objects, "MOST_OBJECTS", 1)
+    monkeypatch.setattr(snapshot_place, "MAX_SNAPSHOTS", 1)
     place.delete("ann", "b")
     with pytest.raises(LimitExceeded) as caught:
         place.save("ann", "b", make(), overwrite=True)

@@ -28,7 +28,7 @@ from inferd.protocol import (
     SnapshotForeign,
     Unavailable,
 )
-from inferd_runtime.kv import snapshot_folder
+from inferd_runtime.kv import snapshot_folder, snapshot_place
 from inferd_runtime.kv.snapshot_folder import SnapshotFolder
 from inferd_runtime.kv.snapshot_format import Facts, PlaceMark, Snapshot, TurnMark, decode, encode, write
 from inferd_runtime.kv.snapshot_place import BLOCK
@@ -265,6 +265,20 @@ def test_a_tenant_has_a_quota_of_bytes(tmp_path: Path) -> None:
     folder.save("bob", "c", make(), overwrite=False)
     folder.delete("ann", "b")
     folder.save("ann", "c", make(), overwrite=False)
+    assert len(files(tmp_path)) == 3
+    folder.close()
+
+
+def test_a_tenant_has_no_more_snapshots_than_one_reply_lists(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(snapshot_place, "MAX_SNAPSHOTS", 2)
+    folder = SnapshotFolder(tmp_path / "snapshots", 1 << 20)
+    for name in ("a", "b"):
+        folder.save("ann", name, make(), overwrite=False)
+    with pytest.raises(LimitExceeded) as caught:
+        folder.save("ann", "c", make(), overwrite=True)
+    assert (caught.value.detail["limit"], caught.value.detail["value"]) == ("snapshots", 2)
+    folder.save("ann", "a", make(), overwrite=True)
+    folder.save("bob", "c", make(), overwrite=False)
     assert len(files(tmp_path)) == 3
     folder.close()
 

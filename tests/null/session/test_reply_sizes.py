@@ -9,12 +9,12 @@ import pytest
 
 from inferd import protocol as p
 from inferd_runtime.engine.sampling.probes import MAX_NUMBERS
-from inferd_runtime.session.reply_sizes import LARGEST, LONG_CALL, MOST_NUMBERS, reply_size
+from inferd_runtime.session.reply_sizes import LARGEST, LONG_CALL, MOST_NUMBERS, ModelSizes, reply_size
 from inferd_runtime.session.wire import JSON, MSGPACK
 from inferd_runtime.testing.direct import DirectSession
 from inferd_runtime.testing.served import null_model
 
-VOCABULARY = 258
+SIZES = ModelSizes(258, 4096)
 TOKENS = [97] * 40
 PROBES = [
     p.Probe("logits"),
@@ -29,17 +29,31 @@ CALLS: list[Any] = [
     p.PromptLogprobs(0, TOKENS),
     p.Embed(texts=["abc"] * 20),
     p.Embed(texts=["abc" * 30], pooling="none"),
+    p.ContextTokens(0),
+    p.ContextTokens(0, 39),
+    p.Detokenize(TOKENS),
+    p.TokenBytes(TOKENS),
+    p.GetTokenizerInfo(),
 ]
 
 
 @pytest.mark.parametrize("call", CALLS)
 def test_no_reply_is_larger_than_was_counted(call: Any) -> None:
     session = DirectSession(null_model())
-    if not isinstance(call, p.Embed):
+    if hasattr(call, "context"):
         call = type(call)(**{**vars(call), "context": session.context()})
+    if isinstance(call, p.ContextTokens):
+        session.call(p.AppendContext(call.context, [p.Part("tokens", tokens=TOKENS)]))
     reply = session.call(call)
     for form, encode in ((JSON, msgspec.json.encode), (MSGPACK, msgspec.msgpack.encode)):
-        assert len(encode(reply)) <= reply_size(call.op, encode(call), form, VOCABULARY) <= LARGEST
+        assert len(encode(reply)) <= reply_size(call.op, encode(call), form, SIZES) <= LARGEST
+
+
+def test_a_list_of_all_saved_contexts_is_no_larger_than_was_counted() -> None:
+    """It counted as nothing: a thousand of them that a script asked for, and did not read, took gigabytes."""
+    saved = [p.SavedContext("n" * 128, "m" * 64, (1 << 24) - 1, (1 << 40) - 1, 1795776301.123456)] * p.MAX_SNAPSHOTS
+    for form, encode in ((JSON, msgspec.json.encode), (MSGPACK, msgspec.msgpack.encode)):
+        assert len(encode(p.SavedContexts(saved))) <= reply_size("context.saved", b"\x80", form)
 
 
 def test_what_is_not_looked_into_counts_as_the_largest_and_what_is_none_as_nothing() -> None:

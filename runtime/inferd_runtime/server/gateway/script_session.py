@@ -13,6 +13,7 @@ import contextlib
 import itertools
 import secrets
 from collections import deque
+from collections.abc import Sequence
 from contextlib import AsyncExitStack
 from typing import Annotated
 
@@ -28,6 +29,7 @@ from inferd.protocol import (
     InferdError,
     InvalidRequest,
     LimitExceeded,
+    ModelInfo,
     Unavailable,
     shown,
 )
@@ -43,7 +45,7 @@ from inferd_runtime.server.supervisor.runtime import Runtime
 from inferd_runtime.server.tenancy.quotas import Role
 from inferd_runtime.server.tenancy.rates import MinuteBucket
 from inferd_runtime.server.tenancy.shares import SharedPlaces
-from inferd_runtime.session.reply_sizes import LARGE_VOCABULARY, reply_size
+from inferd_runtime.session.reply_sizes import LARGE_MODEL, ModelSizes, reply_size
 from inferd_runtime.session.wire import CANCEL, MSGPACK, PRIVATE_OPERATIONS, LinkReply
 
 SUBPROTOCOL = "inferd.v1"
@@ -77,7 +79,7 @@ class ScriptCall(msgspec.Struct, frozen=True):
 class OutstandingCalls:
     """Which tickets are outstanding, and what may be asked: no sockets here.
 
-    ``places``: the bytes that all connections of all tenants may have outstanding. ``vocabulary``: of the largest model.
+    ``places``: the bytes that all connections of all tenants may have outstanding. ``model``: the largest one.
     """
 
     def __init__(
@@ -85,9 +87,9 @@ class OutstandingCalls:
         most: int = MAX_OUTSTANDING,
         places: SharedPlaces | None = None,
         tenant: str = "",
-        vocabulary: int = LARGE_VOCABULARY,
+        model: ModelSizes = LARGE_MODEL,
     ) -> None:
-        self._vocabulary = vocabulary
+        self._model = model
         self.outstanding: set[int] = set()
         self._asked: set[int] = set()
         self._withdrawn: set[int] = set()
@@ -111,7 +113,7 @@ class OutstandingCalls:
             raise LimitExceeded(message, limit="outstanding_calls", value=self._most, raise_with="another connection")
         if call.op in GATEWAY_OPERATIONS:
             self._check_asked(call)
-        size = len(call.a) + reply_size(call.op, call.a, MSGPACK, self._vocabulary)
+        size = len(call.a) + reply_size(call.op, call.a, MSGPACK, self._model)
         if self._bytes and sum(self._bytes.values()) + size > MAX_OUTSTANDING_BYTES:
             message = f"what is outstanding on this connection takes {MAX_OUTSTANDING_BYTES} bytes"
             raise LimitExceeded(
@@ -208,7 +210,7 @@ class ScriptSession:
         services: ServiceTable,
         caller: Caller,
         places: SharedPlaces | None = None,
-        vocabulary: int = LARGE_VOCABULARY,
+        model: ModelSizes = LARGE_MODEL,
     ) -> None:
         self._websocket = websocket
         self._channel = channel
@@ -216,7 +218,7 @@ class ScriptSession:
         self._answers: deque[Answer] = deque()
         self._answered_more = anyio.Event()
         self._has_room = anyio.Event()
-        self._state = OutstandingCalls(places=places, tenant=caller.tenant, vocabulary=vocabulary)
+        self._state = OutstandingCalls(places=places, tenant=caller.tenant, model=model)
         self._rate = MinuteBucket()
         self._count = 0
 
@@ -353,6 +355,11 @@ async def script_session(websocket: WebSocket, runtime: Runtime) -> None:
         offered = websocket.scope.get("subprotocols", [])
         await websocket.accept(SUBPROTOCOL if SUBPROTOCOL in offered else None)
         caller = Caller(tenant, name, websocket.scope.get(ROLE_KEY, Role.USER))
-        vocabulary = max(model.vocab_size for model in engine.models.models)
-        session = ScriptSession(websocket, channel, runtime.services, caller, runtime.use.outstanding, vocabulary)
+        session = ScriptSession(
+            websocket, channel, runtime.services, caller, runtime.use.outstanding, _largest(engine.models.models)
+        )
         await session.relay(engine)
+
+
+def _largest(models: Sequence[ModelInfo]) -> ModelSizes:
+    return ModelSizes(max(model.vocab_size for model in models), max(model.max_context for model in models))
