@@ -119,6 +119,23 @@ class ConnectionTable:
             self._use.bodies.give_back(connection.tenant, connection.held_bytes)
         connection.held_bytes = 0
 
+    def stalled(self, connection: GuardedConnection, size: int) -> None:
+        """Count bytes that a client has yet to read; more than the tenants have room for end the connection."""
+        if connection.tenant is None:
+            return
+        try:
+            self._use.unread.take(connection.tenant, size)
+            connection.unread_bytes += size
+        except LimitExceeded as error:
+            log.info("closing the connection of %s: %s", connection.address, error.message)
+            connection.abort()
+
+    def flows(self, connection: GuardedConnection) -> None:
+        """Note that a client has read nearly all of them."""
+        if connection.unread_bytes and connection.tenant is not None:
+            self._use.unread.give_back(connection.tenant, connection.unread_bytes)
+        connection.unread_bytes = 0
+
     def parsed(self, connection: GuardedConnection, seconds: float) -> float:
         """Charge the time that parsing took; returns the seconds to wait before the next piece."""
         now = time.monotonic()
@@ -168,6 +185,7 @@ class ConnectionTable:
 
     def _leave_owner(self, connection: GuardedConnection) -> None:
         self.message_came(connection)
+        self.flows(connection)
         if connection.tenant is None:
             self._newcomers.leave(connection.address, connection)
         else:

@@ -40,6 +40,14 @@ class ConnectionKeeper(Protocol):
         """Count bytes of a WebSocket's message that is not complete; too many end the connection."""
         ...
 
+    def stalled(self, connection: GuardedConnection, size: int) -> None:
+        """Count bytes that the client has yet to read; too many end the connection."""
+        ...
+
+    def flows(self, connection: GuardedConnection) -> None:
+        """Note that the client has read nearly all of them."""
+        ...
+
     def ended(self, connection: GuardedConnection) -> None:
         """Forget the connection."""
         ...
@@ -59,6 +67,8 @@ class GuardedConnection(asyncio.Protocol):
         """Bytes that were taken from what the tenants share, for a WebSocket's message that is not complete."""
         self.message_bytes = 0
         """Bytes that came since the last complete message."""
+        self.unread_bytes = 0
+        """Bytes of answers that were taken from what the tenants share, until the client reads them."""
         self.allowed: Callable[[], bool] = lambda: True
         """Whether what it was opened with still opens anything."""
         self.refuse: Callable[[], None] = lambda: None
@@ -108,10 +118,13 @@ class GuardedConnection(asyncio.Protocol):
         self.deadlines.stalled(time.monotonic())
         self.pause(UNREAD)
         self.inner.pause_writing()
+        if self._transport is not None:
+            self._keeper.stalled(self, self._transport.get_write_buffer_size())
 
     def resume_writing(self) -> None:
         """The client reads again."""
         self.deadlines.flows()
+        self._keeper.flows(self)
         self.inner.resume_writing()
         self.resume(UNREAD)
 

@@ -54,12 +54,18 @@ class SharedPlaces:
     def take(self, tenant: str, amount: int = 1) -> None:
         """Take places. Raises LimitExceeded, and changes nothing, where the rule does not allow it."""
         if not self.rule.allows(self._held[tenant], self.used, amount):
-            text = f"{self.used} of the server's {self.rule.capacity} {self._name} are in use, and the rest is kept for others"
-            error = LimitExceeded(text, limit=self._name, value=self.rule.capacity, raise_with=self._setting)
-            error.detail["retry_after_s"] = 1.0
-            raise error
+            raise self._no_room()
         self._held[tenant] += amount
         self.used += amount
+
+    def _no_room(self) -> LimitExceeded:
+        """Return the error. Whoever raises it holds it in no variable: all that its callers have would stay with the two."""
+        text = (
+            f"{self.used} of the server's {self.rule.capacity} {self._name} are in use, and the rest is kept for others"
+        )
+        error = LimitExceeded(text, limit=self._name, value=self.rule.capacity, raise_with=self._setting)
+        error.detail["retry_after_s"] = 1.0
+        return error
 
     def give_back(self, tenant: str, amount: int = 1) -> None:
         """Give places back that the tenant holds."""

@@ -14,7 +14,7 @@ from inferd_runtime.server.tenancy.shares import SharedPlaces, ShareRule
 
 RETRY_SECONDS = 1.0
 OUTSTANDING_RULE = ShareRule(1 << 30, 7, 64 << 20)
-"""Bytes of large calls of scripts that are not answered, or whose answers nobody has read."""
+"""Bytes of large calls of scripts that are not answered, or whose answers nobody has read; and of what waits to be sent."""
 Clock = Callable[[], float]
 
 
@@ -45,6 +45,7 @@ class TenantUse:
         )
         self.bodies = SharedPlaces(sizes.body_rule, "held_body_bytes", "the server's --max-body-total")
         self.outstanding = SharedPlaces(OUTSTANDING_RULE, "outstanding_bytes", "fewer large calls at a time")
+        self.unread = SharedPlaces(OUTSTANDING_RULE, "outstanding_bytes", "reading answers before more are asked for")
         self.produced: Counter[str] = Counter()
         """Tokens that were generated since the start, by tenant."""
         self._clock = clock

@@ -131,6 +131,59 @@ def test_what_is_accepted_sends_at_once_and_is_parsed_in_pieces() -> None:
     assert max(pieces) <= PIECE_BYTES
 
 
+class FullTransport:
+    """A transport whose client reads nothing."""
+
+    def __init__(self, size: int) -> None:
+        self.size = size
+        self.aborted = False
+
+    def get_write_buffer_size(self) -> int:
+        return self.size
+
+    def abort(self) -> None:
+        self.aborted = True
+
+    def is_closing(self) -> bool:
+        return self.aborted
+
+    def pause_reading(self) -> None:
+        """Do nothing."""
+
+    def resume_reading(self) -> None:
+        """Do nothing."""
+
+
+class Silent(asyncio.Protocol):
+    """Stands for the HTTP server, and takes what it is told."""
+
+
+def test_answers_that_nobody_reads_are_counted_and_their_connections_end() -> None:
+    """A hundred connections that asked for a response of 20 MiB each, and read none of it, took 2 GiB of the gateway."""
+    use = TenantUse(same_for_all(Quotas()))
+    table = ConnectionTable(use)
+
+    def unread(port: int, tenant: str, size: int) -> GuardedConnection:
+        connection = table.arrived(("127.0.0.1", port), Silent)
+        connection.connection_made(cast(asyncio.Transport, FullTransport(size)))
+        table.belongs_to(connection, tenant)
+        connection.pause_writing()
+        return connection
+
+    size = 20 << 20
+    connections = [unread(port, "eve", size) for port in range(100)]
+    ended = [one for one in connections if cast(FullTransport, one._transport).aborted]
+    assert use.unread.held("eve") == (100 - len(ended)) * size <= use.unread.rule.capacity - 7 * (64 << 20)
+    assert ended == connections[-len(ended) :]
+    ann = unread(1000, "ann", size)
+    assert not cast(FullTransport, ann._transport).aborted
+    connections[0].resume_writing()
+    assert use.unread.held("eve") == (99 - len(ended)) * size
+    for connection in [*connections, ann]:
+        connection.connection_lost(None)
+    assert use.unread.used == 0
+
+
 def test_messages_of_websockets_that_are_never_complete_are_counted_and_end_with_a_reason() -> None:
     table = new_table(SharedSizes(body_bytes=1 << 20, one_body=256 << 10))
     connection = table.arrived(("127.0.0.1", 1), Echo)

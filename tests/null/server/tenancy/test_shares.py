@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
+import gc
+import weakref
+
 import pytest
 from hypothesis import given, strategies as st
 
@@ -53,3 +57,24 @@ def test_one_tenant_alone_gets_all_but_what_is_kept() -> None:
 def test_a_rule_cannot_keep_more_than_there_is() -> None:
     with pytest.raises(AssertionError):
         ShareRule(5, 2, 2)
+
+
+class Body:
+    """What somebody has who takes places."""
+
+
+def test_a_refusal_keeps_nothing_of_what_its_callers_have() -> None:
+    """It was held by a variable of who raised it: with it stayed answers that were refused, until the next collection."""
+    places = SharedPlaces(ShareRule(1, 0), "places", "more places")
+
+    def refused() -> weakref.ref[Body]:
+        body = Body()
+        with contextlib.suppress(LimitExceeded):
+            places.take("eve", 2)
+        return weakref.ref(body)
+
+    gc.disable()
+    try:
+        assert refused()() is None
+    finally:
+        gc.enable()
