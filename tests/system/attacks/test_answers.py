@@ -142,6 +142,11 @@ def say(kind, **fields):
     return inferd.session.send({MESSAGE_KEY: [{"event": kind, **fields}]})
 async def main(request):
 """
+MANY_CALLS = """
+for first in range(0, 400_000, 4000):
+    calls = [{"event": "tool_call", "call": n, "id": "c", "name": "f"} for n in range(first, first + 4000)]
+    await inferd.session.send({MESSAGE_KEY: calls})
+"""
 BYTE = {"token": 1, "text": "x", "data": [999], "logprob": 0.0}
 ODD_CALL = """
 await say("text", text="x")
@@ -193,6 +198,7 @@ ANSWERS: list[Attack] = [
     Conduct("a program's limit that is a list", chat_program("raise inferd.LimitExceeded('x', limit=[1])"), BAD),
     Conduct("a program's bytes that are none", chat_program(f"await say('text', text='x', scores=[{BYTE}])"), BAD),
     Conduct("a program's call of the wrong number", chat_program(ODD_CALL), BAD),
+    Conduct("a program's 400,000 calls", chat_program(MANY_CALLS), BAD),
     Conduct("a program's use beyond 64 bits", chat_program("await say('usage', prompt=2**64 - 1, completion=9)"), BAD),
 ]  # fmt: skip
 

@@ -25,6 +25,8 @@ from inferd.protocol import ProgramError
 T = TypeVar("T")
 MAX_EVENTS = 4096
 """Events in one message of a program: reading so many takes the gateway about 30 ms."""
+MAX_PARTS = 4096
+"""Calls, and texts and reasoning in turns, of all answers to a request: clients get an object for each, all at the end."""
 MOST_TOKENS = (1 << 53) - 1
 MAX_RETURNED = 256 << 10
 """Characters of a text that a program returns instead of writing it."""
@@ -39,6 +41,9 @@ class EventReader:
         self._calling: set[int] = set()
         """Answers whose last event was of a call: only behind it may its arguments go on."""
         self._written = False
+        self._parts = 0
+        self._last: dict[int, type[ChatEvent]] = {}
+        """By answer, what its last event was."""
         self._reported = False
         self._refusal: ProgramError | None = None
 
@@ -87,6 +92,7 @@ class EventReader:
         self._written = True
         if event.choice not in self._open:
             raise ProgramError(f"the program wrote to answer {event.choice}, which does not exist or is finished")
+        self._count_part(type(event), event.choice)
         if isinstance(event, ToolCallStarted | ToolArguments):
             self._check_call(event)
         else:
@@ -94,6 +100,14 @@ class EventReader:
         if isinstance(event, ChoiceFinished):
             self._open.discard(event.choice)
         return event
+
+    def _count_part(self, kind: type[ChatEvent], choice: int) -> None:
+        """Raise ProgramError for too many parts: to write so many, or to read them again, would hold up others."""
+        begins = kind in (TextDelta, ReasoningDelta) and self._last.get(choice) is not kind
+        self._parts += begins or kind is ToolCallStarted
+        self._last[choice] = kind
+        if self._parts > MAX_PARTS:
+            raise ProgramError(f"the program wrote more than {MAX_PARTS} calls, and texts and reasoning in turns")
 
     def _check_call(self, event: ToolCallStarted | ToolArguments) -> None:
         """Calls come one after the other, and nothing between the arguments of one."""

@@ -18,7 +18,7 @@ from inferd.chat import (
 from inferd.chat.events import to_message
 from inferd.chat.reply import MESSAGE_KEY
 from inferd.protocol import ProgramError
-from inferd_runtime.server.chat.program_events import MAX_EVENTS, MAX_RETURNED, EventReader
+from inferd_runtime.server.chat.program_events import MAX_EVENTS, MAX_PARTS, MAX_RETURNED, EventReader
 
 
 def message(*events: Any) -> dict[str, Any]:
@@ -50,6 +50,26 @@ def test_answers_are_written_side_by_side() -> None:
 def test_arguments_anywhere_else_are_the_programs_fault(events: tuple[Any, ...]) -> None:
     with pytest.raises(ProgramError, match="tool call"):
         EventReader(1).read(message(*events))
+
+
+@pytest.mark.parametrize("choices", [1, 2])
+@pytest.mark.parametrize("alternating", [False, True])
+def test_what_an_answer_has_many_objects_for_is_bounded(choices: int, alternating: bool) -> None:
+    """800,000 calls in an answer that was not streamed held the gateway up for 19 s when they were written."""
+    reader, numbers = EventReader(choices), range(MAX_PARTS // choices)
+    for choice in range(choices):
+        for number in numbers:
+            call = ToolCallStarted(number, "c", "f", choice)
+            turn = (TextDelta if number % 2 else ReasoningDelta)("x", choice)
+            reader.read(message(turn, turn) if alternating else message(call, ToolArguments(number, "{}", choice)))
+    with pytest.raises(ProgramError, match="more than"):
+        reader.read(message(ToolCallStarted(0 if alternating else len(numbers), "c", "f")))
+
+
+def test_long_texts_in_many_pieces_are_one_part() -> None:
+    reader = EventReader(2)
+    for _ in range(2 * MAX_PARTS):
+        reader.read(message(TextDelta("x"), TextDelta("y", 1)))
 
 
 def test_a_message_that_was_refused_is_refused_when_it_is_read_again() -> None:
