@@ -3,12 +3,18 @@
 from __future__ import annotations
 
 import asyncio
+import math
 import time
+from typing import Any
 
 import anyio
 import pytest
+from starlette.types import Receive, Scope, Send
 
-from inferd_runtime.server.gateway.request_watch import timed
+from inferd_runtime.server.connections.connection_table import ConnectionTable
+from inferd_runtime.server.gateway.request_watch import RequestWatch, timed
+from inferd_runtime.server.tenancy.quotas import Quotas, same_for_all
+from inferd_runtime.server.tenancy.tenant_use import TenantUse
 
 pytestmark = pytest.mark.anyio
 BUSY = 0.02
@@ -71,3 +77,26 @@ async def test_what_is_awaited_brings_its_value() -> None:
 
     await timed(work(), lambda seconds: None)
     assert found == [7]
+
+
+async def test_who_is_made_to_wait_for_a_turn_is_not_said_to_send_no_body(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A tenant that had taken the thread for long was told, when its turn came late, that its request was not complete."""
+    table = ConnectionTable(TenantUse(same_for_all(Quotas())))
+    connection = table.arrived(("127.0.0.1", 1), asyncio.Protocol)
+    due: list[float] = []
+
+    async def sleep(seconds: float) -> None:
+        due.append(connection.deadlines.due)
+
+    async def application(scope: Scope, receive: Receive, send: Send) -> None:
+        due.append(connection.deadlines.due)
+
+    async def nothing(*message: Any) -> Any:
+        return {}
+
+    monkeypatch.setattr(table, "begin_answer", lambda connection: 100.0)
+    monkeypatch.setattr(anyio, "sleep", sleep)
+    scope = {"type": "http", "client": ("127.0.0.1", 1), "headers": [(b"content-length", b"5")]}
+    await RequestWatch(application, table)(scope, nothing, nothing)
+    assert due[0] == math.inf
+    assert time.monotonic() < due[1] < math.inf

@@ -31,7 +31,8 @@ class RequestWatch:
             await self._app(scope, receive, send)
             return
         connection.is_websocket = scope["type"] == "websocket"
-        self._table.head_came(connection, _has_body(scope))
+        has_body = _has_body(scope)
+        self._table.head_came(connection, has_body)
 
         async def watched() -> Message:
             message = await receive()
@@ -43,8 +44,10 @@ class RequestWatch:
 
         scope[CONNECTION_KEY] = connection
         wait = self._table.begin_answer(connection)
-        if wait > 0:
+        if wait > 0:  # it is not the client who is waited for
+            connection.deadlines.head_came(time.monotonic(), has_body=False)
             await anyio.sleep(wait)
+            connection.deadlines.head_came(time.monotonic(), has_body)
 
         async def answer() -> None:
             await self._app(scope, watched, send)
