@@ -131,7 +131,9 @@ COMMON_FIELDS = (
         "include_usage, continuous_usage_stats (with include_usage); include_obfuscation only as false",
     ),
     RequestField("user", "the client's own: programs see it"),
-    RequestField("response_format", "text, json_object, json_schema; a schema is always enforced, strict or not"),
+    RequestField(
+        "response_format", "text, json_object or json_schema, with a schema that is always enforced, strict or not"
+    ),
     RequestField("structured_outputs", "exactly one of json, regex, choice, grammar (Lark or GBNF), json_object: true"),
     RequestField("priority", "-3 to 3; as in vLLM a lower number is served earlier: each step doubles its share"),
     RequestField("session_id", "names a conversation; the header X-Session-Id does, too"),

@@ -29,7 +29,9 @@ class TextFormat(Struct, tag="text", tag_field="type", forbid_unknown_fields=Tru
 
 
 class JsonObjectFormat(Struct, tag="json_object", tag_field="type", forbid_unknown_fields=True):
-    """Any JSON object."""
+    """Any JSON object, or one of the schema, where it is given as llama.cpp's server and hosted services take it."""
+
+    schema: dict[str, Any] | None = None
 
 
 class NamedSchema(Struct, forbid_unknown_fields=True):
@@ -77,7 +79,7 @@ def output_format(
             raise refusal(place, f"response_format and {place} exclude each other")
         asked = _structured(structured, place)
     if asked is not None:
-        with naming("response_format.json_schema" if structured is None else place):
+        with naming(_place_of(form) if structured is None else place):
             asked.constraint()
     return asked
 
@@ -92,16 +94,18 @@ def text_without(words: Sequence[str]) -> OutputFormat:
     return form
 
 
+def _place_of(form: ResponseFormat | None) -> str:
+    return "response_format.json_schema" if isinstance(form, JsonSchemaFormat) else "response_format.schema"
+
+
 def _response_format(form: ResponseFormat) -> OutputFormat | None:
     match form:
         case TextFormat():
             return None
-        case JsonObjectFormat():
-            return OutputFormat("json_object")
-        case JsonSchemaFormat(json_schema):
-            if json_schema.schema is None:
+        case JsonObjectFormat(schema=schema) | JsonSchemaFormat(json_schema=NamedSchema(schema=schema)):
+            if schema is None:
                 return OutputFormat("json_object")
-            return OutputFormat("json_schema", json.dumps(json_schema.schema, ensure_ascii=False))
+            return OutputFormat("json_schema", json.dumps(schema, ensure_ascii=False))
 
 
 def _structured(asked: StructuredOutputs, place: str) -> OutputFormat:
