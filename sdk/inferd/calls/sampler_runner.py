@@ -27,7 +27,7 @@ class SamplerRunner:
             return None
         answer = self._choose(self._row)
         token = await answer if inspect.isawaitable(answer) else answer
-        if isinstance(token, bool) or not isinstance(token, int):
+        if isinstance(token, bool) or not isinstance(token, int) or token < 0:
             raise InvalidRequest(f"the sampler must return the id of a token, not {token!r}")
         return token
 

@@ -113,7 +113,7 @@ def test_an_exception_of_the_function_ends_the_generation_with_its_own_traceback
 def test_what_is_no_token_is_refused_by_name(answer: object) -> None:
     async def program() -> None:
         ctx = Context().append("abc")
-        with pytest.raises(InvalidRequest, match=r"sampler (must return the id|chose token)|token\[0\] must be"):
+        with pytest.raises(InvalidRequest, match=r"sampler (must return the id|chose token)"):
             await ctx.generate(lambda candidates: answer, max_tokens=2).collect_text()  # type: ignore[arg-type,return-value]
         assert await ctx.tokens() == [*b"abc"]
 
