@@ -81,7 +81,7 @@ def _convert_object(value: Any, path: str, depth: int) -> Any:
         return {name: _convert(getattr(value, name), f"{path}.{name}", depth + 1) for name in names}
     if is_pydantic(type(value)):
         return _convert(plain(value), path, depth + 1)
-    raise ProgramError(f"{path} is a {type(value).__name__}, which JSON cannot hold{_instead(value)}")
+    raise ProgramError(f"{path} is of type {type(value).__name__}, which JSON cannot hold{_instead(value)}")
 
 
 def _instead(value: object) -> str:

@@ -378,13 +378,13 @@ def _cycle() -> list[Any]:
 @pytest.mark.parametrize(
     ("value", "message"),
     [
-        ({"a": [b"x"]}, r"^result\['a'\]\[0\] is a bytes"),
-        ({1, 2}, "^result is a set"),
+        ({"a": [b"x"]}, r"^result\['a'\]\[0\] is of type bytes"),
+        ({1, 2}, "^result is of type set"),
         (float("nan"), "^result is nan"),
         ({1: 2}, "^result has the key 1"),
         (Person, "^result is the class Person"),
-        (object(), "^result is a object"),
-        (dataclasses.make_dataclass("D", ["x"])(1j), r"^result\.x is a complex"),
+        (object(), "^result is of type object"),
+        (dataclasses.make_dataclass("D", ["x"])(1j), r"^result\.x is of type complex"),
         (_cycle(), "contains itself"),
     ],
 )

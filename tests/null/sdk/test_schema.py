@@ -237,7 +237,7 @@ class Soon:
     ],
 )
 def test_a_value_that_json_cannot_hold_is_refused_with_what_to_do_instead(value: Any, instead: str) -> None:
-    with pytest.raises(ProgramError, match=rf"^value\[0\] is a .*, which JSON cannot.*{instead}"):
+    with pytest.raises(ProgramError, match=rf"^value\[0\] is of type .*, which JSON cannot.*{instead}"):
         to_json_value([value], "value")
 
 
