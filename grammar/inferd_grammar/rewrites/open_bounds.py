@@ -47,7 +47,7 @@ def is_far(schema: dict[str, Any]) -> bool:
 
 def clip(schema: Schema) -> None:
     """Move the far bounds of a translated schema, in place. The upper one of integers may be any."""
-    for item in _objects(schema):
+    for item in objects_of(schema):
         for key in _LOWS:
             if key in item:
                 item[key] = max(item[key], -_LARGEST)
@@ -58,13 +58,14 @@ def clip(schema: Schema) -> None:
 
 def close(schema: Schema) -> None:
     """Move the open bounds of a translated schema, in place."""
-    for item in _objects(schema):
+    for item in objects_of(schema):
         if item.get("type") != "integer":
             _move(item, "exclusiveMinimum", _STEP)
             _move(item, "exclusiveMaximum", -_STEP)
 
 
-def _objects(schema: Schema) -> Iterator[dict[str, Any]]:
+def objects_of(schema: Schema) -> Iterator[dict[str, Any]]:
+    """Yield the schema objects of a translated schema."""
     stack: list[Any] = [schema]
     while stack:
         item = stack.pop()

@@ -11,6 +11,7 @@ from inferd_grammar.rewrites.dialect import COUNTS, Dialect
 from inferd_grammar.rewrites.formats import ENFORCED
 from inferd_grammar.rewrites.open_bounds import clip, close, has_fractions, is_far
 from inferd_grammar.rewrites.patterns import LOOK_AHEADS
+from inferd_grammar.rewrites.short_numbers import add_short_numbers, needs_short_numbers
 from inferd_grammar.rewrites.translate import SchemaTranslator
 from inferd_grammar.schema import iter_schemas, resolve
 
@@ -62,6 +63,7 @@ def rewrite(root: Any, *, lenient: bool = False, hold_unique: bool = False, alwa
     if fractions:
         close(result)
     clip(result)
+    add_short_numbers(result)
     return Rewritten(result, translator.dropped, translator.left_unique)
 
 
@@ -81,6 +83,8 @@ def _needs_rewrite(schema: Any, fractions: bool, reference_alone: bool) -> bool:
     if str(schema.get("pattern")).startswith(LOOK_AHEADS):
         return True
     if any(isinstance(schema.get(key), float) for key in COUNTS) or _has_open_flag(schema) or is_far(schema):
+        return True
+    if needs_short_numbers(schema):
         return True
     if fractions and {"exclusiveMaximum", "exclusiveMinimum"} & schema.keys():
         return True
