@@ -15,6 +15,7 @@ import llguidance
 
 from inferd_grammar.backends.compose import Composer
 from inferd_grammar.backends.llguidance_core import ForcedWalk, LlguidanceCore, Recipe
+from inferd_grammar.backends.look_aheads import as_intersection
 from inferd_grammar.backends.plain_lark import plain_lark
 from inferd_grammar.backends.text import choice_pattern, one_line
 from inferd_grammar.completion.composed import parts_of
@@ -107,6 +108,7 @@ class LlguidanceBackend:
 
     def compile(self, constraint: Constraint, limits: CompileLimits) -> Core:
         """Return the recogniser at its start, first mask computed. Raises GrammarError."""
+        constraint = as_intersection(constraint)
         members = product_members(constraint, limits, join_regular=True)
         if members is not None:
             return ProductCore([self.compile(member, limits) for member in members])

@@ -38,7 +38,7 @@ def positive(view: View) -> tuple[View, list[Schema]]:
 
     Raises CannotRewrite for one that has no complement.
     """
-    pattern, ahead = _look_aheads(view.words.get("pattern", ""))
+    pattern, ahead = split_look_aheads(view.words.get("pattern", ""))
     if not ahead:
         return view, []
     try:
@@ -48,7 +48,7 @@ def positive(view: View) -> tuple[View, list[Schema]]:
     return replace(view, words={**view.words, "pattern": pattern}), [{"pattern": each} for each in found]
 
 
-def _look_aheads(pattern: str) -> tuple[str, list[tuple[bool, str]]]:
+def split_look_aheads(pattern: str) -> tuple[str, list[tuple[bool, str]]]:
     """Return a pattern without the look-aheads behind the anchor that it begins with, and these: if negated, and what for."""
     at, found = 1, list[tuple[bool, str]]()
     while pattern.startswith(LOOK_AHEADS) and pattern.startswith(("(?!", "(?="), at):

@@ -20,6 +20,9 @@ _WIDE = {"d": r"\d\p{Nd}", "s": r"\s\x1C-\x1F\uFEFF", "w": r"\w\p{L}\p{N}"}
 """All characters that are in a class in any dialect."""
 _PYTHON = {"s": r"\s\x1C-\x1F", "S": r"[^\s\x1C-\x1F]", "w": r"\p{L}\p{N}_", "W": r"[^\p{L}\p{N}_]"}
 """Classes as Python's `re` has them, inside of a class."""
+_OF_PYTHON = {"<": "<", ">": ">", "Z": r"\z"}
+"""Escapes that Rust's dialect reads as edges of words, or does not know."""
+_IN_CLASS = {**_PYTHON, "<": "<", ">": ">", "b": r"\x08"}
 _SET_MARKS = ("--", "&&", "~~")
 _NAMED = {"0": r"\x00", "<": "<", ">": ">"}
 
@@ -51,8 +54,10 @@ def _of_python(piece: str) -> str:
         mark = next((mark for mark in ("[", *_SET_MARKS) if mark in inside), None)
         if mark is not None:
             raise Ambiguous(f"{mark!r} inside of a class")
-        return re.sub(r"\\(.)", lambda escape: _PYTHON.get(escape[1], escape[0]), piece, flags=re.DOTALL)
-    return f"[{_PYTHON[piece[1]]}]" if piece[0] == "\\" and piece[1:] in _PYTHON else piece
+        return re.sub(r"\\(.)", lambda escape: _IN_CLASS.get(escape[1], escape[0]), piece, flags=re.DOTALL)
+    if piece[0] == "\\" and piece[1:] in _PYTHON:
+        return f"[{_PYTHON[piece[1]]}]"
+    return r"\{" if piece == "{" else _OF_PYTHON.get(piece[1:], piece)
 
 
 def split_regex(pattern: str) -> Iterator[str]:

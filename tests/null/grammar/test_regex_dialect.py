@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import random
 import re
+from itertools import product
 
 import pytest
 
@@ -95,6 +96,54 @@ def test_classes_of_an_expression_are_those_of_python(pattern: str) -> None:
         ids, matcher = [byte + 1 for byte in text.encode()], compiled.matcher()
         taken = matcher.accept(ids) == len(ids) and matcher.may_end()
         assert taken == (re.fullmatch(pattern, text) is not None), text
+
+
+def taken_whole(pattern: str, text: str) -> bool:
+    matcher, ids = BYTES.compile(RegexGrammar(pattern)).matcher(), [byte + 1 for byte in text.encode()]
+    return matcher.accept(ids) == len(ids) and matcher.may_end()
+
+
+@pytest.mark.parametrize(
+    ("pattern", "text"),
+    [
+        (r'{"a": "[^"{]*"}', '{"a": "x"}'),
+        (r"a{x}{2}", "a{x}}"),
+        (r"\<b\>[\<\>]+", "<b><>"),
+        (r"\A[0-9]+\Z", "12"),
+        (r"[\b]\{", "\b{"),
+    ],
+)
+def test_marks_that_python_takes_for_characters_are_characters(pattern: str, text: str) -> None:
+    """A brace that counts nothing was a refusal, and `\\<` the edge of a word."""
+    assert re.fullmatch(pattern, text)
+    assert taken_whole(pattern, text)
+
+
+AHEAD = [
+    r"(?=.*[0-9])(?=.*[a-z])[0-9a-z]{2,4}",
+    r"^(?!ab)[ab1]+$",
+    r"(?!ab$)[ab1]{2}",
+    r"(?=a|b1)[ab1]{1,3}",
+    r"(?=[ab]{2}$)(?!bb)[ab1]*",
+    r"(?!.*aa).{1,4}",
+]
+
+
+@pytest.mark.parametrize("pattern", AHEAD)
+def test_an_expression_that_begins_with_look_aheads_is_read_as_python_does(pattern: str) -> None:
+    """They were refused, though a schema's pattern may begin with them."""
+    for count in range(5):
+        for text in map("".join, product("ab1", repeat=count)):
+            assert taken_whole(pattern, text) == (re.fullmatch(pattern, text) is not None), text
+    shortest = BYTES.compile(RegexGrammar(pattern)).shortest()
+    assert shortest is not None
+    assert re.fullmatch(pattern, shortest.decode())
+
+
+@pytest.mark.parametrize("pattern", [r"a(?=b)b", r"(?=a$|b)a|b", r"(?!(a)\1)a", r"(?=a(?=b))ab", r"\bab"])
+def test_look_arounds_elsewhere_are_refused(pattern: str) -> None:
+    with pytest.raises(GrammarError, match="look"):
+        BYTES.compile(RegexGrammar(pattern))
 
 
 def test_half_of_a_surrogate_pair_in_a_pattern_is_a_refusal() -> None:
