@@ -17,7 +17,7 @@ from inferd_grammar.errors import GrammarError, GrammarFailure
 from inferd_grammar.matchers.matcher import AnySplit, Core
 from inferd_grammar.rules.items import ItemsPlace, Repeated, UniqueItems, Written
 from inferd_grammar.rules.names import NamesPlace, NameTokens, RepeatedName
-from inferd_grammar.rules.numbers import EXPONENT_DIGITS, DigitMasks, NumberPlace, behind
+from inferd_grammar.rules.numbers import EXPONENT_DIGITS, DigitMasks, NumberPlace, behind, is_too_large
 from inferd_grammar.tokens import TokenTable, bit_mask
 from inferd_grammar.validation import Checked, SchemaValidator
 
@@ -210,6 +210,8 @@ class RuledCore:
         """Return the place behind a token; None if a rule forbids it."""
         place = self._places[-1]
         text = self._json_of(place, token)
+        if is_too_large(place.number, text):
+            return None
         items = place.items
         if self._rules.unique is not None:
             try:

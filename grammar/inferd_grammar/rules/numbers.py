@@ -110,15 +110,25 @@ class DigitMasks:
 
     def too_large(self, place: NumberPlace) -> NDArray[np.int32]:
         """Return the mask of the tokens behind which an exponent, not a negative one, is more than a float holds."""
-        most = _LARGEST_POWER - (place.above > 0)
-        if place.whole > 1:
-            most = most - DIGITS if place.whole <= DIGITS else 0
+        most = _most_power(place)
         key = NumberPlace(digits=1, exponent=place.exponent, power=place.power), most
         mask = self._too_large.get(key)
         if mask is None:
             ids = [i for i, token in self._powers if _is_above(behind(key[0], _run(token, _EXPONENT)), most)]
             mask = self._too_large[key] = bit_mask(ids, self._vocab_size)
         return mask
+
+
+def is_too_large(place: NumberPlace, text: bytes) -> bool:
+    """Return True if a text goes on with an exponent, not a negative one, to more than a float holds."""
+    return place.exponent >= 0 and _is_above(behind(place, _run(text, _EXPONENT)), _most_power(place))
+
+
+def _most_power(place: NumberPlace) -> int:
+    most = _LARGEST_POWER - (place.above > 0)
+    if place.whole > 1:
+        return most - DIGITS if place.whole <= DIGITS else 0
+    return most
 
 
 def _is_above(place: NumberPlace, most: int) -> bool:

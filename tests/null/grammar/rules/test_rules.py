@@ -217,6 +217,20 @@ def test_no_float_of_64_bits_is_refused_and_none_beyond_is_let_through(number: f
     assert not takes(NUMBER, f"{int(abs(number) % 90) + 10}e{int(abs(number) % 50) + 308}")
 
 
+@pytest.mark.parametrize(("begun", "next_byte"), [("[1e30", "9"), ("[6E54", "0"), ("[12345678901234567e29", "2")])
+def test_an_end_in_any_split_makes_no_number_infinite(begun: str, next_byte: str) -> None:
+    """Masks held the exponent, but `0]` was taken as the way to the end of `[6E54`: 6E540 is read as infinity."""
+    compiled = BYTES.compile(JsonSchemaGrammar({"type": "array", "items": NUMBER, "minItems": 1}))
+    matcher, planner = compiled.matcher(), compiled.planner()
+    assert planner is not None
+    matcher.accept([byte + 1 for byte in begun.encode()])
+    assert matcher.take([byte + 1 for byte in next_byte.encode()]) == 0
+    assert matcher.ends_with([byte + 1 for byte in b"]"])
+    for byte in begun.encode():
+        assert planner.admit(byte + 1, 40) == byte + 1
+    assert planner.admit(ord(next_byte) + 1, 2) != ord(next_byte) + 1
+
+
 @pytest.mark.parametrize("limit", ["12345678901234567", "1.2345678901234567", "1e308"])
 def test_a_number_that_is_full_can_only_end(compiler: GrammarCompiler, limit: str) -> None:
     matcher = compiler.compile(AnyJsonGrammar()).matcher()
