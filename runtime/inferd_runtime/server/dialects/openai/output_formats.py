@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Sequence
 from typing import Annotated, Any, Literal, TypeAlias
 
@@ -20,8 +21,8 @@ GUIDED = {
     "ebnf": "grammar",
 }
 """Older names, and SGLang's, each of a field of ``structured_outputs``."""
-GBNF_RULE = "::="
-"""Separates a rule's name from what it stands for in GBNF, and means nothing in Lark."""
+_GBNF_RULE = re.compile(r"^\s*[a-zA-Z0-9_-]+\s*::=", re.MULTILINE)
+"""How a rule begins in GBNF; in Lark one colon stands behind its name, and `::=` in quotes is text."""
 
 
 class TextFormat(Struct, tag="text", tag_field="type", forbid_unknown_fields=True):
@@ -123,7 +124,7 @@ def _structured(asked: StructuredOutputs, place: str) -> OutputFormat:
     if asked.choice is not None:
         return OutputFormat("choice", options=asked.choice)
     if asked.grammar is not None:
-        return OutputFormat("gbnf" if GBNF_RULE in asked.grammar else "lark", asked.grammar)
+        return OutputFormat("gbnf" if _GBNF_RULE.search(asked.grammar) else "lark", asked.grammar)
     return OutputFormat("json_object")
 
 

@@ -234,6 +234,14 @@ def test_log_probabilities_are_asked_for_in_two_fields() -> None:
         ({"structured_outputs": {"choice": ["a", "b"]}}, OutputFormat("choice", options=["a", "b"])),
         ({"structured_outputs": {"grammar": 'start: "a"'}}, OutputFormat("lark", 'start: "a"')),
         ({"structured_outputs": {"grammar": 'root ::= "a"'}}, OutputFormat("gbnf", 'root ::= "a"')),
+        (
+            {"structured_outputs": {"grammar": '# a list\n\nroot  ::=\n  "a"'}},
+            OutputFormat("gbnf", '# a list\n\nroot  ::=\n  "a"'),
+        ),
+        (
+            {"structured_outputs": {"grammar": 'start: NAME "::=" NAME\nNAME: /[a-z]+/'}},
+            OutputFormat("lark", 'start: NAME "::=" NAME\nNAME: /[a-z]+/'),
+        ),
         ({"structured_outputs": {"json_object": True}}, OutputFormat("json_object")),
         ({"guided_json": SCHEMA}, OutputFormat("json_schema", json.dumps(SCHEMA))),
         ({"guided_regex": "a+", "guided_decoding_backend": "guidance"}, OutputFormat("regex", "a+")),
