@@ -84,7 +84,7 @@ def _needs_rewrite(schema: Any, fractions: bool, reference_alone: bool) -> bool:
         return True
     if any(isinstance(schema.get(key), float) for key in COUNTS) or _has_open_flag(schema) or is_far(schema):
         return True
-    if needs_short_numbers(schema):
+    if needs_short_numbers(schema) or isinstance(schema.get("multipleOf"), float):
         return True
     if fractions and {"exclusiveMaximum", "exclusiveMinimum"} & schema.keys():
         return True

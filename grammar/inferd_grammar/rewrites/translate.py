@@ -100,6 +100,7 @@ class SchemaTranslator:
         view = self._attempt(view, parts, objects.positive_counts, "minProperties", "maxProperties")
         view = self._attempt(view, parts, formats.positive, "format")
         view = self._attempt(view, parts, patterns.positive, "pattern")
+        view = self._attempt(view, parts, multiples.positive, "multipleOf")
         for key in view.words:
             self._add(key, view, within, plain, parts)
         return all_of([plain, *parts]) if "allOf" in plain or not parts else _merged(plain, parts)

@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 from inferd_grammar import GrammarCompiler, JsonSchemaGrammar, TokenTable
+from inferd_grammar.rewrites import CannotRewrite, rewrite
 
 TABLE = TokenTable.of_bytes()
 COMPILER = GrammarCompiler(TABLE)
@@ -68,3 +69,14 @@ def test_random_ranges_take_every_cut_of_their_bounds(seed: int) -> None:
 def test_steps_and_bounds_without_end_are_bounded_work() -> None:
     for words in ({"multipleOf": 0.99999}, {"minimum": -1e300, "maximum": 0.5}, {"multipleOf": 0.25, "minimum": 1e17}):
         COMPILER.compile(JsonSchemaGrammar({"type": "number", **words}))
+
+
+@pytest.mark.parametrize("step", [0.07, 0.57, 1.14])
+def test_a_step_that_floats_round_is_held_at_the_end_of_the_text(step: float) -> None:
+    """The library read 0.07 as 7000000000000001 and refused it; one step in five with two decimals is so."""
+    schema = {"type": "object", "properties": {"n": {"type": "number", "multipleOf": step}}, "required": ["n"]}
+    assert takes(schema, f'{{"n":{step}}}')
+    assert not takes(schema, f'{{"n":{step + 0.01:.2f}}}')
+    with pytest.raises(CannotRewrite, match="floats round it") as caught:
+        rewrite(schema)
+    assert caught.value.pointer == "/properties/n/multipleOf"
