@@ -42,7 +42,7 @@ class AccessTokens:
         self._store = store
         self._now = now
         self._seen: Mapping[bytes, TokenRights] | None = None
-        self._roles = _highest_roles(self._known.values())
+        self._learn({})
 
     @property
     def tenants(self) -> Mapping[str, Role]:
@@ -68,8 +68,9 @@ class AccessTokens:
         """Return True while rights that were given have neither expired nor been revoked; a rotation may have shortened them."""
         with contextlib.suppress(Unavailable):  # a file that cannot be read has revoked nothing
             self._refresh()
-        every = (*self._known.values(), *(self._seen or {}).values())
-        current = next((one for one in every if one.token_id == rights.token_id), None)
+        current = self._by_id.get(
+            rights.token_id
+        )  # not a search: every open connection is asked about, again and again
         return current is not None and self._now() < current.expires_at
 
     def role_of(self, tenant: str) -> Role:
@@ -80,8 +81,13 @@ class AccessTokens:
         stored: Mapping[bytes, TokenRights] = {} if self._store is None else self._store.rights()
         if stored is not self._seen:
             self._seen = stored
-            self._roles = _highest_roles([*self._known.values(), *stored.values()])
+            self._learn(stored)
         return stored
+
+    def _learn(self, stored: Mapping[bytes, TokenRights]) -> None:
+        every = [*stored.values(), *self._known.values()]
+        self._by_id = {rights.token_id: rights for rights in every}
+        self._roles = _highest_roles(every)
 
 
 def _highest_roles(every: Collection[TokenRights]) -> dict[str, Role]:
