@@ -11,7 +11,6 @@ from typing import Any, TypeVar
 import msgspec
 
 from inferd.protocol import Unavailable
-from inferd_runtime.interpreter import share_interpreter
 from inferd_runtime.isolation.kinds import ChildKind
 from inferd_runtime.isolation.layers import Confinement, Layer
 from inferd_runtime.isolation.order import Access, ResourceLimits
@@ -53,7 +52,6 @@ def run_child(order: Mapping[str, Any]) -> int:
     access, limits = msgspec.convert(order["access"], Access), msgspec.convert(order["limits"], ResourceLimits)
     confinement = Confinement(ChildKind(order["kind"]), access, limits)
     confinement.start()
-    share_interpreter()
     if order["parent"]:
         die_with(order["parent"])
     child = Child(confinement, require_all=order["require_all"])

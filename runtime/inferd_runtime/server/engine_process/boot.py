@@ -11,6 +11,7 @@ from typing import Any
 import zmq
 
 from inferd_grammar.trials.pool import TrialPool
+from inferd_runtime.interpreter import share_interpreter
 from inferd_runtime.kv.snapshot_folder import SnapshotFolder
 from inferd_runtime.kv.snapshot_objects import SnapshotObjects
 from inferd_runtime.kv.snapshots import SnapshotStore
@@ -60,6 +61,7 @@ def serve(start: EngineStart, stop: StopRequest, phases: Phases) -> None:
     served = {model.info.name: model for model in models}
     hub = SessionHub(served, send, grants, store, beside.compiles, beside.texts, clock)
     loop = EngineLoop(socket, hub, models, Mailbox(hub, clock), beside)
+    share_interpreter()
     gc.freeze()  # what is loaded stays: collections, which the step loop waits for, do not look at it
     loop.run(stop, check=settings.check)
     loop.close()
