@@ -82,8 +82,8 @@ def test_a_script_that_gives_up_faster_than_the_gateway_answers_waits_and_is_not
     assert not state.frees_itself(another)
     with pytest.raises(LimitExceeded, match="in flight already"):
         state.admit(another)
-    state.withdrawn(7)
-    state.withdrawn(MAX_ASKED + 1)
+    state.window.withdrawn(7)
+    state.window.withdrawn(MAX_ASKED + 1)
     assert state.frees_itself(another)
     assert not state.frees_itself(ScriptCall(MAX_ASKED + 2, "model.list"))  # the engine's
     assert state.answered(7)

@@ -305,10 +305,10 @@ class Generation:
         self.most_undelivered = self.spec.most_undelivered(least)
         self._awaited = 1 if self.spec.paced else min(least, self.most_undelivered)
 
-    def allow(self, *, on: bool = False) -> None:
-        """Let a paced generation run its next step; ``on``: and all behind it, a step ahead of its program."""
-        self._allowed, self.runs_on = True, on
-        if on:
+    def allow(self, *, runs_on: bool = False) -> None:
+        """Let a paced generation run its next step; ``runs_on``: and all behind it, a step ahead of its program."""
+        self._allowed, self.runs_on = True, runs_on
+        if runs_on:
             self.most_undelivered = STEPS_AHEAD
 
     def hold(self) -> None:

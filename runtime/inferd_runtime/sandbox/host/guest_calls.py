@@ -26,8 +26,8 @@ from inferd.protocol import (
     Unavailable,
     shown,
 )
+from inferd_runtime.sandbox.asked_window import FEWER, AskedWindow
 from inferd_runtime.sandbox.host.argument_window import REPLY_WINDOW_BYTES, ArgumentWindow
-from inferd_runtime.sandbox.host.asked_window import FEWER, AskedWindow
 from inferd_runtime.sandbox.host.carried import check_json
 from inferd_runtime.sandbox.host.event_queue import EventQueue
 from inferd_runtime.sandbox.host.inbox import MAX_MESSAGES, Inbox, too_many_messages

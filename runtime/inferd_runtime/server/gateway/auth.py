@@ -68,9 +68,8 @@ class AccessTokens:
         """Return True while rights that were given have neither expired nor been revoked; a rotation may have shortened them."""
         with contextlib.suppress(Unavailable):  # a file that cannot be read has revoked nothing
             self._refresh()
-        current = self._by_id.get(
-            rights.token_id
-        )  # not a search: every open connection is asked about, again and again
+        # Not a search: every open connection is asked about, again and again.
+        current = self._by_id.get(rights.token_id)
         return current is not None and self._now() < current.expires_at
 
     def role_of(self, tenant: str) -> Role:

@@ -33,7 +33,7 @@ from inferd.protocol import (
     Unavailable,
     shown,
 )
-from inferd_runtime.sandbox.messages import MAX_ASKED, MAX_REQUEST_BYTES
+from inferd_runtime.sandbox.asked_window import AskedWindow
 from inferd_runtime.server.gateway.auth import ROLE_KEY, TENANT_KEY
 from inferd_runtime.server.gateway.replies import deny
 from inferd_runtime.server.services.caller import Caller
@@ -91,8 +91,7 @@ class OutstandingCalls:
     ) -> None:
         self._model = model
         self.outstanding: set[int] = set()
-        self._asked: set[int] = set()
-        self._withdrawn: set[int] = set()
+        self.window = AskedWindow(MAX_OUTSTANDING_BYTES)
         self._most = most
         self._places = places
         self._tenant = tenant
@@ -112,7 +111,7 @@ class OutstandingCalls:
             message = f"{self._most} calls are outstanding on this connection"
             raise LimitExceeded(message, limit="outstanding_calls", value=self._most, raise_with="another connection")
         if call.op in GATEWAY_OPERATIONS:
-            self._check_asked(call)
+            self.window.check(call.op, len(call.a))
         size = len(call.a) + reply_size(call.op, call.a, MSGPACK, self._model)
         if self._bytes and sum(self._bytes.values()) + size > MAX_OUTSTANDING_BYTES:
             message = f"what is outstanding on this connection takes {MAX_OUTSTANDING_BYTES} bytes"
@@ -124,37 +123,22 @@ class OutstandingCalls:
         if size > SMALL_BYTES:
             self._bytes[call.t] = size
         if call.op in GATEWAY_OPERATIONS:
-            self._asked.add(call.t)
+            self.window.asked(call.t, len(call.a))
         self.outstanding.add(call.t)
 
     def frees_itself(self, call: ScriptCall) -> bool:
         """Return True if there is no room for a call now, and there will be some: the gateway answers what was withdrawn."""
-        return call.op in GATEWAY_OPERATIONS and len(self._asked) >= MAX_ASKED and bool(self._withdrawn)
-
-    def withdrawn(self, ticket: int) -> None:
-        """Note that the script waits for a call no more."""
-        if ticket in self._asked:
-            self._withdrawn.add(ticket)
-
-    def _check_asked(self, call: ScriptCall) -> None:
-        """Check a call that the gateway is to answer. It counts until its answer has been sent: nobody else would hold back."""
-        if len(call.a) > MAX_REQUEST_BYTES:
-            text = f"{call.op}: the request takes {len(call.a)} bytes; {MAX_REQUEST_BYTES} are allowed"
-            raise LimitExceeded(text, limit="request_bytes", value=MAX_REQUEST_BYTES, raise_with="several requests")
-        if len(self._asked) >= MAX_ASKED:
-            text = f"{call.op}: {MAX_ASKED} such operations are in flight already"
-            raise LimitExceeded(text, limit="gateway_operations", value=MAX_ASKED, raise_with="fewer at a time")
+        return call.op in GATEWAY_OPERATIONS and self.window.frees_itself(len(call.a))
 
     def is_engines(self, ticket: int) -> bool:
         """Return True if a call of that ticket is outstanding at the engine."""
-        return ticket in self.outstanding and ticket not in self._asked
+        return ticket in self.outstanding and ticket not in self.window
 
     def answered(self, ticket: int) -> bool:
         """Note a reply. Returns False if no call waits for it."""
         if ticket not in self.outstanding:
             return False
-        self._asked.discard(ticket)
-        self._withdrawn.discard(ticket)
+        self.window.answered(ticket)
         self.outstanding.discard(ticket)
         self._give_back(self._bytes.pop(ticket, 0))
         return True
@@ -264,7 +248,7 @@ class ScriptSession:
 
     async def _forward(self, call: ScriptCall) -> None:
         if call.op == CANCEL:
-            self._state.withdrawn(call.t)
+            self._state.window.withdrawn(call.t)
             self._desk.withdraw(call.t)
             if self._state.is_engines(call.t):
                 await self._channel.cancel(call.t)

@@ -106,7 +106,7 @@ class OpenGeneration:
             raise p.InvalidRequest("another generate.next is waiting on this generation")
         self.generation.await_steps(request.least)
         if not self.generation.finished() and self._inputs.take(request, self.generation):
-            self.generation.allow(on=not self._inputs.awaited)
+            self.generation.allow(runs_on=not self._inputs.awaited)
             self._turns.answered(self.generation)
 
     def finished_steps(self) -> p.Steps | p.InferdError | None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from inferd.protocol import LimitExceeded
-from inferd_runtime.sandbox.host.asked_window import AskedWindow
+from inferd_runtime.sandbox.asked_window import AskedWindow
 from inferd_runtime.sandbox.messages import MAX_ASKED, MAX_ASKED_BYTES, MAX_REQUEST_BYTES
 
 
