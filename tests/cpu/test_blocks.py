@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from pathlib import Path
 
 import pytest
@@ -33,7 +34,7 @@ from inferd_runtime.models.weights.packed_store import PackedStore
 
 OUTPUTS, INPUTS = 80, 96
 GROUPS = INPUTS // 32
-needs_kernels = pytest.mark.skipif(block_kernels() is None, reason="no compiler, or a processor without AVX-512")
+needs_kernels = pytest.mark.skipif(block_kernels() is None, reason="no compiler, or a processor without AVX2")
 
 
 def drawn(*shape: int, low: int = 0, high: int = 16) -> torch.Tensor:
@@ -204,6 +205,18 @@ def test_no_bit_of_a_product_depends_on_the_number_of_threads() -> None:
     assert torch.equal(found[0], found[2])
 
 
+@needs_kernels
+@pytest.mark.skipif("avx512f" not in compiler.processor().split(), reason="a processor without AVX-512")
+@pytest.mark.parametrize("name", ["blocks4", "blocks16", "q3_k", "q6_k", "iq4_xs"])
+def test_products_have_the_same_bits_without_avx512(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    product, rows = BlockProduct((packed_in(name, 80),)), torch.randn(45, WIDE)
+    wide = [product(rows[:count]) for count in range(1, 46)]
+    monkeypatch.setattr(compiler, "OPTIONS", (*compiler.OPTIONS, "-mno-avx512f"))
+    monkeypatch.setattr(blocks, "_product", functools.cache(blocks._product.__wrapped__))
+    for count, expected in enumerate(wide, 1):
+        assert torch.equal(product(rows[:count]), expected), count
+
+
 # -- The compiler -----------------------------------------------------------------------------------------------------
 
 
@@ -236,7 +249,7 @@ def test_a_library_is_compiled_once_and_again_where_it_is_damaged(
 
 
 def test_a_processor_without_the_instructions_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(compiler, "processor", lambda: "linux x86_64 fpu sse avx2")
+    monkeypatch.setattr(compiler, "processor", lambda: "linux x86_64 fpu sse avx")
     assert compiled(blocks.SOURCE, tmp_path) is None
     assert not list(tmp_path.iterdir())
 

@@ -23,7 +23,7 @@ from inferd_runtime.models.weights.file_blocks import FILE, rows_of
 from inferd_runtime.models.weights.gguf_kinds import KINDS, packed_rows
 from inferd_runtime.models.weights.held import held_bytes
 
-needs_kernels = pytest.mark.skipif(block_kernels() is None, reason="no compiler, or a processor without AVX-512")
+needs_kernels = pytest.mark.skipif(block_kernels() is None, reason="no compiler, or a processor without AVX2")
 OPTIONS = DriverOptions(pages=32, page_size=16, most_rows=64)
 MIXED = SmallFile("Q4_K", 256, 512, 4, {"attn_v": "Q6_K", "token_embd": "Q6_K"})
 """As files called Q4_K_M are."""

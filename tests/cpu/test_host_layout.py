@@ -9,14 +9,15 @@ import pytest
 import torch
 
 from inferd_runtime.kernels.attention_rule import AttentionRule
-from inferd_runtime.kernels.native.steps import WIDTHS
+from inferd_runtime.kernels.native.compiler import compiled
+from inferd_runtime.kernels.native.steps import SOURCE, WIDTHS, StepKernels
 from inferd_runtime.models.batch import Batch, Placement, Span
 from inferd_runtime.models.passes.attention import GroupedLayout, lay_out
 from inferd_runtime.models.passes.host_layout import HostLayout, host_kernels, proved_kernels
 from inferd_runtime.models.passes.step_layout import ProjectedHeads
 
 kernels = proved_kernels()
-pytestmark = pytest.mark.skipif(kernels is None, reason="no compiler, or a processor without AVX-512")
+pytestmark = pytest.mark.skipif(kernels is None, reason="no compiler, or a processor without AVX2")
 PAGE, PAGES, QUERIES, SHARED = 16, 64, 6, 2
 RULES = {
     "all": AttentionRule(None, None, None),
@@ -72,9 +73,15 @@ def states_of(width: int) -> torch.Tensor:
     return random(200, (QUERIES + 2 * SHARED) * width, seed=4)
 
 
-def own(batch: Batch, cache: Cache) -> HostLayout:
-    assert kernels is not None
-    return HostLayout.of(kernels, batch, cache.keys, cache.values, PAGE)
+def own(batch: Batch, cache: Cache, functions: StepKernels | None = kernels) -> HostLayout:
+    assert functions is not None
+    return HostLayout.of(functions, batch, cache.keys, cache.values, PAGE)
+
+
+def without_avx512() -> StepKernels:
+    library = compiled(SOURCE, defines=("-mno-avx512f",))
+    assert library is not None
+    return StepKernels(library)
 
 
 MIXED = [
@@ -111,6 +118,16 @@ def test_no_bit_of_a_row_depends_on_its_company(rule: str) -> None:
             alone = batch_of([(1, span.start + row, span.pages)])
             found = attended(own(alone, cache), alone, heads, states)
             assert torch.equal(found[0], together[span.first + row])
+
+
+@pytest.mark.parametrize("width", WIDTHS)
+def test_a_step_without_avx512_is_pytorch_s_too(width: int) -> None:
+    heads, batch, states = heads_of(width, RULES["window"], norm=True), batch_of(MIXED), states_of(width)
+    one, other = Cache(width), Cache(width)
+    grouped, layout = lay_out(batch, one.keys, one.values, PAGE), own(batch, other, without_avx512())
+    assert torch.allclose(attended(grouped, batch, heads, states), attended(layout, batch, heads, states), 1e-4, 1e-5)
+    gates = torch.linspace(-200, 200, 64).repeat(2, 2)
+    assert torch.allclose(layout.silu_mul(gates), grouped.silu_mul(gates), 1e-5, 1e-6)
 
 
 def tree(start: int) -> Placement:

@@ -12,11 +12,10 @@
 // is rounded once. A row's sums are added up in the order of the inputs whatever the number of rows and threads. So no bit of them depends
 // on what else is multiplied.
 
-#include <immintrin.h>
-#include <stdint.h>
 #include <stdlib.h>
 
-#define LANES 16
+#include "lanes.h"
+
 #define PART 32
 #define SCALES (LANES * 2)
 #define HEADS (BITS == 16 ? 0 : 1 + OFFSETS)
@@ -26,24 +25,18 @@
 #define NUMBERS (PART * LANES * BITS / 8)
 #define PART_BYTES (NUMBERS + FACTORS * HEADS * (PART / GROUP) * LANES)
 #define BLOCK (HEADS * SCALES + SPAN / PART * PART_BYTES)
-#define MOST_ROWS 24
-#define MOST_SUMS 24  // registers, beside those that unpacking takes
-#define PANEL_ROWS 8
-#define PANEL_TILES 3
-#define MANY 32           // rows, from which on unpacking to memory is worth it
+#define MOST_SUMS (REGISTERS * 3 / 4)  // beside the registers that unpacking takes
+#define MOST_ROWS MOST_SUMS
+#define PANEL_ROWS (REGISTERS == 32 ? 8 : 6)
+#define PANEL_TILES (REGISTERS == 32 ? 3 : 1)
+#define MANY (REGISTERS == 32 ? 32 : 12)  // rows, from which on unpacking to memory is worth it
 #define TILES 8           // that one row is multiplied with at a time
 #define SMALL (1 << 17)   // weights, below which waking up threads takes longer than multiplying
 #define AHEAD 1024        // bytes that are asked for before they are needed: tiles side by side are more streams than are guessed
-#define INLINE static inline __attribute__((always_inline))
-#define UNROLL _Pragma("GCC unroll 24")
 
 typedef struct {
-  __m512 scale, offset;
+  Lanes scale, offset;
 } Group;
-
-INLINE __m512 halves(const uint8_t *at) { return _mm512_cvtph_ps(_mm256_loadu_si256((const __m256i *)at)); }
-
-INLINE __m512 bytes(const uint8_t *at) { return _mm512_cvtepi32_ps(_mm512_cvtepi8_epi32(_mm_loadu_si128((const __m128i *)at))); }
 
 // Returns where the part of a tile stands that begins with input `first`.
 INLINE const uint8_t *part_of(const uint8_t *tile, long first) {
@@ -51,14 +44,14 @@ INLINE const uint8_t *part_of(const uint8_t *tile, long first) {
 }
 
 // Returns one of the numbers that blocks begin with, of the group of a part that begins with input `first`.
-INLINE __m512 head(const uint8_t *tile, long first, const int which) {
-  __m512 found = halves(tile + first / SPAN * BLOCK + which * SCALES);
+INLINE Lanes head(const uint8_t *tile, long first, const int which) {
+  Lanes found = from_halves(tile + first / SPAN * BLOCK + which * SCALES);
   if (!FACTORS) return found;
-  return _mm512_mul_ps(found, bytes(part_of(tile, first) + NUMBERS + (which * (PART / GROUP) + first % PART / GROUP) * LANES));
+  return times(found, from_bytes(part_of(tile, first) + NUMBERS + (which * (PART / GROUP) + first % PART / GROUP) * LANES));
 }
 
 INLINE Group group_of(const uint8_t *tile, long first) {
-  Group found = {_mm512_setzero_ps(), _mm512_setzero_ps()};
+  Group found = {all(0), all(0)};
   if (BITS < 16) found.scale = head(tile, first, 0);
   if (OFFSETS) found.offset = head(tile, first, 1);
   return found;
@@ -66,31 +59,29 @@ INLINE Group group_of(const uint8_t *tile, long first) {
 
 // Returns the numbers of input 8 eight + s of a part. Of the index of a lookup only the lowest four bits count: with two bits to a number
 // BOOK repeats itself. A word is read from the byte on in which the eight inputs begin; beyond the last are factors.
-INLINE __m512 number(const uint8_t *part, int eight, const int s) {
-  if (BITS == 8) return bytes(part + (8 * eight + s) * LANES);
+INLINE Lanes number(const uint8_t *part, int eight, const int s) {
+  if (BITS == 8) return from_bytes(part + (8 * eight + s) * LANES);
   const int at = eight * LOW;
-  __m512i words = _mm512_loadu_si512(part + (BITS - LOW) * PLANE + at / 4 * LANES * 4 + at % 4);
-  __m512 found = _mm512_permutexvar_ps(_mm512_srli_epi32(words, LOW * s), (__m512){BOOK});
-  UNROLL for (int bit = LOW; bit < BITS; bit++) {
-    __mmask16 mask = _load_mask16((__mmask16 *)(part + (bit - LOW) * PLANE + (8 * eight + s) * 2));
-    found = _mm512_mask_add_ps(found, mask, found, _mm512_set1_ps(1 << bit));
-  }
+  static const float book[LANES] = {BOOK};
+  Lanes found = looked_up(part + (BITS - LOW) * PLANE + at / 4 * LANES * 4 + at % 4, LOW * s, LOW, book);
+  UNROLL for (int bit = LOW; bit < BITS; bit++)
+    found = plus_where(part + (bit - LOW) * PLANE + (8 * eight + s) * 2, found, all(1 << bit));
   return found;
 }
 
-INLINE __m512 weight_of(const uint8_t *part, int eight, const int s, Group group) {
-  if (BITS == 16) return halves(part + (8 * eight + s) * LANES * 2);
-  if (OFFSETS) return _mm512_fmadd_ps(number(part, eight, s), group.scale, group.offset);
-  return _mm512_mul_ps(number(part, eight, s), group.scale);
+INLINE Lanes weight_of(const uint8_t *part, int eight, const int s, Group group) {
+  if (BITS == 16) return from_halves(part + (8 * eight + s) * LANES * 2);
+  if (OFFSETS) return times_plus(number(part, eight, s), group.scale, group.offset);
+  return times(number(part, eight, s), group.scale);
 }
 
 // Adds up `rows` rows times `tiles` tiles, which are constants where this is called, so that all sums stay in registers.
 INLINE void multiply_tiles(const int rows, const int tiles, const uint8_t *weight, const float *in, float *out,
                            long inputs, long width, int add) {
   const long tile = inputs / SPAN * BLOCK;
-  __m512 sums[MOST_SUMS];
+  Lanes sums[MOST_SUMS];
   Group group[TILES];
-  UNROLL for (int each = 0; each < rows * tiles; each++) sums[each] = _mm512_setzero_ps();
+  UNROLL for (int each = 0; each < rows * tiles; each++) sums[each] = all(0);
   for (long first = 0; first < inputs; first += GROUP) {
     const uint8_t *part = part_of(weight, first);
     const int eights = first % PART / 8;
@@ -102,16 +93,16 @@ INLINE void multiply_tiles(const int rows, const int tiles, const uint8_t *weigh
           _mm_prefetch(part + t * tile + eight * (PART_BYTES / 4) + line + AHEAD, _MM_HINT_T0);
       UNROLL for (int s = 0; s < 8; s++) {
         UNROLL for (int t = 0; t < tiles; t++) {
-          __m512 value = weight_of(part + t * tile, eight, s, group[t]);
+          Lanes value = weight_of(part + t * tile, eight, s, group[t]);
           UNROLL for (int r = 0; r < rows; r++)
-            sums[r * tiles + t] = _mm512_fmadd_ps(value, _mm512_set1_ps(at[r * inputs + s]), sums[r * tiles + t]);
+            sums[r * tiles + t] = times_plus(value, all(at[r * inputs + s]), sums[r * tiles + t]);
         }
       }
     }
   }
   UNROLL for (int each = 0; each < rows * tiles; each++) {
     float *to = out + each / tiles * width + each % tiles * LANES;
-    _mm512_storeu_ps(to, add ? _mm512_add_ps(_mm512_loadu_ps(to), sums[each]) : sums[each]);
+    store(to, add ? plus(load(to), sums[each]) : sums[each]);
   }
 }
 
@@ -135,9 +126,13 @@ INLINE void multiply_part(int all, const uint8_t *weight, const float *in, float
 #define ROWS(rows, tiles) \
   case rows: multiply_rows(rows, tiles, all, weight, in, out, inputs, width, add); break;
     switch (rows) {
+#if REGISTERS == 8
+      ROWS(1, 4) ROWS(2, 2) ROWS(3, 2) ROWS(4, 1) ROWS(5, 1) ROWS(6, 1)
+#else
       ROWS(1, 8) ROWS(2, 4) ROWS(3, 4) ROWS(4, 4) ROWS(5, 3) ROWS(6, 3) ROWS(7, 3) ROWS(8, 2) ROWS(9, 1) ROWS(10, 1)
       ROWS(11, 1) ROWS(12, 1) ROWS(13, 1) ROWS(14, 1) ROWS(15, 1) ROWS(16, 1) ROWS(17, 1) ROWS(18, 1) ROWS(19, 1)
       ROWS(20, 1) ROWS(21, 1) ROWS(22, 1) ROWS(23, 1) ROWS(24, 1)
+#endif
     }
     count -= rows, in += rows * inputs, out += rows * width;
   }
@@ -153,7 +148,7 @@ INLINE void unpack(const int tiles, const uint8_t *weight, float *out, long inpu
       const int eights = first % PART / 8;
       Group group = group_of(weight + t * tile, first);
       for (int eight = eights; eight < eights + GROUP / 8; eight++)
-        UNROLL for (int s = 0; s < 8; s++, to += tiles * LANES) _mm512_store_ps(to, weight_of(part, eight, s, group));
+        UNROLL for (int s = 0; s < 8; s++, to += tiles * LANES) store(to, weight_of(part, eight, s, group));
     }
   }
 }
@@ -161,18 +156,18 @@ INLINE void unpack(const int tiles, const uint8_t *weight, float *out, long inpu
 // Multiplies `rows` rows with unpacked tiles.
 INLINE void multiply_panel(const int rows, const int tiles, const float *panel, const float *in, float *out, long inputs,
                            long width, int add) {
-  __m512 sums[PANEL_ROWS * PANEL_TILES], weight[PANEL_TILES];
-  UNROLL for (int each = 0; each < rows * tiles; each++) sums[each] = _mm512_setzero_ps();
+  Lanes sums[PANEL_ROWS * PANEL_TILES], weight[PANEL_TILES];
+  UNROLL for (int each = 0; each < rows * tiles; each++) sums[each] = all(0);
   for (long at = 0; at < inputs; at++, panel += tiles * LANES) {
-    UNROLL for (int t = 0; t < tiles; t++) weight[t] = _mm512_load_ps(panel + t * LANES);
+    UNROLL for (int t = 0; t < tiles; t++) weight[t] = load(panel + t * LANES);
     UNROLL for (int r = 0; r < rows; r++) {
-      __m512 value = _mm512_set1_ps(in[r * inputs + at]);
-      UNROLL for (int t = 0; t < tiles; t++) sums[r * tiles + t] = _mm512_fmadd_ps(weight[t], value, sums[r * tiles + t]);
+      Lanes value = all(in[r * inputs + at]);
+      UNROLL for (int t = 0; t < tiles; t++) sums[r * tiles + t] = times_plus(weight[t], value, sums[r * tiles + t]);
     }
   }
   UNROLL for (int each = 0; each < rows * tiles; each++) {
     float *to = out + each / tiles * width + each % tiles * LANES;
-    _mm512_storeu_ps(to, add ? _mm512_add_ps(_mm512_loadu_ps(to), sums[each]) : sums[each]);
+    store(to, add ? plus(load(to), sums[each]) : sums[each]);
   }
 }
 
@@ -188,7 +183,10 @@ INLINE void multiply_many(int all, const uint8_t *weight, const float *in, float
       multiply_panel(PANEL_ROWS, tiles, panel, in + row * inputs, out + row * width + t * LANES, inputs, width, add); \
   }
   int t = 0;
-  PANEL(3) PANEL(2) PANEL(1)
+  if (PANEL_TILES == 3) {
+    PANEL(3) PANEL(2)
+  }
+  PANEL(1)
   free(panel);
 }
 

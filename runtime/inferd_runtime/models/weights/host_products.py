@@ -138,11 +138,12 @@ MAKERS: dict[str, Callable[[Tensor, Tensor | None, int], HeldProduct]] = {
 
 
 def can_hold(name: str, shape: tuple[int, int], dtype: torch.dtype) -> bool:
-    """True if weights of this shape and dtype can be held in the way of this name by this build of PyTorch."""
+    """True if weights of this shape and dtype can be held in the way of this name by this build of PyTorch on this processor."""
     _, inputs = shape
     if name == "packed":
-        known = dtype in (torch.float32, torch.bfloat16) and torch._C._has_mkldnn
-        return known and hasattr(torch.ops.mkldnn, "_linear_pointwise")
+        if not torch._C._has_mkldnn or not hasattr(torch.ops.mkldnn, "_linear_pointwise"):
+            return False
+        return dtype == torch.float32 or (dtype == NARROW and torch.ops.mkldnn._is_mkldnn_bf16_supported())
     if name == "half":
         return dtype == torch.float32 and "fbgemm" in torch.backends.quantized.supported_engines
     if name in BLOCK_WAYS and (block_kernels() is None or (name == "blocks16" and dtype != torch.float32)):
