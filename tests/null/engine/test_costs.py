@@ -107,6 +107,13 @@ def test_measuring_ends_in_time(monkeypatch: pytest.MonkeyPatch, step: float) ->
     assert times.learns
 
 
+def test_rows_of_a_batch_are_not_free_where_there_was_time_for_one_sequence(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of a large model one sequence takes all the time there is for measuring: drafts in a batch looked free then."""
+    times = profiled(monkeypatch, Timed(0.1, 0.05, pages=4096))
+    for shape in (StepShape(4, 5, 64), StepShape(8, 8, 128), StepShape(8, 40, 128), StepShape(32, 100, 512)):
+        assert times.time(shape) == pytest.approx(0.1 + 0.05 * shape.rows, rel=0.01)
+
+
 @pytest.mark.parametrize(("pages", "points"), [(1, False), (4, False), (5, True), (40, True)])
 def test_a_small_cache_has_fewer_points(monkeypatch: pytest.MonkeyPatch, pages: int, points: bool) -> None:
     times = profiled(monkeypatch, Timed(1.0, 0.5, pages=pages))

@@ -56,7 +56,7 @@ def measure_times(driver: Driver, limit: float = MOST_SECONDS, clock: Seconds | 
     unused.
 
     It takes about ``limit`` seconds: cheap points are timed often, and batches that would take too long not at all; those are
-    extrapolated. If not even two points fit into the cache, a row is taken to cost 1 % of a step. ``clock``: see
+    extrapolated, where one sequence alone was timed by their rows in all. If not even two points fit into the cache, a row is taken to cost 1 % of a step. ``clock``: see
     :func:`measure_cost`.
     """
     rows = [count for count in ROWS if _fits(driver, 1, count, SHORT)]
@@ -73,7 +73,17 @@ def measure_times(driver: Driver, limit: float = MOST_SECONDS, clock: Seconds | 
             break
         table.append(timing.row(count, rows))
         sequences.append(count)
+    if len(sequences) == 1:
+        sequences.append(SEQUENCES[1])
+        table.append(_by_rows(rows, table[0], SEQUENCES[1]))
     return StepTimes(Profile(sequences, rows, np.asarray(table), context, reread, tree, uneven))
+
+
+def _by_rows(rows: Sequence[int], seconds: Sequence[float], sequences: int) -> list[float]:
+    """Return what steps of so many sequences take if nothing but their rows in all counts, of the seconds of one sequence."""
+    each = max(0.0, seconds[-1] - seconds[-2]) / (rows[-1] - rows[-2])
+    total = [sequences * count for count in rows]
+    return [float(np.interp(count, rows, seconds)) + each * max(0, count - rows[-1]) for count in total]
 
 
 class _Timing:

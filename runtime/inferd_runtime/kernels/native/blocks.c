@@ -26,10 +26,10 @@
 #define PART_BYTES (NUMBERS + FACTORS * HEADS * (PART / GROUP) * LANES)
 #define BLOCK (HEADS * SCALES + SPAN / PART * PART_BYTES)
 #define MOST_SUMS (REGISTERS * 3 / 4)  // beside the registers that unpacking takes
-#define MOST_ROWS (REGISTERS == 32 ? 24 : OFFSETS ? 5 : 6)
+#define MOST_ROWS (REGISTERS == 32 ? 24 : 6)
 #define PANEL_ROWS (REGISTERS == 32 ? 8 : 6)
 #define PANEL_TILES (REGISTERS == 32 ? 3 : 1)
-#define MANY (REGISTERS == 32 ? 32 : BITS == 16 ? 24 : 12)  // rows, from which on unpacking to memory is worth it
+#define MANY (REGISTERS == 32 ? 32 : 24)  // rows, from which on unpacking to memory is worth it
 #define TILES 8           // that one row is multiplied with at a time
 #define SMALL (1 << 17)   // weights, below which waking up threads takes longer than multiplying
 #define AHEAD 1024        // bytes that are asked for before they are needed: tiles side by side are more streams than are guessed
@@ -93,6 +93,7 @@ INLINE void multiply_tiles(const int rows, const int tiles, const uint8_t *weigh
           _mm_prefetch(part + t * tile + eight * (PART_BYTES / 4) + line + AHEAD, _MM_HINT_T0);
       UNROLL for (int s = 0; s < 8; s++) {
         UNROLL for (int t = 0; t < tiles; t++) {
+          READ_AGAIN(group[t]);
           Lanes value = weight_of(part + t * tile, eight, s, group[t]);
           UNROLL for (int r = 0; r < rows; r++)
             sums[r * tiles + t] = times_plus(value, all(at[r * inputs + s]), sums[r * tiles + t]);
@@ -127,7 +128,7 @@ INLINE void multiply_part(int all, const uint8_t *weight, const float *in, float
   case rows: multiply_rows(rows, tiles, all, weight, in, out, inputs, width, add); break;
     switch (rows) {
 #if REGISTERS == 8
-      ROWS(1, OFFSETS ? 1 : 2) ROWS(2, 1) ROWS(3, 1) ROWS(4, 1) ROWS(5, 1) ROWS(6, 1)
+      ROWS(1, 4) ROWS(2, 1) ROWS(3, 1) ROWS(4, 1) ROWS(5, 1) ROWS(6, 1)
 #else
       ROWS(1, 8) ROWS(2, 4) ROWS(3, 4) ROWS(4, 4) ROWS(5, 3) ROWS(6, 3) ROWS(7, 3) ROWS(8, 2) ROWS(9, 1) ROWS(10, 1)
       ROWS(11, 1) ROWS(12, 1) ROWS(13, 1) ROWS(14, 1) ROWS(15, 1) ROWS(16, 1) ROWS(17, 1) ROWS(18, 1) ROWS(19, 1)

@@ -13,6 +13,7 @@
 #if WIDE
 
 #define REGISTERS 32  // for Lanes
+#define READ_AGAIN(x)
 typedef __m512 Lanes;
 
 INLINE Lanes load(const float *at) { return _mm512_loadu_ps(at); }
@@ -67,6 +68,7 @@ INLINE Lanes plus_where(const uint8_t *bits, Lanes x, Lanes y) { return _mm512_m
 #else
 
 #define REGISTERS 8
+#define READ_AGAIN(x) __asm__("" : "+m"(x))  // from memory: in a register it would push out a sum, which is needed more often
 #define NEAREST (_MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC)
 typedef struct {
   __m256 low, high;
