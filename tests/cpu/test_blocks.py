@@ -209,10 +209,11 @@ def test_no_bit_of_a_product_depends_on_the_number_of_threads() -> None:
 @pytest.mark.skipif("avx512f" not in compiler.processor().split(), reason="a processor without AVX-512")
 @pytest.mark.parametrize("name", ["blocks4", "blocks16", "q3_k", "q6_k", "iq4_xs"])
 def test_products_have_the_same_bits_without_avx512(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    product, rows = BlockProduct((packed_in(name, 80),)), torch.randn(45, WIDE)
-    wide = [product(rows[:count]) for count in range(1, 46)]
+    packed, rows = packed_in(name, 80), torch.randn(45, WIDE)
+    wide = [BlockProduct((packed,))(rows[:count]) for count in range(1, 46)]
     monkeypatch.setattr(compiler, "OPTIONS", (*compiler.OPTIONS, "-mno-avx512f"))
     monkeypatch.setattr(blocks, "_product", functools.cache(blocks._product.__wrapped__))
+    product = BlockProduct((packed,))
     for count, expected in enumerate(wide, 1):
         assert torch.equal(product(rows[:count]), expected), count
 

@@ -56,8 +56,8 @@ def measure_times(driver: Driver, limit: float = MOST_SECONDS, clock: Seconds | 
     unused.
 
     It takes about ``limit`` seconds: cheap points are timed often, and batches that would take too long not at all; those are
-    extrapolated, where one sequence alone was timed by their rows in all. If not even two points fit into the cache, a row is taken to cost 1 % of a step. ``clock``: see
-    :func:`measure_cost`.
+    extrapolated, where one sequence alone was timed by their rows in all. If not even two points fit into the cache, a row is
+    taken to cost 1 % of a step. ``clock``: see :func:`measure_cost`.
     """
     rows = [count for count in ROWS if _fits(driver, 1, count, SHORT)]
     if len(rows) < 2:

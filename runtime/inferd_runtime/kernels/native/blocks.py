@@ -13,6 +13,7 @@ from inferd_runtime.kernels.native.block_forms import FORMS, LANES, form_of
 from inferd_runtime.kernels.native.compiler import compiled, source_digest
 
 SOURCE = Path(__file__).with_name("blocks.c")
+FLOAT_BYTES = 4
 
 
 class BlockKernels:
@@ -22,16 +23,25 @@ class BlockKernels:
         """Return True if weights of this form can be multiplied here."""
         return _product(form) is not None
 
-    def multiply(self, weight: Tensor, rows: Tensor, onto: Tensor, first: int = 0, *, add: bool = False) -> None:
-        """Write the products of rows float32[T, in] with a packed ``weight`` to ``onto`` [T, n], its columns from ``first`` on.
+
+class BlockWeight:
+    """A packed weight with the function of its form: looked up once, because a step of a small model has hundreds of products."""
+
+    def __init__(self, packed: Tensor) -> None:
+        product = _product(form_of(packed))
+        assert product is not None, "blocks are chosen only where there are kernels"
+        self.outputs = packed.shape[0] * LANES
+        self._packed = packed
+        self._product, self._at = product, packed.data_ptr()
+
+    def multiply(self, rows: Tensor, onto: Tensor, first: int = 0, *, add: bool = False) -> None:
+        """Write the products of rows float32[T, in] to ``onto`` float32[T, n], its columns from ``first`` on.
 
         ``add``: on to what is there. Both are contiguous.
         """
-        product, (count, inputs) = _product(form_of(weight)), rows.shape
-        assert product is not None, "blocks are chosen only where there are kernels"
-        to = onto.data_ptr() + first * onto.element_size()
-        outputs = weight.shape[0] * LANES
-        product(weight.data_ptr(), rows.data_ptr(), to, count, inputs, outputs, onto.shape[1], add)
+        count, inputs = rows.shape
+        to = onto.data_ptr() + first * FLOAT_BYTES
+        self._product(self._at, rows.data_ptr(), to, count, inputs, self.outputs, onto.shape[1], add)
 
 
 @functools.cache

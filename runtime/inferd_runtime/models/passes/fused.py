@@ -69,7 +69,7 @@ class FusedLayer:
         """hidden [T, E] -> [T, E], in its place."""
         qkv = normed(self.qkv, hidden, RowNorm(self.input_norm, self.eps), layout)
         attended = layout.attend_projected(index, qkv, angles, self.heads)
-        hidden = self.out.onto(attended.reshape(len(hidden), -1), hidden)
+        hidden = self.out.onto(attended.reshape(hidden.shape[0], -1), hidden)
         opened = gated(self.gate_up, hidden, RowNorm(self.post_norm, self.eps), layout)
         return self.down.onto(opened, hidden)
 

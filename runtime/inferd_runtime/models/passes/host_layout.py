@@ -57,7 +57,7 @@ class HostLayout:
     def attend_projected(self, layer: int, qkv: Tensor, angles: Angles, heads: ProjectedHeads) -> Tensor:
         """See :class:`~inferd_runtime.models.passes.step_layout.StepLayout`."""
         keys, values, rule = self.keys[layer], self.values[layer], heads.rule
-        states = qkv.view(len(qkv), -1, heads.width).contiguous()
+        states = qkv.view(qkv.shape[0], -1, heads.width).contiguous()
         query = self.kernels.rotate_and_write(
             states, heads.norm, heads.eps, angles, self.slots, keys, values, bounded=self.bounded
         )

@@ -8,8 +8,8 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from inferd_runtime.kernels.native.block_forms import LANES, pack4, pack16, unpack
-from inferd_runtime.kernels.native.blocks import block_kernels
+from inferd_runtime.kernels.native.block_forms import pack4, pack16, unpack
+from inferd_runtime.kernels.native.blocks import BlockWeight
 from inferd_runtime.models.weights.exact_blocks import Packed, packed8, packed_exactly
 from inferd_runtime.models.weights.held_product import HeldProduct, filled, finished
 from inferd_runtime.models.weights.quantize import MIDDLE, Blocks
@@ -24,19 +24,17 @@ class BlockProduct(HeldProduct):
     """See the head of this file. ``outputs``: how many of the tiles' are the weight's, all if 0."""
 
     def __init__(self, packed: PackedParts, outputs: int = 0, bias: Tensor | None = None) -> None:
-        kernels = block_kernels()
-        assert kernels is not None, "blocks are chosen only where there are kernels"
         self.packed, self.bytes = packed, sum(part.nbytes for part in packed)
-        self._kernels, self._bias = kernels, bias
-        self._width = sum(len(part) for part in packed) * LANES
+        self._parts, self._bias = [BlockWeight(part) for part in packed], bias
+        self._width = sum(part.outputs for part in self._parts)
         self._outputs = outputs or self._width
 
     def __call__(self, rows: Tensor) -> Tensor:
         """See :class:`~inferd_runtime.models.passes.products.Product`."""
         wide = rows.float().contiguous()
-        out = wide.new_empty(len(wide), self._width)
+        out = wide.new_empty(wide.shape[0], self._width)
         self._multiply(wide, out)
-        return finished(out[:, : self._outputs], rows, self._bias)
+        return finished(out if self._outputs == self._width else out[:, : self._outputs], rows, self._bias)
 
     def onto(self, rows: Tensor, residual: Tensor) -> Tensor:
         """See :class:`~inferd_runtime.models.passes.products.Product`."""
@@ -48,9 +46,9 @@ class BlockProduct(HeldProduct):
 
     def _multiply(self, rows: Tensor, onto: Tensor, *, add: bool = False) -> None:
         first = 0
-        for part in self.packed:
-            self._kernels.multiply(part, rows, onto, first, add=add)
-            first += len(part) * LANES
+        for part in self._parts:
+            part.multiply(rows, onto, first, add=add)
+            first += part.outputs
 
 
 def rounded(name: str, weight: Tensor) -> Packed:
