@@ -12,6 +12,7 @@ from inferd_runtime.cli.doctor import doctor, examine
 from inferd_runtime.cli.doctor_checks import Finding
 from inferd_runtime.isolation.kinds import ChildKind
 from inferd_runtime.isolation.layers import Layer
+from inferd_runtime.kernels.native import compiler
 from inferd_runtime.models.options import ModelOptions
 from inferd_runtime.settings.settings import EngineSettings, Settings
 
@@ -49,6 +50,15 @@ def test_a_folder_that_cannot_be_written_is_missed(home: Path) -> None:
     missing = [one for one in found(settings(home, data_dir=home / "file" / "data"), "disk") if one.state == "missing"]
     assert len(missing) == 1
     assert "--data-dir" in missing[0].text
+
+
+def test_a_machine_without_a_compiler_is_told_what_that_costs(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(compiler, "processor", lambda: "avx2 fma f16c")
+    monkeypatch.setattr(compiler, "COMPILER", "sh")
+    assert Finding("processor", "ok", "models run in kernels of our own") in found(settings(home), "processor")
+    monkeypatch.setattr(compiler, "COMPILER", "no-such-compiler")
+    notes = [one.text for one in found(settings(home), "processor") if one.state == "note"]
+    assert any(text.endswith("there is no no-such-compiler") for text in notes)
 
 
 def test_a_missing_layer_counts_as_missing_where_it_is_required(home: Path) -> None:

@@ -23,6 +23,13 @@ SECONDS = 120.0
 MOST_KEPT = 24
 
 
+def hindrance() -> str:
+    """Return what keeps libraries from being compiled on this machine; "" if nothing is known that does."""
+    if not NEEDED.issubset(processor().split()):
+        return "the processor has no AVX2"
+    return "" if shutil.which(COMPILER) else f"there is no {COMPILER}"
+
+
 def source_digest(source: Path, defines: tuple[str, ...] = ()) -> str:
     """Return a hash of a source and of all that its library depends on."""
     about = (source.read_text(), HEADER.read_text(), processor(), OPTIONS + defines)
@@ -36,7 +43,7 @@ def compiled(source: Path, folder: Path | None = None, defines: tuple[str, ...] 
     to be loaded: it is found by its name.
     """
     if not NEEDED.issubset(processor().split()):
-        logger.info("%s is not compiled: the processor has no AVX2", source.name)
+        logger.info("%s is not compiled: %s", source.name, hindrance())
         return None
     try:
         entry = _kept(source, folder or cache_folder() / "native", defines)
@@ -52,7 +59,7 @@ def _kept(source: Path, folder: Path, defines: tuple[str, ...]) -> CacheEntry:
     if not entry.is_whole():
         compiler = shutil.which(COMPILER)
         if compiler is None:
-            raise FileNotFoundError(f"there is no {COMPILER}")
+            raise FileNotFoundError(hindrance())
         with TemporaryDirectory(prefix="inferd-cc-") as made:
             # Into a folder of its own, because what has failed leaves parts behind.
             library = Path(made) / "library.so"

@@ -1,6 +1,7 @@
 // 16 numbers that are computed with together: in one register with AVX-512, in two with AVX2.
 //
-// Both do the same operations in the same order, so that products have the same bits on either; sums over the lanes of one vector have not.
+// Both do the same operations in the same order, so that products have the same bits on either. Only sums over the lanes of a vector differ,
+// and with them norms and attention.
 
 #include <immintrin.h>
 #include <stdint.h>
@@ -12,7 +13,7 @@
 
 #if WIDE
 
-#define REGISTERS 32  // for Lanes
+#define REGISTERS 32  // how many Lanes they hold
 #define READ_AGAIN(x)
 typedef __m512 Lanes;
 
@@ -31,7 +32,7 @@ INLINE Lanes zero_if_nan(Lanes x) { return _mm512_maskz_mov_ps(_mm512_cmp_ps_mas
 INLINE float sum_of(Lanes x) { return _mm512_reduce_add_ps(x); }
 INLINE float largest_of(Lanes x) { return _mm512_reduce_max_ps(x); }
 
-// Returns x times 2 to the power of `whole`, which is within 150 of zero.
+// Returns x times 2 to the power of `whole`, which is above -150.
 INLINE Lanes scaled(Lanes x, Lanes whole) { return _mm512_scalef_ps(x, whole); }
 
 // Returns the first `count` lanes of x, and those behind them of `other`.
