@@ -202,7 +202,7 @@ with the scalings of the rotation that are called `linear`, `yarn`, Llama 3's an
 (`tokenizer.ggml.pre`) are {splits}; SentencePiece's BPE (`llama`) and Gemma 4's. Anything else
 that a file says of its model is refused by name, as are weights that the model has no place for. A byte-level vocabulary that
 names no splits is refused, too, with the command that writes the name into the file: llama.cpp warns, and takes `default`. An
-answer ends with the tokens that the file names, and with those that are known to end a turn. On a CPU with AVX-512 and a
+answer ends with the tokens that the file names, and with those that are known to end a turn. On a CPU with AVX2 and a
 compiler the weights of Llama-shaped models are
 held in these blocks, whose products are those of the plain numbers in float32: Q4_0, Q4_1, Q5_0, Q5_1, Q8_0, Q2_K, Q3_K, Q4_K,
 Q5_K, Q6_K, IQ4_NL and IQ4_XS, mixed as files mix them. They take what they take in the file; of Q4_0 and Q2_K a weight takes half

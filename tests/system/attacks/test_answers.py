@@ -188,7 +188,7 @@ ANSWERS: list[Attack] = [
     Conduct("a prompt with 20 alternatives 32 times", at_once(TEXTS, 1, prompt=PROMPT, n=32, prompt_logprobs=20), BAD),
     Conduct("a prompt with 5 alternatives 16 times", at_once(TEXTS, 1, prompt=PROMPT, n=16, logprobs=5, echo=True), OK),
     Program("slow numbers of a program for the engine", SLOW_FLOATS, BAD, {"wall_s": 30.0, "cpu_s": 20.0}),
-    Program("slow numbers of a program for its launcher", SLOW_MESSAGE, OK),
+    Program("slow numbers of a program for its launcher", SLOW_MESSAGE, OK, {"wall_s": 30.0, "cpu_s": 20.0}),
     Calls("the text of millions of tokens", listed("model.detokenize", tokens=[0] * MILLIONS), "limit:token_ids"),
     Calls("the bytes of millions of tokens", listed("model.token_bytes", tokens=[0] * MILLIONS), "limit:token_ids"),
     Calls("millions of rows", rows, "limit:token_ids"),
