@@ -19,7 +19,9 @@ from inferd.protocol import (
     GetVocabulary,
     ListSaved,
     PromptLogprobs,
+    RenderChat,
     TokenBytes,
+    Tokenize,
 )
 from inferd_runtime.session.wire import JSON, MSGPACK
 
@@ -124,6 +126,10 @@ class _Spelled(_Asked):
         return NAMES_BYTES + len(self.tokens) * TEXT_BYTES
 
 
+PER_BYTE: Mapping[str, int] = {
+    Tokenize.op: TOKEN_BYTES, RenderChat.op: 2 * TOKEN_BYTES,  # type: ignore[attr-defined]
+}  # fmt: skip
+"""Bytes of replies whose size follows from that of the call: each byte of a text may be a token, and be sent as text as well."""
 _KINDS: Mapping[str, type[_Asked]] = {
     Forward.op: _Forward, PromptLogprobs.op: _Scored, Embed.op: _Embedded,  # type: ignore[attr-defined]
     ContextTokens.op: _Held, Detokenize.op: _Spelled, TokenBytes.op: _Spelled,  # type: ignore[attr-defined]
@@ -140,7 +146,7 @@ def reply_size(op: str, arguments: bytes | msgspec.Raw, form: bytes, model: Mode
     A call that cannot be read gets an error, which is small.
     """
     if op not in _KINDS:
-        return FIXED.get(op, 0)
+        return FIXED.get(op, 0) + PER_BYTE.get(op, 0) * len(arguments)
     if len(arguments) > LONG_CALL:
         return LARGEST
     try:

@@ -34,6 +34,9 @@ CALLS: list[Any] = [
     p.Detokenize(TOKENS),
     p.TokenBytes(TOKENS),
     p.GetTokenizerInfo(),
+    p.Tokenize("a"),
+    p.Tokenize("\u20ac" * 3000, start=True),
+    p.RenderChat([{"role": "user", "content": "\u20ac" * 3000}], text=True),
 ]
 
 

@@ -50,7 +50,7 @@ class EgressServer:
             with scope:
                 reply = await self._handled(call)
         except InferdError as error:
-            reply = error
+            reply = error.with_traceback(None)  # else its frames, with the call, stay until a garbage collection
         except Exception as error:  # noqa: BLE001 - the boundary of one call: a bug costs it, and no other
             reply = InternalError(f"the egress process failed: {cut(repr(error), MAX_SHOWN)}")
         del self._scopes[call.number]

@@ -137,6 +137,9 @@ def _refusal(refused: list[Found]) -> NativeWheel:
 
 
 def _errors(printed: str) -> str:
-    """Return what pip printed as errors, without its warnings about the operator's settings."""
+    """Return what pip printed as errors, without its warnings about the operator's settings, and where it failed itself."""
+    _, failed, trace = printed.rstrip().rpartition("Traceback (most recent call last):")
+    if failed:  # only the error itself: the rest tells of the operator's folders
+        printed = trace.rpartition("\n")[2]
     lines = [line.removeprefix("ERROR: ") for line in printed.splitlines() if not line.startswith("WARNING: ")]
     return f"the package index has nothing that fits: {' '.join(lines)[:MAX_ERROR]}"

@@ -54,8 +54,19 @@ def temporary_folder(parent: Path) -> Path:
 
 def note_whole(folder: Path, file: WholeFile) -> None:
     """Add a file to the list of its run, in whose folder it is."""
-    with (folder / LIST).open("ab") as notes:
-        notes.write(msgspec.json.encode(file) + b"\n")
+    append_whole(folder / LIST, msgspec.json.encode(file) + b"\n")
+
+
+def append_whole(path: Path, data: bytes) -> None:
+    """Append bytes to a file: all, or none of them. Raises OSError where the disk does not take all."""
+    with path.open("ab", buffering=0) as file:
+        before, rest = file.tell(), memoryview(data)
+        try:
+            while rest:
+                rest = rest[file.write(rest) :]
+        except OSError:
+            file.truncate(before)
+            raise
 
 
 def names_in(folder: Path) -> list[str]:

@@ -35,6 +35,7 @@ from inferd_runtime.server.services.caller import Caller
 from inferd_runtime.server.services.run_file_folder import (
     KEPT,
     WholeFile,
+    append_whole,
     kept_folder,
     move_runs,
     names_in,
@@ -434,8 +435,7 @@ async def _remove_files(paths: Sequence[Path]) -> None:
 
 def _append(path: Path, data: bytes) -> None:
     path.parent.mkdir(exist_ok=True, mode=0o700)
-    with path.open("ab") as file:
-        file.write(data)
+    append_whole(path, data)
 
 
 def _unlink(paths: Sequence[Path]) -> None:

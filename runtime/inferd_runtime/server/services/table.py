@@ -187,7 +187,9 @@ class ServiceTable:
                 )
                 await self._turn_to_pack(call.desk.caller.tenant, outcome)
             except InferdError as error:
-                outcome = error
+                outcome = error.with_traceback(
+                    None
+                )  # else its frames, with the request, stay until a garbage collection
             except Exception as error:  # the boundary of one operation: a bug costs this one and no other
                 log.exception("%s failed", call.op)
                 outcome = InternalError(f"a bug in the runtime: {type(error).__name__}")

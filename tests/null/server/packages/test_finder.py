@@ -173,6 +173,14 @@ async def test_searches_that_take_long_end_once_another_tenant_waits(
     assert ended == ["packages_s"] * 2
 
 
+async def test_what_breaks_pip_does_not_tell_of_the_operators_folders(index: Path, finder: PackageFinder) -> None:
+    marker = "(" * 400 + "sys_platform == 'wasi'" + ")" * 400
+    make_wheel(index, "deep", {"deep.py": ""}, requires=[f"other; {marker}"])
+    with pytest.raises(InvalidRequest, match="RecursionError") as refused:
+        await found(finder, "deep")
+    assert "/" not in refused.value.message
+
+
 async def test_an_operator_can_allow_none(tmp_path: Path) -> None:
     with pytest.raises(Forbidden, match="setting packages"):
         await found(PackageFinder(tmp_path, allowed=False), "p")

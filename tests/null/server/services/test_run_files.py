@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import threading
 from pathlib import Path
 from types import SimpleNamespace
@@ -10,10 +11,12 @@ from typing import Any
 import anyio
 import anyio.to_thread
 import pytest
+from small_disk import small_disk
 
-from inferd.protocol import LimitExceeded, NotFound
+from inferd.protocol import LimitExceeded, NotFound, Unavailable
 from inferd.protocol.files import BeginFile, WriteFile
 from inferd_runtime.server.services import run_files
+from inferd_runtime.server.services.run_file_folder import WholeFile, note_whole
 from inferd_runtime.server.services.run_files import LAUNCHER, RunFileStore
 
 pytestmark = pytest.mark.anyio
@@ -122,6 +125,32 @@ async def test_pieces_of_many_files_of_one_tenant_take_one_thread(
         go.set()
     assert len(at_once) == 60
     store.close()
+
+
+async def test_a_piece_that_a_full_disk_does_not_take_leaves_nothing_of_it(tmp_path: Path) -> None:
+    with small_disk(tmp_path / "disk", 64) as disk:
+        store, run = RunFileStore(disk, lambda name: False), Run("run-1")
+        file = await store.begin(run, BeginFile("a", "text/plain", 120_000), 1)  # type: ignore[arg-type]
+        await store.write(run, 1, WriteFile(file.number, 0, b"a" * 10_000))  # type: ignore[arg-type]
+        with pytest.raises(Unavailable):
+            await store.write(run, 1, WriteFile(file.number, 10_000, b"b" * 110_000))  # type: ignore[arg-type]
+        assert on_disk(disk) == 10_000
+        await store.write(run, 1, WriteFile(file.number, 10_000, b"c" * 20_000))  # type: ignore[arg-type]
+        assert file.path.read_bytes() == b"a" * 10_000 + b"c" * 20_000
+        store.close()
+
+
+def test_a_line_that_a_full_disk_does_not_take_leaves_the_next_one_whole(tmp_path: Path) -> None:
+    with small_disk(tmp_path / "disk", 12) as disk:
+        (disk / "1").write_bytes(b"x" * 10)
+        (fill := disk / "fill").write_bytes(b"x" * 4096)
+        file = WholeFile("ann", 1, "n" * 200, "text/plain", 10, "0" * 64, by_program=True)
+        with contextlib.suppress(OSError):
+            for _ in range(40):
+                note_whole(disk, file)
+        fill.unlink()
+        note_whole(disk, file)
+        assert len(set((disk / "whole.jsonl").read_bytes().splitlines())) == 1
 
 
 def kept_store(folder: Path) -> RunFileStore:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import weakref
 from collections.abc import Callable, Mapping
 from typing import Any
@@ -212,6 +213,27 @@ async def test_a_reply_whose_receipt_has_yet_to_come_is_not_held_once_it_is_pack
         assert family.handed() is None
         ann.desk.received(1)
         assert family.done == 1
+
+
+async def test_an_error_does_not_hold_its_request_until_a_garbage_collection() -> None:
+    held: list[weakref.ref[Any]] = []
+
+    class Refusing(Family):
+        async def publish(self, caller: Caller, request: PublishValues) -> Published:
+            held.append(weakref.ref(request))
+            error = InvalidRequest("no")
+            raise error
+
+    gc.disable()
+    try:
+        async with service_table(Refusing()) as table:
+            ann = Desk(table)
+            ann.ask(1)
+            await until(lambda: 1 in ann.answers)
+            await anyio.sleep(0.01)  # until the task is over
+            assert held[0]() is None
+    finally:
+        gc.enable()
 
 
 async def test_the_bytes_of_a_tenants_requests_are_bounded_over_all_of_its_runs(
