@@ -288,7 +288,7 @@ class HttpService:
         try:
             return await self._process.call(op, request, kind)
         except InferdError as error:
-            if op != "write" and not isinstance(error, InvalidRequest):
+            if op != "write":
                 self._over(fetch, error.code)
             raise
         except BaseException:  # cancelled

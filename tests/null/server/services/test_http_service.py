@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from inferd import Forbidden, InvalidRequest, LimitExceeded, NotFound, Unavailable
+from inferd import Forbidden, InferdError, InvalidRequest, LimitExceeded, NotFound, Unavailable
 from inferd.program.manifest import Manifest
 from inferd.protocol.http import (
     AwaitHead,
@@ -45,11 +45,11 @@ class StillFetcher:
 
     orders: list[FetchOrder] = dataclasses.field(default_factory=list)
     told: list[int] = dataclasses.field(default_factory=list)
-    fails: bool = False
+    fails: type[InferdError] | None = None
 
     async def call(self, op: str, request: Any, kind: Any) -> Any:
-        if self.fails:
-            raise Unavailable("the fetcher ended")
+        if self.fails is not None:
+            raise self.fails("the fetcher ended")
         if op in ("open", "fetch"):
             self.orders.append(request)
         if op == "open":
@@ -202,13 +202,14 @@ async def test_a_request_belongs_to_its_caller() -> None:
     assert (await at.http.read(SCRIPT, ReadBody(head.fetch))).data == b"x"
 
 
-async def test_a_request_that_failed_is_over() -> None:
+@pytest.mark.parametrize("error", [Unavailable, InvalidRequest], ids=["lost", "redirected to no URL"])
+async def test_a_request_that_failed_is_over(error: type[InferdError]) -> None:
     at = gateway(Quotas(fetches=1))
-    at.fetcher.fails = True
+    at.fetcher.fails = error
     for _ in range(3):
-        with pytest.raises(Unavailable):
+        with pytest.raises(error):
             await at.http.fetch(SCRIPT, StartFetch("GET", URL))
-    assert [entry["error"] for entry in at.told] == ["unavailable"] * 3
+    assert [entry["error"] for entry in at.told] == [error.code] * 3
 
 
 WRONG = [
@@ -248,10 +249,10 @@ async def test_what_is_too_large_is_refused_by_its_limit(request_: StartFetch) -
 async def test_a_request_that_takes_no_more_of_its_body_is_asked_for_its_head() -> None:
     at = gateway()
     begun = await at.http.begin(SCRIPT, BeginFetch("POST", URL))
-    at.fetcher.fails = True
+    at.fetcher.fails = Unavailable
     with pytest.raises(Unavailable):
         await at.http.write(SCRIPT, WriteBody(begun.fetch, b"a"))
-    at.fetcher.fails = False
+    at.fetcher.fails = None
     assert (await at.http.head(SCRIPT, AwaitHead(begun.fetch))).status == 200
 
 
