@@ -9,11 +9,23 @@ from typing import Any
 from tokenizers import AddedToken, Tokenizer
 from tokenizers.decoders import DecodeStream
 
-from inferd.protocol import InvalidRequest
+from inferd.protocol import InvalidRequest, cut
 from inferd_runtime.models.chat_formats import ASSISTANT_MARKS
 from inferd_runtime.models.control_names import ControlNames, is_control
 from inferd_runtime.models.jinja_template import JinjaTemplate, RenderBudget
 from inferd_runtime.models.template_input import BREAK, TemplateInput
+
+MAX_PANIC = 200
+
+def encoded(backend: Tokenizer, text: str, *, start: bool = False) -> list[int]:
+    """Return the ids of a text. Raises InvalidRequest for one that the tokenizer's expressions give up on."""
+    try:
+        # In a batch, even of one, tokenizers lets other threads run meanwhile; its `encode` does not.
+        return list(backend.encode_batch_fast([text], add_special_tokens=start)[0].ids)
+    except BaseException as panic:
+        if type(panic).__name__ != "PanicException":  # what Rust raises is no Exception: it would end the engine
+            raise
+        raise InvalidRequest(f"the tokenizer gives up on this text: {cut(str(panic), MAX_PANIC)}") from None
 
 
 class HubTokenizer:
@@ -148,14 +160,11 @@ class HubTokenizer:
         return self._encode_text(start + text) if forged else tokens
 
     def _encode_text(self, text: str) -> list[int]:
-        found = self._between.encode_batch_fast([text], add_special_tokens=False)[0].ids
-        return [ident for ident in found if ident != self._break_id]
+        return [ident for ident in encoded(self._between, text) if ident != self._break_id]
 
     def encode(self, text: str, *, special: bool = False, start: bool = False) -> list[int]:
         """Return the ids of a text. ``special``: read special tokens as such. ``start``: add the tokens that begin a text."""
-        backend = self._special if special else self._plain
-        # In a batch, even of one, tokenizers lets other threads run meanwhile; its `encode` does not.
-        return list(backend.encode_batch_fast([text], add_special_tokens=start)[0].ids)
+        return encoded(self._special if special else self._plain, text, start=start)
 
     def decode(self, tokens: Sequence[int], *, special: bool = False) -> str:
         """Return the text of ids."""

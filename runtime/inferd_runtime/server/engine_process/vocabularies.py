@@ -5,6 +5,7 @@ from __future__ import annotations
 from tokenizers import Tokenizer
 
 from inferd_grammar import TokenTable
+from inferd_runtime.models.tokenizer import encoded
 from inferd_runtime.speculation.bridge import Vocabulary
 
 
@@ -14,6 +15,4 @@ def vocabulary_of(table: TokenTable) -> Vocabulary:
     tokenizer.no_truncation()
     tokenizer.no_padding()
     tokenizer.encode_special_tokens = True
-    return Vocabulary(
-        table.tokens, table.special_names, lambda text: list(tokenizer.encode(text, add_special_tokens=False).ids)
-    )
+    return Vocabulary(table.tokens, table.special_names, lambda text: encoded(tokenizer, text))
