@@ -187,9 +187,8 @@ class ServiceTable:
                 )
                 await self._turn_to_pack(call.desk.caller.tenant, outcome)
             except InferdError as error:
-                outcome = error.with_traceback(
-                    None
-                )  # else its frames, with the request, stay until a garbage collection
+                # Else its frames, with the request in them, stay until a garbage collection.
+                outcome = error.with_traceback(None)
             except Exception as error:  # the boundary of one operation: a bug costs this one and no other
                 log.exception("%s failed", call.op)
                 outcome = InternalError(f"a bug in the runtime: {type(error).__name__}")
