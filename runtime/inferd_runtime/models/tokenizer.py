@@ -17,6 +17,7 @@ from inferd_runtime.models.template_input import BREAK, TemplateInput
 
 MAX_PANIC = 200
 
+
 def encoded(backend: Tokenizer, text: str, *, start: bool = False) -> list[int]:
     """Return the ids of a text. Raises InvalidRequest for one that the tokenizer's expressions give up on."""
     try:
