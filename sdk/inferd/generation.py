@@ -219,7 +219,15 @@ class Generator(Generic[T]):
     def _parsed(self, text: str, parser: OutputConstraint) -> Any:
         if self.finish == "length" and not is_complete_json(text):
             raise self._cut_short("the JSON")
-        return parser.parse(text)
+        constraint = self._stream.arguments.constraint
+        try:
+            return parser.parse(text)
+        except ConstraintError as error:
+            if constraint is None or constraint.json_parser() is not None:
+                raise
+            kind = type(constraint).__name__
+            message = f"{error.message}; {kind} allows texts that are no JSON: collect_text() returns what was written"
+            raise ConstraintError(message) from error
 
     def _json_parser(self) -> OutputConstraint:
         constraint = self._stream.arguments.constraint

@@ -378,6 +378,14 @@ async def test_output_that_does_not_fit_is_refused(text: str) -> None:
         await Context().append("p").generate(GREEDY, constrain=JsonSchema(Person)).collect_json()
 
 
+async def test_json_of_a_constraint_that_is_not_about_json_says_what_to_use() -> None:
+    with FakeRuntime(["yes", '{"a":1}']):
+        ctx = Context().append("p")
+        with pytest.raises(ConstraintError, match=r"Choice allows texts that are no JSON: collect_text\(\)"):
+            await ctx.generate(GREEDY, constrain=Choice(["yes", "no"])).collect_json()
+        assert await ctx.generate(GREEDY, constrain=Regex(r'\{"a":\d\}')).collect_json() == {"a": 1}
+
+
 async def test_log_probabilities_come_with_every_token() -> None:
     with SessionRuntime() as runtime:
         steps = [step async for step in Context().append("x").generate(GREEDY, logprobs=2, max_tokens=8)]
