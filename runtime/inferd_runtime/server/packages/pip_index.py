@@ -1,4 +1,5 @@
-"""The operator's package index, asked with pip: its settings, mirrors and caches hold as they do for ``pip download``.
+"""The operator's package index, asked with pip: its settings and mirrors hold as they do for ``pip download``. Not its cache, in
+which all that tenants name would stay for ever.
 
 Only wheels are kept, and nothing of a package is run: pip would build what a package's metadata names by a URL.
 """
@@ -111,7 +112,15 @@ class PackageIndex:
             self._pip("download", "--dest", str(self._folder), *more, *platform, *self._for, "--", *requirements)
 
     def _pip(self, command: str, *arguments: str) -> None:
-        quiet = ("--quiet", "--no-input", "--disable-pip-version-check", "--no-color", "--progress-bar", "off")
+        quiet = (
+            "--quiet",
+            "--no-input",
+            "--disable-pip-version-check",
+            "--no-color",
+            "--progress-bar",
+            "off",
+            "--no-cache-dir",
+        )
         done = subprocess.run(
             [sys.executable, "-P", PIP, command, *quiet, *arguments],
             cwd=self._folder, stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, check=False,

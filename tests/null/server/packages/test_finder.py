@@ -7,7 +7,10 @@ import socket
 import tarfile
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from functools import partial
+from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
+from threading import Thread
 from typing import Any
 
 import anyio
@@ -179,6 +182,33 @@ async def test_what_breaks_pip_does_not_tell_of_the_operators_folders(index: Pat
     with pytest.raises(InvalidRequest, match="RecursionError") as refused:
         await found(finder, "deep")
     assert "/" not in refused.value.message
+
+
+class Cacheable(SimpleHTTPRequestHandler):
+    """An index whose answers may be kept."""
+
+    def end_headers(self) -> None:
+        self.send_header("ETag", '"1"')
+        super().end_headers()
+
+    def log_message(self, *_: object) -> None:
+        pass
+
+
+async def test_what_tenants_name_does_not_stay_in_pips_cache(
+    index: Path, finder: PackageFinder, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (index / "p").mkdir()
+    make_wheel(index / "p", "p", {"p.py": ""})
+    monkeypatch.delenv("PIP_NO_INDEX")
+    monkeypatch.setenv("PIP_CACHE_DIR", str(tmp_path / "cache"))
+    with ThreadingHTTPServer(("127.0.0.1", 0), partial(Cacheable, directory=str(index))) as server:
+        Thread(target=server.serve_forever).start()
+        monkeypatch.setenv("PIP_INDEX_URL", f"http://127.0.0.1:{server.server_port}")
+        monkeypatch.setenv("PIP_TRUSTED_HOST", "127.0.0.1")  # pip keeps nothing of others that speak no TLS
+        assert (await found(finder, "p")).files["p.py"] == b""
+        server.shutdown()
+    assert not (tmp_path / "cache").exists()
 
 
 async def test_an_operator_can_allow_none(tmp_path: Path) -> None:
