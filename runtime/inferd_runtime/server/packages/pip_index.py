@@ -113,14 +113,8 @@ class PackageIndex:
 
     def _pip(self, command: str, *arguments: str) -> None:
         quiet = (
-            "--quiet",
-            "--no-input",
-            "--disable-pip-version-check",
-            "--no-color",
-            "--progress-bar",
-            "off",
-            "--no-cache-dir",
-        )
+            "--quiet", "--no-input", "--disable-pip-version-check", "--no-color", "--progress-bar", "off", "--no-cache-dir",
+        )  # fmt: skip
         done = subprocess.run(
             [sys.executable, "-P", PIP, command, *quiet, *arguments],
             cwd=self._folder, stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, check=False,

@@ -203,7 +203,7 @@ async def test_what_tenants_name_does_not_stay_in_pips_cache(
     monkeypatch.delenv("PIP_NO_INDEX")
     monkeypatch.setenv("PIP_CACHE_DIR", str(tmp_path / "cache"))
     with ThreadingHTTPServer(("127.0.0.1", 0), partial(Cacheable, directory=str(index))) as server:
-        Thread(target=server.serve_forever).start()
+        Thread(target=server.serve_forever, daemon=True).start()
         monkeypatch.setenv("PIP_INDEX_URL", f"http://127.0.0.1:{server.server_port}")
         monkeypatch.setenv("PIP_TRUSTED_HOST", "127.0.0.1")  # pip keeps nothing of others that speak no TLS
         assert (await found(finder, "p")).files["p.py"] == b""
