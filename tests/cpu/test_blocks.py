@@ -34,6 +34,12 @@ from inferd_runtime.models.weights.packed_store import PackedStore
 
 OUTPUTS, INPUTS = 80, 96
 GROUPS = INPUTS // 32
+
+
+def in_matrix_unit() -> bool:
+    return block_kernels() is not None and blocks._product("blocks4").__name__ == blocks.TILED
+
+
 needs_kernels = pytest.mark.skipif(block_kernels() is None, reason="no compiler, or a processor without AVX2")
 
 
@@ -205,17 +211,36 @@ def test_no_bit_of_a_product_depends_on_the_number_of_threads() -> None:
     assert torch.equal(found[0], found[2])
 
 
+def without_the_matrix_unit(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(blocks, "TILED", "nothing")
+    monkeypatch.setattr(blocks, "_product", functools.cache(blocks._product.__wrapped__))
+
+
 @needs_kernels
 @pytest.mark.skipif("avx512f" not in compiler.processor().split(), reason="a processor without AVX-512")
 @pytest.mark.parametrize("name", ["blocks4", "blocks16", "q3_k", "q6_k", "iq4_xs"])
 def test_products_have_the_same_bits_without_avx512(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     packed, rows = packed_in(name, 80), torch.randn(45, WIDE)
+    without_the_matrix_unit(monkeypatch)
     wide = [BlockProduct((packed,))(rows[:count]) for count in range(1, 46)]
     monkeypatch.setattr(compiler, "OPTIONS", (*compiler.OPTIONS, "-mno-avx512f"))
     monkeypatch.setattr(blocks, "_product", functools.cache(blocks._product.__wrapped__))
     product = BlockProduct((packed,))
     for count, expected in enumerate(wide, 1):
         assert torch.equal(product(rows[:count]), expected), count
+
+
+@pytest.mark.skipif(not in_matrix_unit(), reason="a processor without a matrix unit (AMX)")
+@pytest.mark.parametrize("name", [name for name in MULTIPLIED if name != "blocks16"])
+def test_the_matrix_unit_multiplies_as_exactly_as_plain_code(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    packed = packed_in(name, 176)
+    rows = torch.randn(40, WIDE) * 10.0 ** torch.randint(-9, 9, (40, WIDE))
+    exact = rows.double() @ unpack(packed).double().t()
+    tiled = BlockProduct((packed,))(rows)
+    without_the_matrix_unit(monkeypatch)
+    plain = BlockProduct((packed,))(rows)
+    assert not torch.equal(tiled, plain)
+    assert (tiled - exact).norm() <= (plain - exact).norm()
 
 
 # -- The compiler -----------------------------------------------------------------------------------------------------

@@ -84,13 +84,14 @@ INLINE void multiply_tiles(const int rows, const int tiles, const uint8_t *weigh
   UNROLL for (int each = 0; each < rows * tiles; each++) sums[each] = all(0);
   for (long first = 0; first < inputs; first += GROUP) {
     const uint8_t *part = part_of(weight, first);
+    const uint8_t *ahead = part + AHEAD + (part + AHEAD < weight + tile ? 0 : (tiles - 1) * tile);
     const int eights = first % PART / 8;
     UNROLL for (int t = 0; t < tiles; t++) group[t] = group_of(weight + t * tile, first);
     for (int eight = eights; eight < eights + GROUP / 8; eight++) {
       const float *at = in + first + 8 * (eight - eights);
       UNROLL for (int t = 0; t < tiles; t++)
         UNROLL for (int line = 0; line < PART_BYTES / 4; line += 64)
-          _mm_prefetch(part + t * tile + eight * (PART_BYTES / 4) + line + AHEAD, _MM_HINT_T0);
+          _mm_prefetch(ahead + t * tile + eight * (PART_BYTES / 4) + line, _MM_HINT_T0);
       UNROLL for (int s = 0; s < 8; s++) {
         UNROLL for (int t = 0; t < tiles; t++) {
           READ_AGAIN(group[t]);
@@ -207,3 +208,7 @@ void product(const uint8_t *weight, const float *in, float *out, long count, lon
   for (long first = 0; first < outputs / LANES; first += TILES)
     multiply_span(first, outputs / LANES - first, weight, in, out, count, inputs, width, add);
 }
+
+#if __AMX_BF16__ && __AVX512VBMI__ && BITS < 16
+#include "tiles.h"
+#endif

@@ -14,6 +14,8 @@ from inferd_runtime.kernels.native.compiler import compiled, source_digest
 
 SOURCE = Path(__file__).with_name("blocks.c")
 FLOAT_BYTES = 4
+PLAIN, TILED = "product", "product_in_tiles"
+"""The functions of a library. The second one is taken where this process may use a matrix unit of the processor (AMX)."""
 
 
 class BlockKernels:
@@ -50,9 +52,11 @@ def _product(form: str) -> Any:
     library = compiled(SOURCE, defines=FORMS[form].defines())
     if library is None:
         return None
-    library.product.argtypes = [ctypes.c_void_p] * 3 + [ctypes.c_long] * 4 + [ctypes.c_int]
-    library.product.restype = None
-    return library.product
+    in_tiles = hasattr(library, TILED) and library.ask_for_tiles() == 0
+    product = getattr(library, TILED if in_tiles else PLAIN)
+    product.argtypes = [ctypes.c_void_p] * 3 + [ctypes.c_long] * 4 + [ctypes.c_int]
+    product.restype = None
+    return product
 
 
 @functools.cache
@@ -63,4 +67,5 @@ def block_kernels() -> BlockKernels | None:
 
 def kernels_version() -> str:
     """Return what results of these products depend on; "" where there are none."""
-    return "" if block_kernels() is None else source_digest(SOURCE)
+    product = _product("blocks4")
+    return "" if product is None else f"{source_digest(SOURCE)} {product.__name__}"

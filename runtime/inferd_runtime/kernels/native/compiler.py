@@ -16,7 +16,7 @@ from inferd_runtime.file_cache import CacheEntry, cache_folder, drop_oldest, pri
 logger = logging.getLogger(__name__)
 COMPILER = "cc"
 OPTIONS = ("-O2", "-march=native", "-fopenmp", "-shared", "-fPIC")
-HEADER = Path(__file__).with_name("lanes.h")
+HEADERS = sorted(Path(__file__).parent.glob("*.h"))
 NEEDED = frozenset({"avx2", "fma", "f16c"})
 """What the sources ask of a processor; they do with AVX-512 what is faster with it."""
 SECONDS = 120.0
@@ -32,7 +32,8 @@ def hindrance() -> str:
 
 def source_digest(source: Path, defines: tuple[str, ...] = ()) -> str:
     """Return a hash of a source and of all that its library depends on."""
-    about = (source.read_text(), HEADER.read_text(), processor(), OPTIONS + defines)
+    texts = [path.read_text() for path in (source, *HEADERS)]
+    about = (texts, processor(), OPTIONS + defines)
     return hashlib.sha256(repr(about).encode()).hexdigest()[:32]
 
 
