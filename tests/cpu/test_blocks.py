@@ -230,8 +230,12 @@ def test_products_have_the_same_bits_without_avx512(name: str, monkeypatch: pyte
         assert torch.equal(product(rows[:count]), expected), count
 
 
-@pytest.mark.skipif(not in_matrix_unit(), reason="a processor without a matrix unit (AMX)")
-@pytest.mark.parametrize("name", [name for name in MULTIPLIED if name != "blocks16"])
+needs_unit = pytest.mark.skipif(not in_matrix_unit(), reason="a processor without a matrix unit (AMX)")
+IN_UNIT = [name for name in MULTIPLIED if name != "blocks16"]
+
+
+@needs_unit
+@pytest.mark.parametrize("name", IN_UNIT)
 def test_the_matrix_unit_multiplies_as_exactly_as_plain_code(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     packed = packed_in(name, 176)
     rows = torch.randn(40, WIDE) * 10.0 ** torch.randint(-9, 9, (40, WIDE))
@@ -241,6 +245,16 @@ def test_the_matrix_unit_multiplies_as_exactly_as_plain_code(name: str, monkeypa
     plain = BlockProduct((packed,))(rows)
     assert not torch.equal(tiled, plain)
     assert (tiled - exact).norm() <= (plain - exact).norm()
+
+
+@needs_unit
+@pytest.mark.parametrize("name", IN_UNIT)
+def test_a_row_alone_has_the_same_bits_in_and_without_the_matrix_unit(name: str) -> None:
+    product = BlockProduct((packed_in(name, 80),))
+    rows = (torch.randn(2, WIDE).double() * 10.0 ** torch.randint(-46, 20, (2, WIDE)).double()).float()
+    expected = product(rows)[:1]
+    for _ in range(600):  # each way is taken again and again, because its time is measured
+        assert torch.equal(product(rows[:1]), expected)
 
 
 # -- The compiler -----------------------------------------------------------------------------------------------------
