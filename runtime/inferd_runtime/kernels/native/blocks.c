@@ -209,6 +209,6 @@ void product(const uint8_t *weight, const float *in, float *out, long count, lon
     multiply_span(first, outputs / LANES - first, weight, in, out, count, inputs, width, add);
 }
 
-#if __AMX_BF16__ && __AVX512VBMI__ && BITS < 16
+#if __linux__ && __AMX_BF16__ && __AVX512VBMI__ && BITS < 16
 #include "tiles.h"
 #endif
