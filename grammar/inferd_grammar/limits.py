@@ -20,6 +20,8 @@ class CompileLimits:
         max_rules: rules of one Lark or GBNF grammar (llguidance overflows its stack, and with it the process, on a
             chain of 3,000).
         max_tags: tags of a tagged text.
+        max_pointers: characters of the JSON pointers of all values in a schema together: a key counts for all that is under it.
+        max_checked: bytes of the keywords that masks do not hold, with their JSON pointers, as JSON.
     """
 
     max_bytes: int = 1_000_000
@@ -30,6 +32,8 @@ class CompileLimits:
     max_regex: int = 10_000
     max_rules: int = 1000
     max_tags: int = 128
+    max_pointers: int = 16_000_000
+    max_checked: int = 500_000
 
 
 DEFAULT_LIMITS = CompileLimits()

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import math
+from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from decimal import Decimal
 from typing import Any
@@ -160,8 +161,8 @@ def unique_keys(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     """Return the object of these pairs, for `json.loads`. Raises ValueError if a key repeats."""
     result = dict(pairs)
     if len(result) != len(pairs):
-        names = [name for name, _ in pairs]
-        repeated = sorted({name for name in names if names.count(name) > 1})
+        times = Counter(name for name, _ in pairs)
+        repeated = sorted(name for name, count in times.items() if count > 1)
         raise ValueError(f"keys repeat in one object: {repeated}")
     return result
 
@@ -172,11 +173,14 @@ def _no_constant(name: str) -> Any:
 
 def _check_caps(root: Any, limits: CompileLimits) -> None:
     """Check the caps on any JSON value, also where it is not a schema: data is small, and a reference may point anywhere."""
-    stack = [("", root, 0)]
+    stack, pointers = [("", root, 0)], 0
     while stack:
         pointer, value, depth = stack.pop()
         if depth > limits.max_depth:
             raise GrammarError(f"schema nests deeper than max_depth {limits.max_depth}", pointer)
+        pointers += len(pointer) * len(value) if isinstance(value, (dict, list)) else 0
+        if pointers > limits.max_pointers:  # before those of the parts are made
+            raise GrammarError(f"keys with much under them are too long; max_pointers is {limits.max_pointers}")
         if isinstance(value, dict):
             _check_object_caps(pointer, value, limits)
             stack.extend((f"{pointer}/{escape(key)}", item, depth + 1) for key, item in value.items())

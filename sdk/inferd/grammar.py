@@ -134,7 +134,10 @@ class Matcher:
         self._learn(await self._call(RollbackMatcher(await self._number(), n)))
 
     async def forced(self) -> bytes:
-        """Return the bytes that every continuation begins with: UTF-8, maybe cut inside a character. Empty if it can differ."""
+        """Return the bytes that every continuation begins with: UTF-8, maybe cut inside a character. Empty if it can differ.
+
+        Of a longer text the first 4,096 bytes: behind them it is asked again.
+        """
         return base64.b64decode((await self._forced()).data)
 
     async def forced_tokens(self) -> list[int]:

@@ -199,13 +199,15 @@ class LlguidanceBackend:
         for attempt in (_tight, _loose):
             try:
                 grammar, checked = attempt(schema)
+                _check_named(checked, limits)
                 recipe = Recipe(_unforced(grammar) if exact else grammar, tuple(checked))
                 return self._ruled(self._start(recipe, schema, lenient=attempt is _loose), rules)
             except GrammarError as error:
                 if "nsatisfiable" in error.reason or schema is False:
                     raise  # these grammars are never narrower than the schema
-        anything = _json_grammar({})
-        recipe = Recipe(_unforced(anything) if exact else anything, tuple(_assertions(schema, KEYWORDS)))
+        anything, checked = _json_grammar({}), _assertions(schema, KEYWORDS)
+        _check_named(checked, limits)
+        recipe = Recipe(_unforced(anything) if exact else anything, tuple(checked))
         return self._ruled(self._start(recipe, schema), rules)
 
     def _start(self, recipe: Recipe, schema: Any, *, lenient: bool = False) -> LlguidanceCore:
@@ -385,6 +387,16 @@ def _loose(schema: Any) -> tuple[str, list[Checked]]:
         schema_text(map_schemas(schema, _for_library)), overrides=options
     )
     return grammar, _assertions(schema, _LEFT_OUT)
+
+
+def _check_named(checked: list[Checked], limits: CompileLimits) -> None:
+    """Raise GrammarError if naming what is only checked takes too much: it is told to whoever compiles the schema."""
+    size = sum(len(json.dumps(one._asdict())) for one in checked)
+    if size > limits.max_checked:
+        text = (
+            f"{len(checked)} keywords would be checked in the finished text alone, and naming them takes {size} bytes"
+        )
+        raise GrammarError(f"{text}; max_checked is {limits.max_checked}")
 
 
 def _assertions(schema: Any, keywords: frozenset[str]) -> list[Checked]:

@@ -93,6 +93,8 @@ from inferd.protocol.generation import (
 )
 from inferd.protocol.grammar import (
     MAX_ACCEPT as MAX_ACCEPT,
+    MAX_CHECKED as MAX_CHECKED,
+    MAX_FORCED as MAX_FORCED,
     AcceptTokens as AcceptTokens,
     AllowedTokens as AllowedTokens,
     CheckedKeyword as CheckedKeyword,

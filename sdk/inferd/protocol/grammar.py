@@ -13,6 +13,10 @@ from inferd.protocol.tokens import check_ids
 
 MAX_ACCEPT = 32
 """The most tokens that one ``grammar.accept`` takes, for every one may cost a mask; the SDK splits longer lists."""
+MAX_FORCED = 4096
+"""The most bytes that one ``grammar.forced`` tells of a text that must come next: behind them it is asked again."""
+MAX_CHECKED = 500_000
+"""Bytes of the keywords that masks do not hold, with their pointers, of one grammar, as JSON."""
 MAX_PARTS = 16_384
 """Constraints in one, itself included: looking at so many takes about 50 ms."""
 MAX_OPTIONS = 100_000
@@ -187,8 +191,8 @@ class AllowedTokens:
 
 @dataclass(frozen=True)
 class Forced:
-    """What any continuation begins with: ``data`` (base64: it may end inside a character), and as ``tokens`` the part
-    whose split into tokens is certain.
+    """What any continuation begins with, at most MAX_FORCED bytes of it: ``data`` (base64: it may end inside a character), and as
+    ``tokens`` the part whose split into tokens is certain.
     """
 
     data: str

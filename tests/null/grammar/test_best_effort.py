@@ -147,3 +147,11 @@ def test_a_number_beyond_floats_is_a_problem_and_no_error(number: str, schema: d
     """It came to a mask of a schema that is held at the end of its text, and ended the step with an OverflowError."""
     for text in (number, f"[{number}]"):
         assert SchemaValidator(schema).problem(text) is not None
+
+
+def test_naming_what_is_only_checked_is_bounded(bytewise: GrammarCompiler) -> None:
+    """A schema of 340 KB had 800 keywords under one long key: their pointers were a reply of 240 MB."""
+    tags = {f"p{number}": TAGS for number in range(60)}
+    with pytest.raises(GrammarError, match="max_checked is 500000"):
+        build(bytewise, {"properties": {"k" * 10_000: {"properties": tags}}})
+    assert len(build(bytewise, {"properties": {"k": {"properties": tags}}}).checked) == 60

@@ -152,3 +152,16 @@ def test_a_chain_of_references_is_followed_or_refused(compiler: GrammarCompiler,
             compiler.compile(JsonSchemaGrammar(schema))
     else:
         assert not compiler.compile(JsonSchemaGrammar(schema)).matcher().ended()
+
+
+def test_long_keys_with_much_under_them_are_refused_before_their_pointers_are_made(make: Make) -> None:
+    schema = {"properties": {"k" * 300_000: {"properties": {f"p{number}": {"type": "null"} for number in range(60)}}}}
+    with pytest.raises(GrammarError, match="max_pointers is 16000000"):
+        make(JsonSchemaGrammar(schema))
+
+
+def test_a_hundred_thousand_keys_that_repeat_are_told_at_once(make: Make) -> None:
+    """They were counted one by one, each among all."""
+    text = "{" + ",".join(f'"{number % 90_000}":1' for number in range(90_010)) + "}"
+    with pytest.raises(GrammarError, match="keys repeat in one object"):
+        make(JsonSchemaGrammar(text))

@@ -46,7 +46,7 @@ from inferd_runtime.sandbox.messages import (
     Withdrawn,
 )
 from inferd_runtime.sandbox.wasm.engine_settings import MIB
-from inferd_runtime.session.reply_sizes import reply_size
+from inferd_runtime.session.reply_sizes import ReplySizes
 from inferd_runtime.session.wire import JSON, EngineLink, LinkReply
 
 FOR_EVER_MS = 0xFFFFFFFF
@@ -74,6 +74,7 @@ class GuestCalls:
         self._pending = PendingCalls()
         self._window = ArgumentWindow()
         self._replies = ArgumentWindow(REPLY_WINDOW_BYTES)
+        self._sizes = ReplySizes()
         self._asked = AskedWindow()
         self._use = UseReports(launch.run)
         self._events = EventQueue(launch.run, time.monotonic())
@@ -172,7 +173,7 @@ class GuestCalls:
             return self._send_message(arguments)
         if op in GATEWAY_OPERATIONS:
             return self._ask(op, arguments)
-        replied = reply_size(op, arguments, JSON)
+        replied = self._sizes.most(op, arguments, JSON)
         self._wait_while(lambda: not (self._window.has_room(len(arguments)) and self._replies.has_room(replied)))
         ticket = self._pending.open_engine(len(arguments))
         try:

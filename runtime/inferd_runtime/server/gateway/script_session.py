@@ -45,7 +45,7 @@ from inferd_runtime.server.supervisor.runtime import Runtime
 from inferd_runtime.server.tenancy.quotas import Role
 from inferd_runtime.server.tenancy.rates import MinuteBucket
 from inferd_runtime.server.tenancy.shares import SharedPlaces
-from inferd_runtime.session.reply_sizes import LARGE_MODEL, ModelSizes, reply_size
+from inferd_runtime.session.reply_sizes import LARGE_MODEL, ModelSizes, ReplySizes
 from inferd_runtime.session.wire import CANCEL, MSGPACK, PRIVATE_OPERATIONS, LinkReply
 
 SUBPROTOCOL = "inferd.v1"
@@ -89,7 +89,7 @@ class OutstandingCalls:
         tenant: str = "",
         model: ModelSizes = LARGE_MODEL,
     ) -> None:
-        self._model = model
+        self._sizes = ReplySizes(model)
         self.outstanding: set[int] = set()
         self.window = AskedWindow(MAX_OUTSTANDING_BYTES)
         self._most = most
@@ -112,7 +112,7 @@ class OutstandingCalls:
             raise LimitExceeded(message, limit="outstanding_calls", value=self._most, raise_with="another connection")
         if call.op in GATEWAY_OPERATIONS:
             self.window.check(call.op, len(call.a))
-        size = len(call.a) + reply_size(call.op, call.a, MSGPACK, self._model)
+        size = len(call.a) + self._sizes.most(call.op, call.a, MSGPACK)
         if self._bytes and sum(self._bytes.values()) + size > MAX_OUTSTANDING_BYTES:
             message = f"what is outstanding on this connection takes {MAX_OUTSTANDING_BYTES} bytes"
             raise LimitExceeded(

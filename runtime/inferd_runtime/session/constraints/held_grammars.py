@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import base64
+import itertools
 from dataclasses import dataclass
 
 import numpy as np
@@ -10,6 +12,7 @@ from inferd import protocol as p
 from inferd.masks import pack_bits, worth_listing
 from inferd_grammar import Compiled, GrammarMatcher
 from inferd_runtime.engine.sampling.host_sampling import allowed_tokens
+from inferd_runtime.session.served_model import ServedModel
 
 MAX_GRAMMARS = 64
 MAX_MATCHERS = 256
@@ -17,10 +20,10 @@ MAX_MATCHERS = 256
 
 @dataclass(frozen=True)
 class HeldGrammar:
-    """A compiled grammar, and how many token ids its model has."""
+    """A compiled grammar, and its model."""
 
     compiled: Compiled
-    vocab_size: int
+    model: ServedModel
 
 
 @dataclass(frozen=True)
@@ -28,20 +31,30 @@ class HeldMatcher:
     """A matcher handle."""
 
     matcher: GrammarMatcher
-    vocab_size: int
+    model: ServedModel
 
     def mask(self) -> p.AllowedTokens:
         """Return the tokens that may come next. Raises GrammarFailure if the matcher breaks."""
-        row = np.empty(-(-self.vocab_size // 32), np.int32)
+        vocab_size = self.model.info.vocab_size
+        row = np.empty(-(-vocab_size // 32), np.int32)
         self.matcher.fill(row)
-        tokens = allowed_tokens(row, self.vocab_size)
+        tokens = allowed_tokens(row, vocab_size)
         if worth_listing(len(tokens), row.nbytes):
             return p.AllowedTokens(tokens.tolist())
         return p.AllowedTokens(bits=pack_bits(row.tobytes()))
 
+    def forced(self) -> p.Forced:
+        """Return the text and tokens that must come next, of a long text its beginning. Raises GrammarFailure."""
+        text, tokens = self.matcher.forced(), self.matcher.forced_tokens()
+        data = text[: p.MAX_FORCED]
+        if len(data) < len(text):
+            ends = itertools.accumulate(len(self.model.bytes_of(token)) for token in tokens)
+            tokens = tokens[: sum(1 for _ in itertools.takewhile(len(data).__ge__, ends))]
+        return p.Forced(base64.b64encode(data).decode(), tokens)
+
     def fork(self) -> HeldMatcher:
         """Return an independent copy in the same state."""
-        return HeldMatcher(self.matcher.fork(), self.vocab_size)
+        return HeldMatcher(self.matcher.fork(), self.model)
 
 
 class HeldGrammars:

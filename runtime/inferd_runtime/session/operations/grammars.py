@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import base64
-
 from inferd import protocol as p
 from inferd_grammar import Compiled
 from inferd_runtime.session.constraints.compile_call import when_compiled
@@ -20,7 +18,7 @@ def compile_grammar(state: SessionState, call: Call) -> None:
 
     def opened(compiled: Compiled) -> p.CompiledGrammar:
         may_end = compiled.matcher().may_end()
-        handle = state.grammars.add_grammar(HeldGrammar(compiled, model.info.vocab_size))
+        handle = state.grammars.add_grammar(HeldGrammar(compiled, model))
         return p.CompiledGrammar(handle, may_end, checked_keywords(compiled))
 
     when_compiled(state, call, model, request.constraint, opened)
@@ -30,7 +28,7 @@ def open_matcher(state: SessionState, call: Call) -> None:
     """Open a matcher at the start of a grammar's text."""
     request: p.OpenMatcher = call.request
     grammar = state.grammars.grammar(request.grammar)
-    opened = HeldMatcher(grammar.compiled.matcher(), grammar.vocab_size)
+    opened = HeldMatcher(grammar.compiled.matcher(), grammar.model)
     call.respond(_state(state.grammars.add_matcher(opened), opened))
 
 
@@ -63,9 +61,7 @@ def rollback(state: SessionState, call: Call) -> None:
 def forced(state: SessionState, call: Call) -> None:
     """Answer with the text and tokens that must come next."""
     request: p.GetForced = call.request
-    matcher = state.grammars.matcher(request.matcher).matcher
-    data, tokens = matcher.forced(), matcher.forced_tokens()
-    call.respond(p.Forced(base64.b64encode(data).decode(), tokens))
+    call.respond(state.grammars.matcher(request.matcher).forced())
 
 
 def fork(state: SessionState, call: Call) -> None:
