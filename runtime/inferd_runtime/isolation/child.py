@@ -15,7 +15,6 @@ from inferd_runtime.isolation.kinds import ChildKind
 from inferd_runtime.isolation.layers import Confinement, Layer
 from inferd_runtime.isolation.order import Access, ResourceLimits
 from inferd_runtime.isolation.settings_json import decode_settings
-from inferd_runtime.isolation.tether import die_with
 
 T = TypeVar("T")
 
@@ -50,10 +49,8 @@ class Child:
 def run_child(order: Mapping[str, Any]) -> int:
     """Become the child that an order describes. Returns its exit code."""
     access, limits = msgspec.convert(order["access"], Access), msgspec.convert(order["limits"], ResourceLimits)
-    confinement = Confinement(ChildKind(order["kind"]), access, limits)
+    confinement = Confinement(ChildKind(order["kind"]), access, limits, order["parent"])
     confinement.start()
-    if order["parent"]:
-        die_with(order["parent"])
     child = Child(confinement, require_all=order["require_all"])
     target = order["target"]
     if not target.endswith(".py"):

@@ -25,6 +25,7 @@ from inferd_runtime.isolation.namespaces import (
     needed_folders,
 )
 from inferd_runtime.isolation.order import Access, ResourceLimits
+from inferd_runtime.isolation.own_processes import adopt_descendants, enter_own_processes
 from inferd_runtime.isolation.privileges import (
     become_nobody,
     drop_capabilities,
@@ -32,11 +33,13 @@ from inferd_runtime.isolation.privileges import (
     forbid_new_privileges,
 )
 from inferd_runtime.isolation.seccomp import install_filter, install_refusals
+from inferd_runtime.isolation.tether import die_with
 
 NO_NEW_PRIVILEGES = "no_new_privs"
 NAMESPACES = "namespaces"
 OWN_ROOT = "root"
 OWN_USER = "user"
+OWN_PROCESSES = "processes"
 CAPABILITIES = "capabilities"
 LANDLOCK = "landlock"
 SECCOMP = "seccomp"
@@ -50,11 +53,11 @@ LAYERS_OF = {
     ChildKind.MODEL: (NO_NEW_PRIVILEGES, CAPABILITIES, LANDLOCK, SECCOMP, LIMITS),
     ChildKind.BUILDER: (NO_NEW_PRIVILEGES, CAPABILITIES, LIMITS),
     ChildKind.EGRESS: (NO_NEW_PRIVILEGES, CAPABILITIES, LANDLOCK, SECCOMP, LIMITS),
-    ChildKind.TOOL_SERVER: (NO_NEW_PRIVILEGES, CAPABILITIES, LANDLOCK, SECCOMP, LIMITS),
+    ChildKind.TOOL_SERVER: (NO_NEW_PRIVILEGES, OWN_PROCESSES, CAPABILITIES, LANDLOCK, SECCOMP, LIMITS),
     ChildKind.INSTALLER: (NO_NEW_PRIVILEGES, CAPABILITIES, LIMITS),
 }
 """``namespaces``: no network and no System V objects of others. ``root``: a file system of what is needed alone. ``user``: a
-user, or a user namespace, that no other process has."""
+user, or a user namespace, that no other process has. ``processes``: process ids that no other process has."""
 TRIED = {ChildKind.COMPILER: (NAMESPACES, OWN_ROOT, OWN_USER)}
 """Layers that a kind has where it can. A compiler is started by an engine, whose children may mount nothing under Landlock, and
 be root in no user namespace once its capabilities are gone."""
@@ -72,8 +75,9 @@ class Layer:
 class Confinement:
     """Puts up this process's layers. Call :meth:`start` while it has one thread, and :meth:`seal` once all is loaded."""
 
-    def __init__(self, kind: ChildKind, access: Access, limits: ResourceLimits) -> None:
+    def __init__(self, kind: ChildKind, access: Access, limits: ResourceLimits, parent: int = 0) -> None:
         self._kind = kind
+        self._parent = parent
         self._access = access
         self._limits = limits
         self._layers: dict[str, Layer] = {}
@@ -95,6 +99,7 @@ class Confinement:
             NAMESPACES: lambda kernel: self._separate(kernel, readable),
             OWN_ROOT: lambda kernel: self._enter_root(kernel, readable),
             OWN_USER: self._leave_user,
+            OWN_PROCESSES: self._enter_processes,
             CAPABILITIES: drop_capabilities,
             LANDLOCK: lambda kernel: restrict_files(kernel, self._allowed(readable)),
         }
@@ -102,6 +107,8 @@ class Confinement:
             if name in wanted or name in TRIED.get(self._kind, ()):
                 self._put_up(name, step)
         self._limit_start()
+        if self._parent:
+            die_with(self._parent)
 
     def seal(self) -> None:
         """Refuse further system calls, memory and files."""
@@ -154,6 +161,16 @@ class Confinement:
             except OSError:  # a container's root may not
                 pass
         leave_shared_namespaces(kernel, own_users=True)
+
+    def _enter_processes(self, kernel: Kernel) -> None:
+        parent, self._parent = self._parent, 0  # who waits for this process is tied
+        for own_users in (False, True) if effective_capabilities() else (True,):  # a container's root may not without
+            try:
+                return enter_own_processes(kernel, parent, own_users=own_users)
+            except OSError as error:
+                refusal = error
+        adopt_descendants(kernel, parent)
+        raise refusal
 
     def _own_files(self, readable: Iterable[str]) -> Iterator[str]:
         yield from readable

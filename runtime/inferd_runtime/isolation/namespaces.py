@@ -10,11 +10,12 @@ from pathlib import Path
 
 from inferd_runtime.isolation.kernel import Kernel
 
-CLONE_NEWNS, CLONE_NEWUTS, CLONE_NEWIPC, CLONE_NEWUSER, CLONE_NEWNET = (
+CLONE_NEWNS, CLONE_NEWUTS, CLONE_NEWIPC, CLONE_NEWUSER, CLONE_NEWPID, CLONE_NEWNET = (
     0x20000,
     0x4000000,
     0x8000000,
     0x10000000,
+    0x20000000,
     0x40000000,
 )
 APART = CLONE_NEWNS | CLONE_NEWUTS | CLONE_NEWIPC | CLONE_NEWNET
@@ -43,8 +44,23 @@ class _MountAttributes(ctypes.Structure):
 
 def leave_shared_namespaces(kernel: Kernel, *, own_users: bool) -> None:
     """Move into namespaces of this process alone. ``own_users``: with a user namespace, which needs no privilege."""
+    _leave(kernel, APART, own_users=own_users)
+
+
+def leave_for_own_processes(kernel: Kernel, *, own_users: bool) -> None:
+    """Have this process's next children be in a namespace of process ids, and itself have mounts of its own."""
+    _leave(kernel, CLONE_NEWPID | CLONE_NEWNS, own_users=own_users)
+
+
+def mount_own_processes(kernel: Kernel) -> None:
+    """Have ``/proc`` show the namespace of process ids that this process is in."""
+    kernel.mount("none", "/", "none", MS_REC | MS_PRIVATE)
+    kernel.mount("proc", "/proc", "proc", MS_NOSUID | MS_NODEV | MS_NOEXEC)
+
+
+def _leave(kernel: Kernel, flags: int, *, own_users: bool) -> None:
     user, group = os.getuid(), os.getgid()
-    kernel.unshare(APART | (CLONE_NEWUSER if own_users else 0))
+    kernel.unshare(flags | (CLONE_NEWUSER if own_users else 0))
     if own_users:
         _write("/proc/self/setgroups", "deny")
         _write("/proc/self/uid_map", f"{user} {user} 1")
