@@ -19,6 +19,8 @@ MAX_DESCRIPTION = 4096
 """Characters of what a server says about a tool or itself: more is cut, because a model has to read it."""
 MAX_SCHEMA_BYTES = 64 << 10
 MAX_SCHEMA_DEPTH = 32
+MAX_SCHEMA_PARTS = 8192
+"""Lists, objects and booleans in the schemas of all tools together: finding out whether one is valid takes 0.25 ms for each."""
 MAX_REPLY_BYTES = 512 << 10
 """Of a result, or of a list of tools, resources or prompts, as JSON."""
 MAX_LEFT_OUT = 32
@@ -27,21 +29,38 @@ CUT = " [cut]"
 
 
 def kept_tools(offered: Iterable[Mapping[str, Any]]) -> McpTools:
-    """Return the tools that can be used, and why the others cannot. Raises LimitExceeded for too many of them."""
+    """Return the tools that can be used, and why the others cannot.
+
+    Raises LimitExceeded for too many or too large ones, before it finds out whether their schemas are valid, which takes long.
+    """
+    found = list(offered)
+    if len(found) > MAX_TOOLS:
+        raise LimitExceeded(f"the server has more than {MAX_TOOLS} tools", limit="mcp_tools", value=MAX_TOOLS)
+    _check_schemas([tool.get(name) for tool in found for name in ("inputSchema", "outputSchema")])
     tools: dict[str, McpTool] = {}
     left_out: list[str] = []
-    for one in offered:
+    for one in found:
         reason = problem_of(one, tools)
         if reason:
             left_out.append(f"{shown(str(one.get('name')))}: {reason}")
         else:
             about = one.get("description") or ""
             tools[one["name"]] = McpTool(one["name"], cut_text(about), one["inputSchema"], one.get("outputSchema"))
-        if len(tools) + len(left_out) > MAX_TOOLS:
-            raise LimitExceeded(f"the server has more than {MAX_TOOLS} tools", limit="mcp_tools", value=MAX_TOOLS)
     kept = McpTools(list(tools.values()), left_out[:MAX_LEFT_OUT])
     check_size([[tool.name, tool.description, tool.parameters, tool.result] for tool in kept.tools])
     return kept
+
+
+def _check_schemas(schemas: Iterable[Any]) -> None:
+    """Raise LimitExceeded if those that will be looked at are too large together."""
+    looked_at = [schema for schema in schemas if isinstance(schema, dict) and not form_problem(schema)]
+    check_size(looked_at)
+    parts = sum(map(parts_of, looked_at))
+    if parts > MAX_SCHEMA_PARTS:
+        text = f"the schemas of the server's tools have {parts} lists, objects and booleans; {MAX_SCHEMA_PARTS} are allowed"
+        raise LimitExceeded(
+            text, limit="mcp_schema_parts", value=MAX_SCHEMA_PARTS, raise_with="fewer tools on a server"
+        )
 
 
 def problem_of(tool: Mapping[str, Any], known: Mapping[str, McpTool]) -> str:
@@ -61,6 +80,18 @@ def problem_of(tool: Mapping[str, Any], known: Mapping[str, McpTool]) -> str:
 
 def schema_problem(schema: Any) -> str:
     """Return what is wrong with a JSON Schema of an object; "" if nothing is."""
+    problem = form_problem(schema)
+    if problem:
+        return problem
+    try:
+        jsonschema.Draft202012Validator.check_schema(schema)
+    except (jsonschema.SchemaError, RecursionError) as error:
+        return f"is no JSON Schema: {cut(str(error), 200)}"
+    return ""
+
+
+def form_problem(schema: Any) -> str:
+    """Return what can be said at once to be wrong with a JSON Schema of an object."""
     if not isinstance(schema, dict) or schema.get("type") != "object":
         return "is not one of an object"
     if not is_carried(schema):
@@ -69,11 +100,16 @@ def schema_problem(schema: Any) -> str:
         return f"has more than {MAX_SCHEMA_BYTES} bytes"
     if depth_of(schema) > MAX_SCHEMA_DEPTH:
         return f"is nested more than {MAX_SCHEMA_DEPTH} deep"
-    try:
-        jsonschema.Draft202012Validator.check_schema(schema)
-    except (jsonschema.SchemaError, RecursionError) as error:
-        return f"is no JSON Schema: {cut(str(error), 200)}"
     return ""
+
+
+def parts_of(value: Any) -> int:
+    """Return how many lists, objects and booleans there are in a JSON value."""
+    level, parts = [value], 0
+    while level:
+        level = [part for each in level for part in _parts(each) if isinstance(part, (dict, list, bool))]
+        parts += len(level)
+    return parts
 
 
 def depth_of(value: Any) -> int:

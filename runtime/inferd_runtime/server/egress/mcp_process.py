@@ -14,6 +14,7 @@ from typing import Any
 import anyio
 import httpx2
 import mcp_types
+import msgspec
 import zmq
 from mcp.client.session import ClientSession
 from mcp.client.streamable_http import streamable_http_client
@@ -107,13 +108,19 @@ class ToolServer:
         return McpItems(messages, cut_text(found.description))
 
     async def _pages(self, list_page: Callable[..., Awaitable[Any]], what: str) -> list[Any]:
-        """Return what a server lists, over all of its pages. Raises LimitExceeded for too many."""
+        """Return what a server lists, over all of its pages. Raises LimitExceeded for too many, or too large ones."""
         found: list[Any] = []
-        cursor = None
+        cursor, size = None, 0
         async with self._answering(LIST_SECONDS):
             for _ in range(MAX_PAGES):
                 page = await list_page(params=mcp_types.PaginatedRequestParams(cursor=cursor) if cursor else None)
-                found += [plain(one) for one in getattr(page, what)]
+                found += (here := [plain(one) for one in getattr(page, what)])
+                size += len(msgspec.json.encode(here))
+                if size > MAX_MESSAGE_BYTES:
+                    raise LimitExceeded(
+                        f"the server lists {what} of more than {MAX_MESSAGE_BYTES} bytes", limit="mcp_list_bytes",
+                        value=MAX_MESSAGE_BYTES,
+                    )  # fmt: skip
                 cursor = page.next_cursor
                 if not cursor:
                     return found

@@ -147,6 +147,29 @@ def test_tools_together_have_a_size() -> None:
         kept_tools({"name": f"t{number}", "inputSchema": schema} for number in range(20))
 
 
+@pytest.mark.parametrize(
+    ("tools", "properties", "limit"), [(60, 1, "mcp_reply_bytes"), (6, 1400, "mcp_schema_parts"), (257, 1, "mcp_tools")]
+)
+def test_too_many_schemas_are_refused_before_they_are_found_valid(
+    monkeypatch: pytest.MonkeyPatch, tools: int, properties: int, limit: str
+) -> None:
+    """60 of 40 KB took a minute, and then were too many."""
+    monkeypatch.setattr("jsonschema.Draft202012Validator.check_schema", lambda schema: pytest.fail("looked at"))
+    named = {f"p{number}": {} for number in range(properties)}
+    schema = {"type": "object", "title": "x" * (40_000 if tools == 60 else 10), "properties": named}
+    with pytest.raises(LimitExceeded) as refused:
+        kept_tools({"name": f"t{number}", "inputSchema": schema} for number in range(tools))
+    assert refused.value.detail["limit"] == limit
+
+
+def test_a_schema_that_is_left_out_leaves_the_others_their_room() -> None:
+    plain = {"type": "object", "properties": {"a": {"type": "string"}}}
+    large = {"type": "object", "properties": {f"p{number}": {} for number in range(20_000)}}
+    kept = kept_tools([{"name": "large", "inputSchema": large}, {"name": "plain", "inputSchema": plain}])
+    assert [tool.name for tool in kept.tools] == ["plain"]
+    assert kept.left_out == ["'large': the schema of its arguments has more than 65536 bytes"]
+
+
 def test_lines_are_cut_where_they_end_and_bounded() -> None:
     lines = LineBuffer(10)
     assert lines.feed(b"ab\ncd") == [b"ab"]
