@@ -198,6 +198,10 @@ class Settings:
     mcp_file: Path | None = setting(
         None, 'a JSON file of MCP servers, {"mcpServers": {NAME: ...}}; nobody else may be able to read it'
     )
+    mcp_memory_mb: int = setting(
+        4096,
+        "MiB that a tenant's MCP servers, which the operator named, may take together with all that they start",
+    )
     chat_program: str = setting(
         "", "NAME or NAME@VERSION: a tenant's own program of that name answers its chat requests, not the built-in one"
     )

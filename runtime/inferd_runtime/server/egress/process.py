@@ -102,9 +102,10 @@ class EgressProcess:
         if self._life is not None and self._life.child is not None:
             self._life.child.kill()
 
-    def stop(self) -> None:
-        """End the process; the next call starts another one."""
+    def stop(self, why: InferdError | None = None) -> None:
+        """End the process; the next call starts another one. ``why``: what open calls raise, by default Unavailable."""
         if self._life is not None:
+            self._life.ended = why
             self._life.scope.cancel()
 
     async def _answer(self, life: _Life, op: str, request: Any) -> EgressAnswer:
@@ -179,7 +180,7 @@ class EgressProcess:
     def _over(self, life: _Life, ending: str, seconds: float) -> None:
         stopped = ending == STOPPED
         said = None if life.child is None or stopped else printed_error(life.child.tail)
-        life.ended = said or Unavailable(f"{self._launch.name} {ending}")
+        life.ended = life.ended or said or Unavailable(f"{self._launch.name} {ending}")
         if self._life is life:
             self._life = None
         if not stopped:

@@ -6,13 +6,15 @@ The process (:mod:`inferd_runtime.server.egress.mcp_process`) speaks the protoco
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
 import anyio
 import anyio.abc
+import anyio.to_thread
 import msgspec
 
 from inferd.protocol import Done, InferdError, InvalidRequest, LimitExceeded, Unavailable
@@ -34,6 +36,7 @@ from inferd.protocol.mcp import (
     check_call_timeout,
 )
 from inferd_runtime.server.egress.process import EgressProcess
+from inferd_runtime.server.processes.memory import memory_of
 from inferd_runtime.server.services.call_log import CallLog
 from inferd_runtime.server.services.caller import Caller
 from inferd_runtime.server.services.mcp_offers import McpOffers, OfferedServer, Offers
@@ -54,9 +57,13 @@ IDLE_SECONDS = 300.0
 """A server that nobody has asked anything for so long is ended."""
 LIFE_SECONDS = 3600.0
 """A server is replaced by a fresh one after so long, between calls."""
-SWEEP_SECONDS = 5.0
+SWEEP_SECONDS = 1.0
+MEMORY_MB = 4096
+MIB = 1 << 20
 MAX_SHOWN = 128
 """Characters of a tool's name in logs: a program may write what it likes there."""
+Measure = Callable[[Sequence[int]], Mapping[int, int]]
+"""Returns the bytes that processes take, with all that they have started, by their ids. Called in a thread."""
 StartProcess = Callable[[str, str, ServerEntry], EgressProcess]
 """Makes the process of a tenant for a server of a name; it starts with its first call."""
 REPLIES: Mapping[type[Any], type[Any]] = {
@@ -89,7 +96,11 @@ class McpService:
         call_log: CallLog,
         clock: Callable[[], float] = time.monotonic,
         offers: Offers | None = None,
+        memory_mb: int = MEMORY_MB,
+        measure: Measure = memory_of,
     ) -> None:
+        self._memory_mb = memory_mb
+        self._measure = measure
         self._servers = servers
         self._start = start
         self._log = call_log
@@ -159,10 +170,32 @@ class McpService:
             self._log.note(caller, {key: value for key, value in {**about, **figures}.items() if value})
 
     async def sweep(self) -> None:
-        """End servers that are finished, until cancelled."""
+        """End servers that are finished, and those of tenants whose servers take too much memory, until cancelled."""
         while True:
             await anyio.sleep(SWEEP_SECONDS)
             self.tick(self._clock())
+            await self.look()
+
+    async def look(self) -> None:
+        """End, of each tenant whose servers take more memory together than is allowed, the largest ones."""
+        pids = {held.process.pid: key for key, held in self._held.items() if held.process.pid is not None}
+        taken = await anyio.to_thread.run_sync(self._measure, list(pids)) if pids else {}
+        total = Counter[str]()
+        for pid, size in taken.items():
+            total[pids[pid][0]] += size
+        for pid, size in sorted(taken.items(), key=lambda one: one[1], reverse=True):
+            tenant, name = key = pids[pid]
+            held = self._held.get(key)
+            if total[tenant] > self._memory_mb * MIB and held is not None and held.process.pid == pid:
+                total[tenant] -= size
+                self._log.refused(Caller(tenant, ""), {"call": "mcp.ended", "server": name, "bytes": size})
+                self._end(key, held, self._too_much_memory(name))
+
+    def _too_much_memory(self, name: str) -> LimitExceeded:
+        text = (
+            f"the server of tools {name} was ended: with the tenant's others it takes more than {self._memory_mb} MiB"
+        )
+        return LimitExceeded(text, limit="mcp_memory_mb", value=self._memory_mb, raise_with="fewer, or smaller, calls")
 
     def tick(self, now: float) -> None:
         """End the servers that are finished at ``now``."""
@@ -225,8 +258,8 @@ class McpService:
             held.open -= 1
             held.used = self._clock()
 
-    def _end(self, key: tuple[str, str], held: HeldServer) -> None:
-        held.process.stop()
+    def _end(self, key: tuple[str, str], held: HeldServer, why: InferdError | None = None) -> None:
+        held.process.stop(why)
         del self._held[key]
         self._places.give_back(key[0])
 

@@ -21,7 +21,7 @@ from inferd_runtime.server.egress.rules import read_rules
 from inferd_runtime.server.egress.tool_start import ToolServerStart
 from inferd_runtime.server.services.call_log import CallLog
 from inferd_runtime.server.services.http import HttpService
-from inferd_runtime.server.services.mcp import McpService
+from inferd_runtime.server.services.mcp import MIB, McpService
 from inferd_runtime.server.services.mcp_offers import Offers
 from inferd_runtime.server.services.mcp_servers import ServerEntry, read_servers
 from inferd_runtime.server.services.table import ServiceTable
@@ -30,7 +30,6 @@ from inferd_runtime.server.tenancy.secret_store import Secret, SecretStore
 from inferd_runtime.settings.settings import Settings
 
 TOOL_MODULE = "inferd_runtime.server.egress.mcp_process"
-TOOL_MEMORY_BYTES = 4 << 30
 TOOL_FILES = 1024
 UNSAFE = re.compile(r"[^A-Za-z0-9._-]")
 
@@ -96,7 +95,9 @@ def join_outside(
     http = HttpService(process, rules, secrets_file.find, quotas, call_log, settings.http_body_bytes)
     table.join(http)
     start = ToolServers(settings, wiring).process
-    tools = McpService(read_servers(settings.mcp_file), start, call_log, offers=offers)
+    tools = McpService(
+        read_servers(settings.mcp_file), start, call_log, offers=offers, memory_mb=settings.mcp_memory_mb
+    )
     table.join(tools)
     wiring.tasks.start_soon(tools.sweep)
     return OutsideServices(process, secrets_file, http)
@@ -115,19 +116,23 @@ class ToolServers:
 
         def launch(endpoint: str) -> Launch:
             home.mkdir(parents=True, exist_ok=True, mode=0o700)
-            return tool_launch(endpoint, name, str(home), entry, require_all=self._settings.require_isolation)
+            return tool_launch(endpoint, name, str(home), entry, self._settings)
 
         return EgressProcess(_launch(f"the server of tools {name}", launch, self._wiring))
 
 
-def tool_launch(endpoint: str, name: str, home: str, entry: ServerEntry, *, require_all: bool) -> Launch:
-    """Return how to start the process of a server: it reads what the operator says, and writes there and to its own home."""
+def tool_launch(endpoint: str, name: str, home: str, entry: ServerEntry, settings: Settings) -> Launch:
+    """Return how to start the process of a server: it reads what the operator says, and writes there and to its own home.
+
+    Each of its processes may take as much memory as all of the tenant's together, which :meth:`McpService.look` adds up.
+    """
     command = (entry.command, *entry.args) if entry.command else ()
     environment = {"HOME": home, "TMPDIR": home, **entry.env}
     start = ToolServerStart(endpoint, name, home, command, environment, entry.url, entry.headers)
     return Launch(
         TOOL_MODULE, ChildKind.TOOL_SERVER, settings=start, access=Access(tuple(entry.read), (home, *entry.write)),
-        limits=ResourceLimits(memory_bytes=TOOL_MEMORY_BYTES, open_files=TOOL_FILES), require_all=require_all,
+        limits=ResourceLimits(memory_bytes=settings.mcp_memory_mb * MIB, open_files=TOOL_FILES),
+        require_all=settings.require_isolation,
     )  # fmt: skip
 
 

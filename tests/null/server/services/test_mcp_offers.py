@@ -47,15 +47,18 @@ def anyio_backend() -> str:
 class StillProcess:
     """Stands for a server's process."""
 
-    def __init__(self) -> None:
+    def __init__(self, pid: int = 0) -> None:
+        self.pid = pid
         self.stopped = 0
+        self.why: InferdError | None = None
 
     async def call(self, op: str, request: Any, kind: Any) -> Any:
         self.asked = msgspec.msgpack.decode(request)
         return {McpTools: McpTools([]), McpConnected: McpConnected(self.asked["server"])}[kind]
 
-    def stop(self) -> None:
+    def stop(self, why: InferdError | None = None) -> None:
         self.stopped += 1
+        self.why = why
 
 
 class Family:
@@ -64,10 +67,14 @@ class Family:
     def __init__(self, **entries: ServerEntry) -> None:
         self.now, self.processes, self.told = 0.0, list[StillProcess](), list[dict[str, Any]]()
         entries = entries or {"tools": ServerEntry(command="x", tenants=("ann",))}
-        self.mcp = McpService(ServerTable(entries), self._start, CallLog(self.told.append), lambda: self.now)  # type: ignore[arg-type]
+        self.taken: dict[int, int] = {}
+        self.mcp = McpService(
+            ServerTable(entries), self._start, CallLog(self.told.append), lambda: self.now,  # type: ignore[arg-type]
+            memory_mb=100, measure=lambda pids: {pid: self.taken[pid] for pid in pids},
+        )  # fmt: skip
 
     def _start(self, tenant: str, name: str, entry: ServerEntry) -> StillProcess:
-        self.processes.append(StillProcess())
+        self.processes.append(StillProcess(len(self.processes) + 1))
         return self.processes[-1]
 
     async def ask(self, caller: Caller, request: Any) -> Any:
@@ -81,6 +88,29 @@ async def test_arguments_for_an_operators_server_wait_packed() -> None:
         await at.ask(PROGRAM, request)
     assert request.arguments == {}
     assert at.processes[0].asked["arguments"] == {"values": [[1]] * 100}
+
+
+async def test_a_tenants_servers_have_one_limit_of_memory_together() -> None:
+    """One could have 4 GiB, and each of sixteen as much."""
+    names = ("a", "b", "c")
+    at = Family(**{name: ServerEntry(command="x", tenants=("ann", "bob")) for name in names})
+    for tenant, server in (("ann", "a"), ("ann", "b"), ("ann", "c"), ("bob", "a")):
+        await at.ask(Caller(tenant, "ws/1"), ListMcpTools(server))
+    at.taken = {1: 30 << 20, 2: 50 << 20, 3: 20 << 20, 4: 99 << 20}
+    await at.mcp.look()
+    assert [process.stopped for process in at.processes] == [0, 0, 0, 0]
+    at.taken[3] += 1
+    await at.mcp.look()
+    assert [process.stopped for process in at.processes] == [0, 1, 0, 0]  # the largest of hers, and none of another's
+    assert isinstance(at.processes[1].why, LimitExceeded)
+    assert at.processes[1].why.detail["limit"] == "mcp_memory_mb"
+    assert at.told[-1] | {"time": 0} == {
+        "time": 0, "tenant": "ann", "subject": "", "call": "mcp.ended", "server": "b", "bytes": 50 << 20,
+    }  # fmt: skip
+    await at.mcp.look()  # which another one has room for now
+    assert [process.stopped for process in at.processes] == [0, 1, 0, 0]
+    await at.ask(Caller("ann", "ws/1"), ListMcpTools("b"))
+    assert len(at.processes) == 5
 
 
 async def test_operator_tenant_and_manifest_have_to_agree() -> None:
