@@ -22,7 +22,7 @@ from inferd_runtime.server.gateway.auth import ROLE_KEY, TENANT_KEY, AccessToken
 from inferd_runtime.server.gateway.metric_families import family
 from inferd_runtime.server.gateway.openapi_route import document_route
 from inferd_runtime.server.gateway.replies import program_json, reply
-from inferd_runtime.server.gateway.requests import read_bytes
+from inferd_runtime.server.gateway.requests import unless_left
 from inferd_runtime.server.programs.library import ProgramLibrary
 from inferd_runtime.server.tenancy.quotas import Role
 from inferd_runtime.server.tenancy.tenant_use import TenantUse
@@ -95,12 +95,9 @@ class OwnRoutes:
     # Programs -------------------------------------------------------------------------------------------------------
 
     async def upload(self, request: Request) -> Response:
-        """Keep a program: 201, or 200 when it was there already."""
-
-        async def read() -> bytes:
-            return await read_bytes(request, self.settings.max_body_bytes, self.use.bodies)
-
-        done = await self.programs.upload(read, request.scope[TENANT_KEY])
+        """Keep a program: 201, or 200 when it was there already. A client that leaves ends what it would wait for."""
+        most, tenant = self.settings.max_body_bytes, request.scope[TENANT_KEY]
+        done = await unless_left(request, most, self.use.bodies, lambda read: self.programs.upload(read, tenant))
         return reply({**program_json(done.program), "created": done.created}, 201 if done.created else 200)
 
     async def list_programs(self, request: Request) -> Response:

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import asyncio
 import math
+from collections.abc import Awaitable, Callable
 from typing import Annotated, Any, TypeVar
 
+import anyio
 import msgspec
 from starlette.requests import ClientDisconnect, Request
 
@@ -19,6 +22,7 @@ JSON_TYPE = "application/json"
 CURL_TYPE = "application/x-www-form-urlencoded"
 """What ``curl -d`` says of whatever it sends: such a body is read as JSON, too."""
 PLAIN = "identity"
+LEFT = "the client left before its request was complete"
 MAX_KEY = 255
 """Characters of an ``Idempotency-Key``."""
 
@@ -85,10 +89,39 @@ async def read_bytes(request: Request, most: int, places: SharedPlaces) -> bytes
             size += len(chunk)
             chunks.append(chunk)
     except ClientDisconnect:
-        raise InvalidRequest("the client left before its request was complete") from None
+        raise InvalidRequest(LEFT) from None
     finally:
         places.give_back(tenant, size)
     return b"".join(chunks)
+
+
+async def unless_left(
+    request: Request, most: int, places: SharedPlaces, work: Callable[[Callable[[], Awaitable[bytes]]], Awaitable[T]]
+) -> T:
+    """Return what ``work`` returns; once it has read the body, by what it is given, a client that leaves ends it.
+
+    Raises what :func:`read_bytes` and ``work`` raise, and InvalidRequest if the client leaves.
+    """
+    watching: list[asyncio.Task[None]] = []
+
+    async def read() -> bytes:
+        body = await read_bytes(request, most, places)
+        watching.append(asyncio.create_task(_until_left(request, scope)))
+        return body
+
+    with anyio.CancelScope() as scope:
+        try:
+            return await work(read)
+        finally:
+            for task in watching:
+                task.cancel()
+    raise InvalidRequest(LEFT)
+
+
+async def _until_left(request: Request, scope: anyio.CancelScope) -> None:
+    while (await request.receive())["type"] != "http.disconnect":
+        pass
+    scope.cancel()
 
 
 def _check_content_type(request: Request) -> None:

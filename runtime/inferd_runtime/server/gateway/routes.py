@@ -26,7 +26,7 @@ from inferd_runtime.server.gateway.requests import (
     launch_key,
     number_of,
     read_body,
-    read_bytes,
+    unless_left,
 )
 from inferd_runtime.server.gateway.script_session import script_session
 from inferd_runtime.server.programs.bundles import Program
@@ -142,12 +142,10 @@ class Api:
             return EventResponse(events, as_sse=as_sse, held=counted.pop_all())
 
     async def upload(self, request: Request) -> Response:
-        """Keep a program: 201, or 200 when it was there already."""
-
-        async def read() -> bytes:
-            return await read_bytes(request, self.runtime.settings.max_body_bytes, self.runtime.use.bodies)
-
-        done = await self.programs.upload(read, request.scope[TENANT_KEY])
+        """Keep a program: 201, or 200 when it was there already. A client that leaves ends what it would wait for."""
+        most, places = self.runtime.settings.max_body_bytes, self.runtime.use.bodies
+        tenant = request.scope[TENANT_KEY]
+        done = await unless_left(request, most, places, lambda read: self.programs.upload(read, tenant))
         value = {**program_json(done.program), "created": done.created}
         return reply(value, 201 if done.created else 200)
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import resource
+import shutil
 from collections.abc import Iterable, Iterator
 from contextlib import suppress
 from email.parser import BytesHeaderParser
@@ -51,6 +52,7 @@ def find_packages(question: Question, folder: Path) -> Packages:
         here.mkdir()
         PackageIndex(question.python, here).fetch(sorted(wanted))
         packages = _unpacked(sorted(here.glob("*.whl")))
+        shutil.rmtree(here)  # the next round has the same room
         # pip looks at the markers of requirements for its own Python: what the sandbox's needs beside that is asked for.
         missing = set(checked_requirements(_required(packages, wanted, environment))) - wanted
         if not missing:

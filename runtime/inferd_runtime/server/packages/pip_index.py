@@ -6,7 +6,9 @@ Only wheels are kept, and nothing of a package is run: pip would build what a pa
 
 from __future__ import annotations
 
+import contextlib
 import json
+import os
 import subprocess
 import sys
 from collections.abc import Iterable
@@ -16,7 +18,7 @@ from typing import Any
 
 from packaging.utils import canonicalize_name
 
-from inferd.protocol import InvalidRequest
+from inferd.protocol import InvalidRequest, LimitExceeded
 from inferd_runtime.server.packages.wheels import NativeWheel
 
 PURE = ("--implementation", "py", "--abi", "none", "--platform", "any")
@@ -30,6 +32,11 @@ INSTEAD = {
 }  # fmt: skip
 PURE_ENDING = "-any.whl"
 MAX_ERROR = 1000
+MAX_DISK = 512 << 20
+"""Bytes of all files of a search: wheels that pip looks into and does not choose are among them."""
+BLOCK = 512
+"""Bytes that ``stat`` counts in."""
+LOOK_SECONDS = 0.2
 PIP = str(Path(__file__).with_name("pip_alone.py"))
 
 
@@ -52,9 +59,10 @@ class Found:
 
 
 class PackageIndex:
-    """Asks the index for wheels for one version of Python; they are put into ``folder``."""
+    """Asks the index for wheels for one version of Python; they are put into ``folder``, where pip has all of its files."""
 
-    def __init__(self, python: str, folder: Path) -> None:
+    def __init__(self, python: str, folder: Path, most_bytes: int = MAX_DISK) -> None:
+        self._most_bytes = most_bytes
         self._for = ("--only-binary=:all:", "--python-version", python)
         self._native = (
             "--implementation",
@@ -115,12 +123,39 @@ class PackageIndex:
         quiet = (
             "--quiet", "--no-input", "--disable-pip-version-check", "--no-color", "--progress-bar", "off", "--no-cache-dir",
         )  # fmt: skip
-        done = subprocess.run(
-            [sys.executable, "-P", PIP, command, *quiet, *arguments],
-            cwd=self._folder, stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, check=False,
-        )  # fmt: skip
-        if done.returncode:
-            raise PipFailed(_errors(done.stderr.decode(errors="replace")))
+        temporary = self._folder / "tmp"
+        temporary.mkdir(exist_ok=True)
+        with subprocess.Popen(
+            [sys.executable, "-P", PIP, command, *quiet, *arguments], cwd=self._folder,
+            env={**os.environ, "TMPDIR": str(temporary)}, stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL,
+            stderr=subprocess.PIPE,
+        ) as process:  # fmt: skip
+            printed = self._watched(process)
+        if process.returncode:
+            raise PipFailed(_errors(printed.decode(errors="replace")))
+
+    def _watched(self, process: subprocess.Popen[bytes]) -> bytes:
+        """Return what a process prints as errors, once it has ended. Raises LimitExceeded if its files take too much."""
+        while True:
+            try:
+                return process.communicate(timeout=LOOK_SECONDS)[1]
+            except subprocess.TimeoutExpired:
+                if _bytes_in(self._folder) > self._most_bytes:
+                    process.kill()
+                    raise LimitExceeded(
+                        f"finding the dependencies takes more than {self._most_bytes} bytes of files",
+                        limit="packages_disk_bytes", value=self._most_bytes, raise_with="fewer or more exact dependencies",
+                    ) from None  # fmt: skip
+
+
+def _bytes_in(folder: Path) -> int:
+    """Return the bytes that the files in a folder take on disk. They come and go meanwhile."""
+    total = 0
+    for place, _, names in os.walk(folder):
+        for name in names:
+            with contextlib.suppress(OSError):
+                total += os.lstat(os.path.join(place, name)).st_blocks * BLOCK
+    return total
 
 
 def _found(entry: dict[str, Any]) -> Found:

@@ -6,22 +6,27 @@ import io
 import socket
 import tarfile
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from functools import partial
 from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from threading import Thread
 from typing import Any
+from unittest.mock import ANY
 
 import anyio
+import anyio.to_thread
 import pytest
 from wheel_index import make_wheel, use_index
 
 from inferd.protocol import Forbidden, InvalidRequest, LimitExceeded
+from inferd_runtime.isolation.order import Launch
 from inferd_runtime.server.packages.finder import PackageFinder
 from inferd_runtime.server.packages.finder_child import _environment, _required, _unpacked
-from inferd_runtime.server.packages.messages import Packages
+from inferd_runtime.server.packages.messages import Packages, Question
+from inferd_runtime.server.packages.pip_index import PackageIndex
 from inferd_runtime.server.packages.requirements import checked_requirements
+from inferd_runtime.server.processes.child_process import ChildProcess
 
 pytestmark = pytest.mark.anyio
 NATIVE = "cp314-cp314-manylinux_2_17_x86_64"
@@ -182,6 +187,65 @@ async def test_what_breaks_pip_does_not_tell_of_the_operators_folders(index: Pat
     with pytest.raises(InvalidRequest, match="RecursionError") as refused:
         await found(finder, "deep")
     assert "/" not in refused.value.message
+
+
+class Endless(SimpleHTTPRequestHandler):
+    """An index whose wheels have no end."""
+
+    def copyfile(self, source: Any, outputfile: Any) -> None:
+        super().copyfile(source, outputfile)
+        with suppress(OSError):
+            while self.path.endswith(".whl"):
+                outputfile.write(bytes(1 << 16))
+
+    def send_header(self, keyword: str, value: str) -> None:
+        if keyword != "Content-Length":
+            super().send_header(keyword, value)
+
+    def log_message(self, *_: object) -> None:
+        pass
+
+
+async def test_the_files_of_a_search_are_bounded_and_none_stays(
+    index: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """pip's own temporary files included: those of one that was killed stayed where all have theirs."""
+    (index / "p").mkdir()
+    make_wheel(index / "p", "p", {"p.py": "", "data.bin": "x" * 1000})
+    monkeypatch.delenv("PIP_NO_INDEX")
+    folder = tmp_path / "search"
+    folder.mkdir()
+    with ThreadingHTTPServer(("127.0.0.1", 0), partial(Endless, directory=str(index))) as server:
+        Thread(target=server.serve_forever, daemon=True).start()
+        monkeypatch.setenv("PIP_INDEX_URL", f"http://127.0.0.1:{server.server_port}")
+        with pytest.raises(LimitExceeded) as refused:
+            await anyio.to_thread.run_sync(lambda: PackageIndex("3.14", folder, 1 << 20).fetch(["p"]))
+        server.shutdown()
+    assert refused.value.detail == {"limit": "packages_disk_bytes", "value": 1 << 20, "raise_with": ANY}
+    assert [path for path in folder.rglob("*") if path.is_file()]  # in it, and nowhere else: it goes with the search
+
+
+async def test_a_search_that_is_given_up_ends_with_its_processes(
+    finder: PackageFinder, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    started: list[ChildProcess] = []
+    folders: list[Path] = []
+    start = ChildProcess.start
+
+    async def noted(name: str, launch: Launch) -> ChildProcess:
+        assert isinstance(launch.settings, Question)
+        folders.append(Path(launch.settings.folder))
+        started.append(await start(name, launch))
+        return started[-1]
+
+    monkeypatch.setattr(ChildProcess, "start", noted)
+    with silent_index(monkeypatch), anyio.fail_after(30):
+        async with anyio.create_task_group() as tasks:
+            tasks.start_soon(found, finder, "a")
+            await until(lambda: folders and any(folders[0].rglob("tmp")))  # pip is about to run
+            tasks.cancel_scope.cancel()
+    assert not started[0].alive
+    assert not folders[0].exists()
 
 
 class Cacheable(SimpleHTTPRequestHandler):
