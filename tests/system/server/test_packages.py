@@ -14,6 +14,7 @@ import pytest
 from wheel_index import make_wheel, use_index
 
 from inferd_runtime.server.gateway.app import open_gateway
+from inferd_runtime.server.packages.guest_modules import GUEST_MODULES
 from inferd_runtime.server.packages.requirements import GUEST_PYTHON
 from inferd_runtime.server.supervisor.commands import Commands, default_commands
 
@@ -26,12 +27,14 @@ SOURCE = """
 # ///
 import pkgutil
 import platform
+import sys
 import wording
 from inferd import files
 
-async def main() -> list[str]:
+async def main() -> list:
     greeting = pkgutil.get_data("wording", "part/greeting.txt").decode()
-    return [wording.said(greeting, files.read_text("name.txt")), ".".join(platform.python_version_tuple()[:2])]
+    return [wording.said(greeting, files.read_text("name.txt")), ".".join(platform.python_version_tuple()[:2]),
+            sorted(sys.stdlib_module_names)]
 """
 
 
@@ -75,7 +78,7 @@ async def test_a_program_runs_with_its_packages_and_files(client: httpx.AsyncCli
         ("wording", "1.2", 64)
     ]
     ended = await result_of(client, uploaded["id"])
-    assert ended["result"] == ["Hello Ann", GUEST_PYTHON], ended["error"]
+    assert ended["result"] == ["Hello Ann", GUEST_PYTHON, sorted(GUEST_MODULES)], ended["error"]
     again = (await upload(client, data=data)).json()
     assert (again["id"], again["created"]) == (uploaded["id"], False)
 

@@ -8,13 +8,13 @@ from __future__ import annotations
 import io
 import lzma
 import stat
-import sys
 import zipfile
 import zlib
 from collections.abc import Iterator
 from pathlib import PurePosixPath
 
 from inferd.protocol import InvalidRequest, LimitExceeded
+from inferd_runtime.server.packages.guest_modules import GUEST_MODULES
 
 MAX_FILES = 4000
 MAX_BYTES = 8 << 20
@@ -102,7 +102,7 @@ def _installed_path(info: zipfile.ZipInfo, name: str) -> str | None:
     if not parts or pure.suffix in LEFT_OUT or (parts[0].endswith(".dist-info") and parts[1:] not in _KEPT):
         return None
     top = parts[0].partition(".")[0]
-    if top in sys.stdlib_module_names or top in RESERVED:
+    if top in GUEST_MODULES or top in RESERVED:
         raise InvalidRequest(f"{name} would hide the module {top!r} of the sandbox")
     return "/".join(parts)
 

@@ -48,11 +48,30 @@ def test_a_file_that_leads_out_of_its_folder_is_refused(tmp_path: Path, path: st
         wheel_files(wheel.read_bytes(), wheel.name)
 
 
-@pytest.mark.parametrize("path", ["os.py", "json/__init__.py", "inferd/files.py", "p-1.0.data/purelib/sys.py"])
+@pytest.mark.parametrize(
+    "path",
+    [
+        "os.py",
+        "json/__init__.py",
+        "inferd/files.py",
+        "p-1.0.data/purelib/sys.py",
+        "annotationlib.py",
+        "compression/zstd.py",
+    ],
+)
 def test_a_module_of_the_sandbox_is_not_hidden(tmp_path: Path, path: str) -> None:
     wheel = make_wheel(tmp_path, "p", {path: "x = 1"})
     with pytest.raises(InvalidRequest, match="would hide"):
         wheel_files(wheel.read_bytes(), wheel.name)
+
+
+@pytest.mark.parametrize("path", ["cgi.py", "telnetlib.py", "distutils/core.py"])
+def test_a_module_that_the_sandbox_has_no_more_is_taken_whatever_the_servers_python_has(
+    tmp_path: Path, path: str
+) -> None:
+    """Packages bring such modules back; those that are new in the sandbox's Python were not refused on an older one."""
+    wheel = make_wheel(tmp_path, "legacy", {path: "x = 1"})
+    assert path in wheel_files(wheel.read_bytes(), wheel.name)
 
 
 @pytest.mark.parametrize("path", ["p/fast.cpython-314-x86_64-linux-gnu.so", "p/fast.pyd", "p.libs/x.dll"])
