@@ -105,7 +105,7 @@ async def test_a_bug_and_what_is_no_request_cost_their_call_alone() -> None:
     async with linked({"broken": (Asked, broken), "fine": (Asked, fine)}) as gateway:
         assert error_of(await gateway.call(1, "broken", Asked("x"))).code == "internal"
         assert error_of(await gateway.call(2, "fine", [1, 2])).code == "internal"
-        assert error_of(await gateway.call(3, "unknown", Asked("x"))).code == "invalid_request"
+        assert error_of(await gateway.call(3, "unknown", Asked("x"))).code == "client.invalid"
         answer = await gateway.call(4, "fine", Asked("still there"))
         assert (answer.number, msgspec.msgpack.decode(answer.payload, type=Asked).text) == (4, "still there")
 
