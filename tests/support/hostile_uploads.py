@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import sys
+from base64 import b64encode
 
 MAIN = "async def main(): pass\n"
 
@@ -21,6 +22,12 @@ def project(text: str) -> bytes:
 def script(*lines: str) -> bytes:
     """The JSON of an upload with these lines in its script block."""
     return body("\n".join(["# /// script", *(f"# {line}" for line in lines), "# ///", MAIN]))
+
+
+def pie(text: str) -> bytes:
+    """The JSON of an upload for Pie with this Pie.toml."""
+    files = {"main.py": "import inferlet\nasync def main(input: dict): pass\n"}
+    return json.dumps({"files": files, "data": {"Pie.toml": b64encode(text.encode()).decode()}}).encode()
 
 
 def nested_f_strings(depth: int) -> str:
@@ -128,3 +135,33 @@ HARMLESS: dict[str, bytes] = {
 if sys.version_info < (3, 12):  # From then on they are parsed as fast as anything else.
     HOSTILE["f-strings in f-strings"] = body("x = " + nested_f_strings(60) + "\n" + MAIN)
 """Uploads that look like those above and are programs."""
+
+MANIFESTS: dict[str, tuple[bytes, str]] = {
+    "a Python of 9s": (project(f"[project]\nrequires-python = '>={'9' * 20_000}'"), "requires-python has 20002 characters"),
+    "a Python of dots": (script(f"requires-python = '>={'1.' * 20_000}1'"), "requires-python has 40003 characters"),
+    "a Python of commas": (script("requires-python = '" + ",".join([">=3"] * 9_000) + "'"), "requires-python has"),
+    "a name of control characters": (
+        json.dumps({"files": {"main.py": MAIN, "pyproject.toml": "a="}, "name": "\x1b[31m\n"}).encode(),
+        "cannot be a program's name",
+    ),
+    "a name of two million letters": (
+        json.dumps({"files": {"main.py": MAIN, "pyproject.toml": "a="}, "name": "n" * 2_000_000}).encode(),
+        "cannot be a program's name",
+    ),
+    "a name that ends in a line": (project('[tool.inferd]\nname = "a\\n"'), "cannot be a program's name"),
+    "a name that looks like another": (project("[tool.inferd]\nname = '\u0430dmin'"), "cannot be a program's name"),
+    "a version of other digits": (script("[tool.inferd]", "version = '\u0661'"), "cannot be a program's version"),
+    "a key that looks like another": (script("[tool.inferd]", '"n\u0430me" = "x"'), r"\[tool.inferd\] has no key"),
+    "a key of 60,000 letters": (project(f"[tool.inferd]\n{'k' * 60_000} = 1"), r"\[tool.inferd\] has no key"),
+    "two keys": (script("[tool.inferd]", "name = 'a'", "name = 'b'"), "Cannot overwrite"),
+    "a table in a list": (project("[[tool.inferd]]\nname = 'x'"), "inferd must be a table"),
+    "a server of tools out of its folder": (script("[tool.inferd]", "mcp = ['../x']"), "server of tools must match"),
+    "an origin of two lines": (script("[tool.inferd]", 'http = ["a.com\\r\\nHost: b"]'), "a.com"),
+    "an option as a dependency": (script("dependencies = ['--index-url=http://x']"), "dependency '--index-url"),
+    "a parameter of control characters": (pie('[parameters]\n"a\\u0000b" = "str"'), "is no parameter's name"),
+    "a parameter without a name": (pie('[parameters]\n"" = "str"'), "is no parameter's name"),
+    "a parameter of 60,000 letters": (pie(f"[parameters]\n{'n' * 60_000} = 'str'"), "is no parameter's name"),
+    "a parameter of a date": (pie("[parameters]\nx = 1979-05-27"), "x: type must be text"),
+    "a description that is none": (pie("[parameters.x]\ndescription = nan"), "x: description must be text"),
+}  # fmt: skip
+"""Uploads with a hostile manifest, and what of it is named."""

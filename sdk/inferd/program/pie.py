@@ -17,6 +17,8 @@ from inferd.program.signatures import parameters_of
 from inferd.protocol import InvalidRequest
 
 INPUT = "input"
+MAX_PARAMETER = 128
+"""Characters of a parameter's name."""
 RETURNED = "inferlet returned"
 """Where ``set_return`` keeps a run's value, among what a connection shares."""
 PIE_FILE = "Pie.toml"
@@ -104,7 +106,7 @@ def read_pie_file(text: str, filename: str) -> PieFile:
         package.get("name", ""),
         package.get("version", ""),
         description if isinstance(description, str) else "",
-        {name: _parameter(value) for name, value in parameters.items()},
+        {name: _parameter(name, value, filename) for name, value in parameters.items()},
     )
 
 
@@ -129,8 +131,14 @@ def _literal(node: ast.expr | None) -> Any:
     return value if isinstance(value, (str, bool, int, float)) else None
 
 
-def _parameter(value: Any) -> dict[str, Any]:
+def _parameter(name: str, value: Any, filename: str) -> dict[str, Any]:
     table = value if isinstance(value, dict) else {"type": value}
-    kind, description = TYPES.get(str(table.get("type", "")).lower()), table.get("description")
+    if not 0 < len(name) <= MAX_PARAMETER or not name.isprintable():
+        shown = repr(name[:MAX_PARAMETER])
+        raise InvalidRequest(f"{filename}: {shown} is no parameter's name: 1 to {MAX_PARAMETER} printable characters")
+    for key in ("type", "description"):
+        if not isinstance(table.get(key, ""), str):
+            raise InvalidRequest(f"{filename}: [parameters] {name}: {key} must be text")
+    kind, description = TYPES.get(table.get("type", "").lower()), table.get("description")
     schema: dict[str, Any] = {} if kind is None else {"type": kind}
-    return {**schema, "description": description} if isinstance(description, str) else schema
+    return schema if description is None else {**schema, "description": description}

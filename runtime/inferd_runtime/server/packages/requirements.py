@@ -35,7 +35,9 @@ def checked_requirements(dependencies: Iterable[str]) -> tuple[str, ...]:
 
 
 def check_python(wanted: str) -> None:
-    """Raises InvalidRequest if ``requires-python`` leaves out the sandbox's Python."""
+    """Raises InvalidRequest if ``requires-python`` leaves out the sandbox's Python, or cannot be read."""
+    if len(wanted) > MAX_LENGTH:
+        raise InvalidRequest(f"requires-python has {len(wanted)} characters; it may have {MAX_LENGTH}")
     try:
         fits = SpecifierSet(wanted).contains(GUEST_PYTHON, prereleases=True)
     except InvalidSpecifier as error:

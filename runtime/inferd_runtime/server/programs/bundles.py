@@ -46,6 +46,7 @@ from inferd.program.sources import (
     too_large,
 )
 from inferd.protocol import InvalidRequest, ProgramSyntaxError
+from inferd.protocol.mcp import check_server_name
 from inferd_runtime.sandbox.messages import Bundle, Limits
 from inferd_runtime.server.egress.origins import read_pattern
 from inferd_runtime.server.packages.requirements import check_python, checked_requirements
@@ -150,18 +151,25 @@ def assemble_program(bundle: Bundle, interface: Interface, name: str = "", versi
     manifest = interface.manifest
     name = name or manifest.name
     version = version or ("" if manifest.version == DEFAULT_VERSION else manifest.version)
-    if not NAME.fullmatch(name):
-        raise InvalidRequest(f"{name[:SHOWN]!r} cannot be a program's name: it must match {NAME.pattern}")
-    if version and not VERSION.fullmatch(version):
-        raise InvalidRequest(f"{version[:SHOWN]!r} cannot be a program's version: it must match {VERSION.pattern}")
+    check_names(name, version)
     with_limits(Limits(), manifest.limits)
     if manifest.serves and [parameter.name for parameter in interface.parameters] != ["request"]:
         raise InvalidRequest(f"{name} serves {manifest.serves}: main must have one parameter, request")
     for origin in manifest.http:
         read_pattern(origin)
+    for server in manifest.mcp:
+        check_server_name(server)
     _check_interface(interface)
     named = msgspec.structs.replace(bundle, name=name)
     return Program(content_id(bundle), name, version, named, interface, manifest.limits)
+
+
+def check_names(name: str, version: str) -> None:
+    """Raises InvalidRequest for what can be no program's name or version; a version may be ""."""
+    if not NAME.fullmatch(name):
+        raise InvalidRequest(f"{name[:SHOWN]!r} cannot be a program's name: it must match {NAME.pattern}")
+    if version and not VERSION.fullmatch(version):
+        raise InvalidRequest(f"{version[:SHOWN]!r} cannot be a program's version: it must match {VERSION.pattern}")
 
 
 def _check_interface(interface: Interface) -> None:

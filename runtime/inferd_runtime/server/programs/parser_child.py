@@ -21,7 +21,7 @@ import msgspec
 from inferd.protocol import InferdError, InvalidRequest, LimitExceeded, ProgramSyntaxError
 from inferd_runtime.isolation.child import Child
 from inferd_runtime.isolation.tether import die_with
-from inferd_runtime.server.programs.bundles import check_bundle, describe_bundle
+from inferd_runtime.server.programs.bundles import check_bundle, check_names, describe_bundle
 from inferd_runtime.server.programs.parser_messages import (
     CRASHED,
     MAX_ANSWER,
@@ -171,4 +171,6 @@ def _parse(upload: bytes) -> ParsedUpload:
     except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
         raise InvalidRequest(f"the body: {error}") from None
     check_bundle(body.bundle)
+    if body.name:  # by which what is said of its manifest names it
+        check_names(body.name, body.version)
     return ParsedUpload(body.bundle, describe_bundle(body.bundle), body.name, body.version)

@@ -16,7 +16,15 @@ import hostile_uploads
 import msgspec
 import pytest
 
-from inferd.protocol import ClientError, InferdError, LimitExceeded, ProgramError, ProgramSyntaxError, Unavailable
+from inferd.protocol import (
+    ClientError,
+    InferdError,
+    InvalidRequest,
+    LimitExceeded,
+    ProgramError,
+    ProgramSyntaxError,
+    Unavailable,
+)
 from inferd_runtime.server.gateway.replies import program_json
 from inferd_runtime.server.programs.bundles import Program, assemble_program
 from inferd_runtime.server.programs.parser_messages import ParsedUpload, ParseLimits
@@ -54,6 +62,15 @@ def test_a_hostile_upload_ends_in_a_typed_error_and_the_next_is_parsed(parser: P
     assert parser.parse(GOOD).interface.doc == "Doc."
     assert parser.pid == pid
     assert parser.alive
+
+
+@pytest.mark.parametrize("what", hostile_uploads.MANIFESTS)
+def test_a_hostile_manifest_is_refused_by_what_is_wrong_with_it(parser: ParserProcess, what: str) -> None:
+    upload, named = hostile_uploads.MANIFESTS[what]
+    with pytest.raises(InvalidRequest, match=named) as caught:
+        assemble(parser.parse(upload))
+    assert len(caught.value.message) < 500
+    assert caught.value.message.isprintable()
 
 
 @pytest.mark.parametrize("what", hostile_uploads.HARMLESS)
