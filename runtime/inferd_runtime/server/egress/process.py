@@ -17,6 +17,7 @@ from typing import Any, TypeVar
 
 import anyio
 import anyio.abc
+import anyio.to_thread
 import msgspec
 import zmq
 
@@ -36,15 +37,23 @@ log = logging.getLogger("inferd.egress")
 _decoder = msgspec.msgpack.Decoder(EgressAnswer)
 
 
+def _leave_all(launch: Launch) -> None:
+    return None
+
+
 @dataclass(frozen=True)
 class EgressLaunch:
-    """How one is started. ``launch``: from the endpoint that it connects to; ``endpoint``: that of a socket's name."""
+    """How one is started. ``launch``: from the endpoint that it connects to; ``endpoint``: that of a socket's name.
+
+    ``clear``: takes away what is left of a launch that is over; called in a thread.
+    """
 
     name: str
     launch: Callable[[str], Launch]
     endpoint: Callable[[str], str]
     context: zmq.Context[Any]
     tasks: anyio.abc.TaskGroup
+    clear: Callable[[Launch], None] = _leave_all
 
 
 @dataclass
@@ -161,9 +170,11 @@ class EgressProcess:
         """Watch a process from its start to its end, and end the calls that wait for it then."""
         started = self._clock()
         ending = STOPPED
+        launch: Launch | None = None
         try:
             with life.scope:
-                life.child = await ChildProcess.start(self._launch.name, self._launch.launch(endpoint))
+                launch = self._launch.launch(endpoint)
+                life.child = await ChildProcess.start(self._launch.name, launch)
                 try:
                     async with anyio.create_task_group() as tasks:
                         tasks.start_soon(self._read, life)
@@ -176,6 +187,9 @@ class EgressProcess:
             ending = f"cannot be started: {error}"
         finally:
             self._over(life, ending, self._clock() - started)
+            if launch is not None:
+                with anyio.CancelScope(shield=True):
+                    await anyio.to_thread.run_sync(self._launch.clear, launch)
 
     def _over(self, life: _Life, ending: str, seconds: float) -> None:
         stopped = ending == STOPPED

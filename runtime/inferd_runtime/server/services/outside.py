@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import re
 import secrets
+import shutil
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -111,14 +112,15 @@ class ToolServers:
         self._wiring = wiring
 
     def process(self, tenant: str, name: str, entry: ServerEntry) -> EgressProcess:
-        """Return the process of a tenant for a server; it starts with its first call."""
-        home = self._wiring.directory / "tools" / f"{UNSAFE.sub('_', tenant)}-{name}-{secrets.token_hex(4)}"
+        """Return the process of a tenant for a server; it starts with its first call, each time with a home of its own."""
 
         def launch(endpoint: str) -> Launch:
+            home = self._wiring.directory / "tools" / f"{UNSAFE.sub('_', tenant)}-{name}-{secrets.token_hex(4)}"
             home.mkdir(parents=True, exist_ok=True, mode=0o700)
             return tool_launch(endpoint, name, str(home), entry, self._settings)
 
-        return EgressProcess(_launch(f"the server of tools {name}", launch, self._wiring))
+        started = _launch(f"the server of tools {name}", launch, self._wiring)
+        return EgressProcess(replace(started, clear=_remove_home))
 
 
 def tool_launch(endpoint: str, name: str, home: str, entry: ServerEntry, settings: Settings) -> Launch:
@@ -134,6 +136,12 @@ def tool_launch(endpoint: str, name: str, home: str, entry: ServerEntry, setting
         limits=ResourceLimits(memory_bytes=settings.mcp_memory_mb * MIB, open_files=TOOL_FILES),
         require_all=settings.require_isolation,
     )  # fmt: skip
+
+
+def _remove_home(launch: Launch) -> None:
+    """Remove what a server of tools has left: each start leaves as much as it likes, and a tenant causes many."""
+    assert isinstance(launch.settings, ToolServerStart)
+    shutil.rmtree(launch.settings.home, ignore_errors=True)
 
 
 def _launch(name: str, launch: Callable[[str], Launch], wiring: OutsideWiring) -> EgressLaunch:

@@ -1,0 +1,74 @@
+"""An egress process from the gateway's side: how it ends, and what is left of it."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+
+import anyio
+import pytest
+import zmq
+
+from inferd.protocol import Done, LimitExceeded, Unavailable
+from inferd_runtime.isolation.kinds import ChildKind
+from inferd_runtime.isolation.order import Launch
+from inferd_runtime.server.egress.process import EgressLaunch, EgressProcess
+from inferd_runtime.server.egress.tool_start import ToolServerStart
+from inferd_runtime.server.services.outside import _remove_home
+
+pytestmark = pytest.mark.anyio
+
+
+@pytest.fixture
+def anyio_backend() -> str:
+    return "asyncio"
+
+
+def script(folder: Path, source: str) -> Path:
+    path = folder / "script.py"
+    path.write_text(source)
+    return path
+
+
+@asynccontextmanager
+async def process_of(script: Path, home: Path) -> AsyncIterator[EgressProcess]:
+    def launch(endpoint: str) -> Launch:
+        home.mkdir()
+        (home / "left").write_text("x")
+        return Launch(str(script), ChildKind.EGRESS, settings=ToolServerStart(endpoint, "x", str(home)))
+
+    context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
+    try:
+        with anyio.fail_after(30):
+            async with anyio.create_task_group() as tasks:
+                endpoint = "inproc://{}".format
+                yield EgressProcess(EgressLaunch("x", launch, endpoint, context, tasks, _remove_home))
+                tasks.cancel_scope.cancel()
+    finally:
+        context.destroy(linger=0)
+
+
+async def test_what_a_server_of_tools_leaves_goes_with_it(tmp_path: Path) -> None:
+    """Each start left a home, for as long as the gateway lived."""
+    home = tmp_path / "home"
+    async with process_of(script(tmp_path, "raise SystemExit(3)"), home) as process:
+        with pytest.raises(Unavailable, match="exited with code 3"):
+            await process.call("x", Done(), Done)
+        while home.exists():  # noqa: ASYNC110 - nothing else tells
+            await anyio.sleep(0.01)
+
+
+async def test_who_waits_is_told_why_a_process_was_stopped(tmp_path: Path) -> None:
+    async with process_of(script(tmp_path, "import time; time.sleep(600)"), tmp_path / "home") as process:
+        async with anyio.create_task_group() as tasks:
+
+            async def ask() -> None:
+                with pytest.raises(LimitExceeded, match="too much"):
+                    await process.call("x", Done(), Done)
+
+            tasks.start_soon(ask)
+            while process.pid is None:  # noqa: ASYNC110
+                await anyio.sleep(0.01)
+            process.stop(LimitExceeded("too much", limit="mcp_memory_mb", value=1))
+        assert process.pid is None
