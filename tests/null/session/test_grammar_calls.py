@@ -365,3 +365,21 @@ def test_tagged_text_is_free_outside_and_bound_inside(caller: DirectSession) -> 
     assert caller.call(p.AcceptTokens(matcher, [*b"[1x"])).accepted == 2
     assert allowed(caller, matcher) == [*b"0123456789"]
     assert caller.call(p.AcceptTokens(matcher, [*b"2] free", END])).accepted == 8
+
+
+def test_the_tokens_of_a_sessions_matchers_are_bounded_together(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A matcher of 100,000 tokens had 44 MiB, and 255 forks of it as much each."""
+    monkeypatch.setattr("inferd_runtime.session.constraints.held_grammars.MAX_TOKENS", 64)
+    session = DirectSession(null_model(driver=NullDriver(vocab_size=VOCAB_SIZE, max_context=64)))
+    grammar = session.call(p.CompileGrammar(p.ConstraintSpec("regex", "a*"))).grammar
+    first = session.call(p.OpenMatcher(grammar)).matcher
+    session.call(p.AcceptTokens(first, [97] * 32))
+    second = session.call(p.ForkMatcher(first)).matcher
+    for call in (p.AcceptTokens(first, [97]), p.ForkMatcher(second)):
+        with pytest.raises(p.LimitExceeded) as refused:
+            session.call(call)
+        assert refused.value.detail["limit"] == "matcher_tokens"
+    session.call(p.RollbackMatcher(second, 16))
+    session.call(p.AcceptTokens(first, [97] * 16))
+    session.call(p.ReleaseGrammar(first))
+    assert session.call(p.ForkMatcher(second)).depth == 16

@@ -16,6 +16,8 @@ from inferd_runtime.session.served_model import ServedModel
 
 MAX_GRAMMARS = 64
 MAX_MATCHERS = 256
+MAX_TOKENS = 1 << 15
+"""Tokens that a session's matchers hold together, or a context of their model if that is longer: one takes up to kilobytes."""
 
 
 @dataclass(frozen=True)
@@ -90,6 +92,15 @@ class HeldGrammars:
         if handle not in self._matchers:
             raise p.NotFound(f"matcher {handle} does not exist or was released")
         return self._matchers[handle]
+
+    def check_tokens(self, matcher: HeldMatcher, more: int) -> None:
+        """Raise LimitExceeded if the matchers have no room for ``more`` tokens."""
+        most = max(MAX_TOKENS, matcher.model.info.max_context)
+        if sum(one.matcher.depth for one in self._matchers.values()) + more > most:
+            raise p.LimitExceeded(
+                f"the matchers of a session may hold {most} tokens together", limit="matcher_tokens", value=most,
+                raise_with="releasing some, or taking tokens back",
+            )  # fmt: skip
 
     def release(self, handle: int) -> None:
         """Drop a grammar or a matcher."""

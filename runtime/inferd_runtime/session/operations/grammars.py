@@ -37,6 +37,7 @@ def accept(state: SessionState, call: Call) -> None:
     request: p.AcceptTokens = call.request
     p.check_accept(request)
     opened = state.grammars.matcher(request.matcher)
+    state.grammars.check_tokens(opened, len(request.tokens))
     taken = opened.matcher.accept(request.tokens)
     call.respond(_state(request.matcher, opened, taken))
 
@@ -67,7 +68,9 @@ def forced(state: SessionState, call: Call) -> None:
 def fork(state: SessionState, call: Call) -> None:
     """Copy a matcher."""
     request: p.ForkMatcher = call.request
-    copy = state.grammars.matcher(request.matcher).fork()
+    opened = state.grammars.matcher(request.matcher)
+    state.grammars.check_tokens(opened, opened.matcher.depth)
+    copy = opened.fork()
     call.respond(_state(state.grammars.add_matcher(copy), copy))
 
 
