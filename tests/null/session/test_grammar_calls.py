@@ -383,3 +383,18 @@ def test_the_tokens_of_a_sessions_matchers_are_bounded_together(monkeypatch: pyt
     session.call(p.AcceptTokens(first, [97] * 16))
     session.call(p.ReleaseGrammar(first))
     assert session.call(p.ForkMatcher(second)).depth == 16
+
+
+def test_the_grammars_of_a_session_are_bounded_by_what_they_take(monkeypatch: pytest.MonkeyPatch) -> None:
+    """64 of them could take 22 MiB each."""
+    session = DirectSession(null_model())
+    compile_ = [p.CompileGrammar(p.ConstraintSpec("regex", text)) for text in ("a", "b", "c")]
+    first = session.call(compile_[0]).grammar
+    held = session.session._state.grammars.grammar(first).compiled.cost
+    monkeypatch.setattr("inferd_runtime.session.constraints.held_grammars.MAX_GRAMMAR_BYTES", 2 * held)
+    session.call(compile_[1])
+    session.call(compile_[0])  # which is there already
+    with pytest.raises(p.LimitExceeded) as refused:
+        session.call(compile_[2])
+    assert refused.value.detail["limit"] == "grammar_bytes"
+    session.call(p.ReleaseGrammar(first))

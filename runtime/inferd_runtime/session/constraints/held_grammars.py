@@ -15,6 +15,8 @@ from inferd_runtime.engine.sampling.host_sampling import allowed_tokens
 from inferd_runtime.session.served_model import ServedModel
 
 MAX_GRAMMARS = 64
+MAX_GRAMMAR_BYTES = 256 << 20
+"""Of a session's compiled grammars together; one alone may have more."""
 MAX_MATCHERS = 256
 MAX_TOKENS = 1 << 15
 """Tokens that a session's matchers hold together, or a context of their model if that is longer: one takes up to kilobytes."""
@@ -70,6 +72,12 @@ class HeldGrammars:
     def add_grammar(self, grammar: HeldGrammar) -> int:
         """Return the new handle. Raises LimitExceeded if the session holds too many."""
         _check_room(len(self._grammars), "grammars", MAX_GRAMMARS)
+        held = {id(one.compiled): one.compiled.cost for one in (*self._grammars.values(), grammar)}
+        if len(held) > 1 and sum(held.values()) > MAX_GRAMMAR_BYTES:
+            raise p.LimitExceeded(
+                f"the grammars of a session may take {MAX_GRAMMAR_BYTES} bytes together", limit="grammar_bytes",
+                value=MAX_GRAMMAR_BYTES, raise_with="releasing some",
+            )  # fmt: skip
         self._last += 1
         self._grammars[self._last] = grammar
         return self._last
