@@ -27,6 +27,8 @@ from inferd_runtime.session.served_model import ServedModel
 
 Respond = Callable[[Any], None]
 MAX_HANDLES = 4096
+MAX_TOKENS = 1 << 22
+"""Of a session's contexts together, those that they share counted for each: a list of 32 MiB."""
 MAX_HELD_NUMBERS = 1 << 24
 """What probes of steps found, and rows that programs choose from, over all generations of a session: 64 MiB as float32."""
 Publish = Callable[[int, int, Sequence[p.Step]], None]
@@ -154,6 +156,7 @@ class SessionState:
         """Give a context a handle. Raises LimitExceeded when the session holds too many; the context is released then."""
         try:
             self.check_room()
+            self.check_tokens(len(entry.context.tokens))
         except p.LimitExceeded:
             entry.context.release()
             raise
@@ -220,6 +223,17 @@ class SessionState:
             raise p.LimitExceeded(
                 f"a session may hold {MAX_HANDLES} contexts and as many generations; release or close some",
                 limit="handles", value=MAX_HANDLES,
+            )  # fmt: skip
+
+    def check_tokens(self, more: int) -> None:
+        """Raise LimitExceeded if the session's contexts have no room for ``more`` tokens."""
+        longest = max(model.info.max_context for model in self.models.values())
+        if (len(self.contexts) + 1) * longest <= MAX_TOKENS:  # whatever they hold
+            return
+        if sum(len(entry.context.tokens) for entry in self.contexts.values()) + more > MAX_TOKENS:
+            raise p.LimitExceeded(
+                f"the contexts of a session may hold {MAX_TOKENS} tokens together", limit="context_tokens", value=MAX_TOKENS,
+                raise_with="releasing some",
             )  # fmt: skip
 
     def check_numbers(self, spec: GenerationSpec, vocab_size: int) -> None:

@@ -419,6 +419,23 @@ def test_handles_are_bounded(caller: DirectSession, monkeypatch: pytest.MonkeyPa
     caller.call(p.StartGenerate(context, max_tokens=1))
 
 
+def test_the_tokens_of_a_sessions_contexts_are_bounded_together(
+    caller: DirectSession, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """4,096 forks of a context of 131,072 tokens took 4 GiB in seconds, though their pages were shared."""
+    monkeypatch.setattr("inferd_runtime.session.state.MAX_TOKENS", 100)
+    context = caller.context()
+    caller.call(p.AppendContext(context, [p.Part("tokens", tokens=[5] * 40)]))
+    fork = caller.call(p.ForkContext(context)).context
+    for call in (p.ForkContext(context), p.AppendContext(fork, [p.Part("tokens", tokens=[5] * 21)])):
+        with pytest.raises(p.LimitExceeded) as refused:
+            caller.call(call)
+        assert refused.value.detail["limit"] == "context_tokens"
+    caller.call(p.AppendContext(fork, [p.Part("tokens", tokens=[5] * 20)]))
+    caller.call(p.ReleaseContext(fork))
+    assert caller.call(p.ForkContext(context, 20)).length == 20
+
+
 @pytest.mark.parametrize("least", [1, 3, p.MOST_STEPS])
 def test_steps_come_as_many_at_a_time_as_were_asked_for(caller: DirectSession, least: int) -> None:
     generation = caller.call(p.StartGenerate(caller.text("abc"), max_tokens=100)).generation

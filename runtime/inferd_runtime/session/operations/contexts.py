@@ -36,6 +36,7 @@ def append(state: SessionState, call: Call) -> None:
 
     def appended(rendered: tuple[list[int], transcript.Turn]) -> p.ContextState:
         tokens, turn = rendered
+        state.check_tokens(len(tokens))
         entry.context.append(tokens)
         entry.stand_at(turn)
         return state.context_state(request.context)
