@@ -232,7 +232,7 @@ class SessionState:
             return
         if sum(len(entry.context.tokens) for entry in self.contexts.values()) + more > MAX_TOKENS:
             raise p.LimitExceeded(
-                f"the contexts of a session may hold {MAX_TOKENS} tokens together", limit="context_tokens", value=MAX_TOKENS,
+                f"the contexts of a session may hold {MAX_TOKENS} tokens together", limit="session_tokens", value=MAX_TOKENS,
                 raise_with="releasing some",
             )  # fmt: skip
 

@@ -430,7 +430,7 @@ def test_the_tokens_of_a_sessions_contexts_are_bounded_together(
     for call in (p.ForkContext(context), p.AppendContext(fork, [p.Part("tokens", tokens=[5] * 21)])):
         with pytest.raises(p.LimitExceeded) as refused:
             caller.call(call)
-        assert refused.value.detail["limit"] == "context_tokens"
+        assert refused.value.detail["limit"] == "session_tokens"
     caller.call(p.AppendContext(fork, [p.Part("tokens", tokens=[5] * 20)]))
     caller.call(p.ReleaseContext(fork))
     assert caller.call(p.ForkContext(context, 20)).length == 20
