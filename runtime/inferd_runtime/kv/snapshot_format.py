@@ -210,7 +210,7 @@ def _check(facts: Facts, tokens: int, pages: int) -> None:
         not 0 <= facts.computed <= tokens,
         facts.page_size > 0 and pages != -(-facts.computed // facts.page_size),
         not (0 <= facts.lineage < MAX_NOISE and 0 <= facts.forks < MAX_NOISE),
-        marks[:1] != [0] or marks != sorted(marks) or marks[-1] > tokens,
+        marks[:1] != [0] or marks != sorted(set(marks)) or marks[-1] > tokens,
         places != sorted(set(places)) or any(not 0 <= at < tokens for at in places),
         any(mark.seen is not None and len(mark.seen) != mark.at // 8 + 1 for mark in facts.places),
         facts.irregular_from is not None and not 0 <= facts.irregular_from <= tokens,

@@ -58,8 +58,8 @@ class OpenContext:
 
     @property
     def turns(self) -> Sequence[tuple[int, transcript.Turn]]:
-        """Return where the conversation stood at which lengths, the last of each length only."""
-        return list(dict(self._turns).items())
+        """Return where the conversation stood at which lengths, each once."""
+        return self._turns
 
     @property
     def turn(self) -> transcript.Turn:
@@ -67,13 +67,16 @@ class OpenContext:
         return self._turns[-1][1]
 
     def stand_at(self, turn: transcript.Turn) -> None:
-        """Note where the conversation stands now."""
-        self._turns.append((len(self.context.tokens), turn))
+        """Note where the conversation stands now: of each length once, or appending nothing again and again would take memory."""
+        length = len(self.context.tokens)
+        if self._turns[-1][0] == length:
+            self._turns.pop()
+        self._turns.append((length, turn))
 
     def stand_from(self, length: int) -> None:
         """Note that the conversation stands from ``length`` on where it stands now: the rest may be rewritten in fewer tokens."""
         turn = self.turn
-        self._turns = [*(mark for mark in self._turns if mark[0] <= length), (length, turn)]
+        self._turns = [*(mark for mark in self._turns if mark[0] < length), (length, turn)]
 
     def truncate(self, length: int) -> None:
         """Cut the context; the conversation stands where it stood then."""

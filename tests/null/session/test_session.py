@@ -436,6 +436,21 @@ def test_the_tokens_of_a_sessions_contexts_are_bounded_together(
     assert caller.call(p.ForkContext(context, 20)).length == 20
 
 
+def test_appending_nothing_again_and_again_leaves_nothing(caller: DirectSession) -> None:
+    """Each time left where the conversation stood, and every fork copied all of that."""
+    context = caller.context()
+    for _ in range(50):
+        caller.call(p.AppendContext(context, [p.Part("text", text="")]))
+    caller.call(p.AppendContext(context, [p.Part("message", "user", "hello")]))
+    held = caller.call(p.AppendContext(context, [p.Part("cue")])).length
+    for _ in range(50):
+        caller.call(p.AppendContext(context, [p.Part("text", text="")]))
+    turns = caller.session._state.contexts[caller.call(p.ForkContext(context)).context].turns
+    assert [at for at, _ in turns] == sorted({at for at, _ in turns})
+    assert len(turns) <= 3
+    assert turns[-1][0] == held
+
+
 @pytest.mark.parametrize("least", [1, 3, p.MOST_STEPS])
 def test_steps_come_as_many_at_a_time_as_were_asked_for(caller: DirectSession, least: int) -> None:
     generation = caller.call(p.StartGenerate(caller.text("abc"), max_tokens=100)).generation
