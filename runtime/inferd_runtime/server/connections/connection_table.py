@@ -13,7 +13,12 @@ import msgspec
 from inferd.protocol import LimitExceeded, Unavailable
 from inferd_runtime.server.connections.deadlines import Deadlines, Patience
 from inferd_runtime.server.connections.guarded_connection import GuardedConnection, Peer
-from inferd_runtime.server.connections.loop_shares import REGULAR_SHARE, AnswerShares, LoopShares
+from inferd_runtime.server.connections.loop_shares import (
+    REGULAR_MOST_SECONDS,
+    REGULAR_SHARE,
+    AnswerShares,
+    LoopShares,
+)
 from inferd_runtime.server.connections.newcomers import Newcomers
 from inferd_runtime.server.tenancy.tenant_use import TenantUse
 
@@ -137,10 +142,11 @@ class ConnectionTable:
         connection.unread_bytes = 0
 
     def parsed(self, connection: GuardedConnection, seconds: float) -> float:
-        """Charge the time that parsing took; returns the seconds to wait before the next piece."""
+        """Charge the processor's time that parsing took; returns the seconds to wait before the next piece."""
         now = time.monotonic()
         if self._newcomers.is_regular(connection.address, connection):
-            return self._shares.charge(f"connection {connection.peer}", seconds, now, REGULAR_SHARE)
+            counted = min(seconds, REGULAR_MOST_SECONDS)
+            return self._shares.charge(f"connection {connection.peer}", counted, now, REGULAR_SHARE)
         return self._shares.charge(_owner(connection), seconds, now)
 
     def begin_answer(self, connection: GuardedConnection) -> float:

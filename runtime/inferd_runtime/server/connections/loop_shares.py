@@ -6,6 +6,10 @@ SHARE = 0.25
 """The part of the thread's time that one owner's bytes may take."""
 REGULAR_SHARE = 0.02
 """That of a connection with an account of its own, of which there are a few: what watches ``/livez`` takes a tenth of it."""
+REGULAR_MOST_SECONDS = 0.004
+"""The most that one turn of such a connection counts for: a longer one had a collection of garbage fall on it, which at that
+share would keep what watches ``/livez`` waiting for seconds.
+"""
 RECENT_SECONDS = 1.0
 """For so long after it was answered an owner counts as there."""
 LEAST_SECONDS = 0.0002

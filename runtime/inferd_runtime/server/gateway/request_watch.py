@@ -60,16 +60,16 @@ class RequestWatch:
 
 @types.coroutine
 def timed(work: Coroutine[Any, Any, None], charge: Callable[[float], None]) -> Generator[Any, Any, None]:
-    """Await ``work``, and call ``charge`` with the seconds of each of its turns."""
+    """Await ``work``, and call ``charge`` with the processor's seconds of each of its turns."""
     step: Callable[[], Any] = partial(work.send, None)
     while True:
-        started = time.perf_counter()
+        started = time.thread_time()
         try:
             wanted = step()
         except StopIteration:
             return
         finally:
-            charge(time.perf_counter() - started)
+            charge(time.thread_time() - started)
         try:
             step = partial(work.send, (yield wanted))
         except BaseException as error:  # noqa: BLE001 - it is the work's: cancelled, or closed

@@ -220,10 +220,10 @@ class ServiceTable:
 
     def _finish(self, call: _OpenCall, outcome: Any) -> None:
         """Answer an operation. What packing a large reply takes is charged; that of a small one is paid already."""
-        started = time.perf_counter()
+        started = time.thread_time()
         call.desk.finish(call, outcome)
         if _reply_size(outcome):
-            self._charge(call.desk.caller.tenant, time.perf_counter() - started)
+            self._charge(call.desk.caller.tenant, time.thread_time() - started)
 
     def _charge(self, tenant: str, seconds: float) -> None:
         self.pace.used(tenant, seconds, self._clock())

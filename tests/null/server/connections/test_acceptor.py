@@ -7,6 +7,9 @@ import contextlib
 import errno
 import logging
 import socket
+import time
+from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any, cast
 
@@ -25,6 +28,7 @@ from inferd_runtime.server.connections.guarded_connection import (
     GuardedConnection,
     GuardedTransport,
 )
+from inferd_runtime.server.connections.loop_shares import REGULAR_MOST_SECONDS, REGULAR_SHARE
 from inferd_runtime.server.gateway.listening import listen
 from inferd_runtime.server.supervisor.engine_session import EngineChannel
 from inferd_runtime.server.tenancy.quotas import Quotas, same_for_all
@@ -129,6 +133,41 @@ def test_what_is_accepted_sends_at_once_and_is_parsed_in_pieces() -> None:
     no_delay, pieces = asyncio.run(connect())
     assert no_delay
     assert max(pieces) <= PIECE_BYTES
+
+
+class Slow(asyncio.Protocol):
+    """Stands for an HTTP server's protocol that takes long over what it reads: of the clock's time, or of the processor's."""
+
+    def __init__(self, clock: Callable[[], float], seconds: float) -> None:
+        self._clock = clock
+        self._seconds = seconds
+
+    def data_received(self, data: bytes) -> None:
+        started = self._clock()
+        while self._clock() - started < self._seconds:
+            time.sleep(0.001 if self._clock is time.monotonic else 0)
+
+
+@pytest.mark.parametrize(("clock", "seconds"), [(time.monotonic, 0.1), (time.thread_time, 0.02)])
+def test_what_else_takes_the_thread_keeps_what_watches_livez_waiting_no_longer(
+    clock: Callable[[], float], seconds: float
+) -> None:
+    """Its share is a fiftieth: a tenth of a second without a processor, while it was read, left it unread for five."""
+    table = new_table()
+    connection = table.arrived(("127.0.0.1", 1), partial(Slow, clock, seconds))
+    connection.connection_made(cast(asyncio.Transport, FullTransport(0)))
+    for _ in range(2):
+        table.head_came(connection, has_body=False)
+    waits: list[float] = []
+    parsed = table.parsed
+
+    async def read() -> None:
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(table, "parsed", lambda *charged: waits.append(parsed(*charged)) or 0.0)
+            connection.data_received(b"GET /livez")
+
+    asyncio.run(read())
+    assert waits[0] <= REGULAR_MOST_SECONDS / REGULAR_SHARE
 
 
 class FullTransport:
