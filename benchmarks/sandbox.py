@@ -110,7 +110,7 @@ async def generations(place: Place, options: argparse.Namespace) -> Figures:
     """Throughput with and without everything around the engine."""
     print("bound: 1.00, what the engine does with nothing around it")
     found: Figures = {}
-    for result in await throughput(place, ROUNDS, 0.35 if options.quick else 1.0):
+    for result in await throughput(place, ROUNDS):
         print(f"{result.streams:3} programs {figure(result.sandbox)} tokens/s, engine {figure(result.engine)} tokens/s")
         print(f"             over the engine's {figure(result.ratios)}")
         found[f"sandbox_vs_engine_{result.streams}"] = round(statistics.median(result.ratios), 3)

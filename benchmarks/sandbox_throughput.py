@@ -132,17 +132,17 @@ async def _ready(run: Run) -> None:
             return
 
 
-async def throughput(place: Place, rounds: int, share: float) -> list[Throughput]:
-    """Both arms with each number of streams; ``share`` of the usual tokens. Raises RuntimeError if their tokens differ."""
+async def throughput(place: Place, rounds: int) -> list[Throughput]:
+    """Both arms with each number of streams. Raises RuntimeError if their tokens differ."""
     arm = EngineArm(ENGINE)
     sandbox = SandboxArm(place, await place.upload("generate", GENERATE), arm.ends)
-    return [result async for result in _compared(arm, sandbox, rounds, share)]
+    return [result async for result in _compared(arm, sandbox, rounds)]
 
 
-async def _compared(arm: EngineArm, sandbox: SandboxArm, rounds: int, share: float) -> AsyncIterator[Throughput]:
+async def _compared(arm: EngineArm, sandbox: SandboxArm, rounds: int) -> AsyncIterator[Throughput]:
     for streams in STREAMS:
         result = Throughput(streams, [], [])
-        tokens = int(TOKENS[streams] * share)
+        tokens = TOKENS[streams]
         for round_ in range(rounds + 1):
             prompts = [
                 [(round_ * 101 + stream * 7 + at) % arm.vocabulary for at in range(PROMPT + stream)]
