@@ -137,7 +137,7 @@ class RuledCore:
         place = self._places[-1]
         if place.number.in_number:
             self._end_number(row, place.number)
-        if self._rules.names and place.names.open:
+        if self._rules.names:
             self._forbid_each(row, self._masks.names.closing(place.names))
         if place.items.watched:
             self._forbid(row, place.items.json.mode)

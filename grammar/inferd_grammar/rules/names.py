@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Iterator
+from functools import lru_cache
 from typing import Any, NamedTuple
 
 from inferd_grammar.completion.json_place import START, JsonPlace
@@ -75,23 +76,29 @@ class NameTokens:
         self._plain: dict[bytes, list[int]] = {}
         """By what stands before the first quote, where nothing is escaped there."""
         self._escaped: list[int] = []
-        self._by_quotes: tuple[list[int], list[int]] = [], []
-        """Those with two quotes or more, and with three or more."""
+        self._whole: dict[bytes, list[int]] = {}
+        """By each text that stands between two quotes of theirs, where nothing is escaped."""
+        self._repeating: list[int] = []
+        """Those in which such a text stands twice, or something is escaped between quotes."""
         for i, token in enumerate(table.tokens):
             closing = _CLOSING.match(token)
             if closing is not None and b"\\" in closing[0]:
                 self._escaped.append(i)
             elif closing is not None:
                 self._plain.setdefault(closing[0][:-1], []).append(i)
-            for least, ids in enumerate(self._by_quotes, 2):
-                if token.count(b'"') >= least:
-                    ids.append(i)
+            between = token.split(b'"')[1:-1]
+            if len(set(between)) < len(between) or any(b"\\" in text for text in between):
+                self._repeating.append(i)
+            else:
+                for text in between:
+                    self._whole.setdefault(text, []).append(i)
 
     def closing(self, place: NamesPlace) -> Iterator[int]:
         """Yield tokens among which all are that close a name which its object has already."""
-        if all(names is None for names in place.open):
-            return
-        yield from self._by_quotes[place.json.mode in ("name", "string")]
+        yield from self._repeating
+        for names in place.open:
+            for name in each_name(names):
+                yield from self._whole.get(_raw(name), ())
         if place.json.mode == "name" and place.written is not None:
             yield from self._closing(place.json.name, place.written)
 
@@ -101,9 +108,15 @@ class NameTokens:
             yield from (i for ids in self._plain.values() for i in ids)
             return
         for name in each_name(names):
-            raw = json.dumps(name, ensure_ascii=False)[1:-1].encode("utf-8", "surrogatepass")
+            raw = _raw(name)
             if raw.startswith(begun):
                 yield from self._plain.get(raw[len(begun) :], ())
+
+
+@lru_cache(maxsize=1 << 14)
+def _raw(name: str) -> bytes:
+    """Return a name as it is written with the fewest escapes."""
+    return json.dumps(name, ensure_ascii=False)[1:-1].encode("utf-8", "surrogatepass")
 
 
 def may_repeat(root: Any) -> bool:

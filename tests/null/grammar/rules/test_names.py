@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import random
+import time
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -18,6 +21,7 @@ from inferd_grammar import (
     PrefixedGrammar,
     TokenTable,
 )
+from inferd_grammar.rules.names import NamesPlace, NameTokens, RepeatedName
 
 BYTES = GrammarCompiler(TokenTable.of_bytes())
 MAP = {"type": "object", "additionalProperties": {"type": "integer"}}
@@ -110,3 +114,48 @@ def test_objects_of_listed_names_are_not_watched() -> None:
     schema = {"type": "object", "properties": {"a": {"type": "string"}}, "additionalProperties": False}
     assert not BYTES.compile(JsonSchemaGrammar(schema)).may_meet_dead_ends
     assert not BYTES.compile(JsonSchemaGrammar(MAP)).may_meet_dead_ends
+
+
+def repeating(rng: random.Random, depth: int = 0) -> str:
+    """Return a JSON text whose names often repeat."""
+    if depth > 2 or rng.random() < 0.3:
+        return rng.choice(('"a"', '","', '""', "1", r'"\\\""', '"é"'))
+    values = [repeating(rng, depth + 1) for _ in range(rng.randint(0, 4))]
+    if rng.random() < 0.3:
+        return f"[{','.join(values)}]"
+    names = (rng.choice(("a", "b", "ab", "", ",", ":", "é", r"\"", r"\u0061", r"\n")) for _ in values)
+    pairs = [f'"{name}":{value}' for name, value in zip(names, values, strict=True)]
+    return "".join(("{", ",".join(pairs), "}"))
+
+
+def test_all_tokens_are_looked_at_that_could_close_a_repeated_name() -> None:
+    """One that wrote a name twice by itself could be the first of its object."""
+    rng = random.Random(3)
+    cases = []
+    for _ in range(examples(200)):
+        text = repeating(rng).encode()
+        cuts = [sorted((rng.randint(0, len(text)), rng.randint(0, len(text)))) for _ in range(20)]
+        cases += [(text[:start], text[start:end]) for start, end in cuts]
+    tokens = sorted({token for _, token in cases})
+    found, number = NameTokens(SimpleNamespace(tokens=tokens)), {token: i for i, token in enumerate(tokens)}
+    refused = 0
+    for text, token in cases:
+        with contextlib.suppress(RepeatedName):
+            place = NamesPlace().behind(text)
+            closing = set(found.closing(place))
+            try:
+                place.behind(token)
+            except RepeatedName:
+                refused += 1
+                assert number[token] in closing, (text, token)
+    assert refused > len(cases) / 100
+
+
+def test_a_mask_looks_at_no_token_whose_names_are_new() -> None:
+    """Each token with two quotes was read byte by byte, for half a millisecond of every mask; and each name was written anew."""
+    found = NameTokens(SimpleNamespace(tokens=[b'"', b'","', b'"a":"', b"x" * 9]))
+    place = NamesPlace().behind(b"{" + b"".join(b'"n%d":1,' % i for i in range(2000)) + b'"')
+    started = time.thread_time()
+    for _ in range(10):
+        assert not list(found.closing(place))
+    assert time.thread_time() - started < 0.1
