@@ -22,6 +22,7 @@ from inferd_runtime.models.chat import ChatTemplate
 from inferd_runtime.models.chat_formats import reasoning_of, tool_format_of
 from inferd_runtime.session.generation.program_turns import ProgramTurns
 from inferd_runtime.speculation.corpus import Corpora
+from inferd_runtime.speculation.words import WordIndex
 
 
 class ChatTokenizer(TextTokenizer, ChatTemplate, Protocol):
@@ -106,6 +107,11 @@ class ServedModel:
         lengths = np.fromiter(map(len, pieces), np.dtype("<u4"), len(pieces)).tobytes()
         special = self.grammars.table.special_names
         return PackedVocabulary(b"".join(pieces), lengths, list(special), list(special.values()))
+
+    @cached_property
+    def words(self) -> WordIndex:
+        """Return what finds words in texts."""
+        return WordIndex(self.grammars.table.tokens, self.tokenizer.encode)
 
     @cached_property
     def healer(self) -> Healer:

@@ -9,14 +9,18 @@ from concurrent.futures import Executor
 from inferd_runtime.speculation.drafter import Drafter
 from inferd_runtime.speculation.drafts import NOTHING, ROOT, Proposal
 from inferd_runtime.speculation.ngram_index import NgramIndex
+from inferd_runtime.speculation.words import NEWEST, WordIndex
 
 MAX_DRAFT = 16
+WORD_MATCH = 1
+"""What a word that was found by its first letters counts as, in tokens that agree: fewer than any other match has."""
 BRANCH_SHARE = 4
 """If two continuations are proposed, the second gets one of so many tokens."""
 
 
 class NgramDrafter(Drafter):
-    """Proposes the continuation of the newest longest match over prompt and output, and beside it the most frequent one.
+    """Proposes the continuation of the newest longest match over prompt and output, and beside it the most frequent one. Where
+    no tokens match, it looks for the word that has been begun.
 
     The controller decides how much of it is verified, by experience with matches of that length. Memory: what
     :class:`NgramIndex` remembers, 256k tokens at most.
@@ -25,11 +29,19 @@ class NgramDrafter(Drafter):
     source = "ngram"
     looks_ahead = True
 
-    def __init__(self, max_draft: int = MAX_DRAFT, builder: Executor | None = None, tree: bool = True) -> None:
+    def __init__(
+        self,
+        max_draft: int = MAX_DRAFT,
+        builder: Executor | None = None,
+        tree: bool = True,
+        words: WordIndex | None = None,
+    ) -> None:
         """``builder`` indexes long texts in the background; it belongs to the caller. ``tree``: propose two continuations; else
-        only the most frequent one, which is right a little more often than the newest.
+        only the most frequent one, which is right a little more often than the newest. ``words``: None where words are not
+        looked for.
         """
         self._index = NgramIndex(builder=builder)
+        self._words = words
         self._max_draft = max_draft
         self._tree = tree
 
@@ -48,7 +60,21 @@ class NgramDrafter(Drafter):
 
     def propose(self, limit: int, ahead: Sequence[int] = ()) -> Proposal:
         """Return the continuation of the longest match, as a chain or a tree of two chains that part at the root."""
-        return look_up(self._index, self._index.tail(ahead), min(limit, self._max_draft), ahead, self._tree)
+        limit, tail = min(limit, self._max_draft), self._index.tail(ahead)
+        proposal = look_up(self._index, tail, limit, ahead, self._tree)
+        if proposal.tokens or self._words is None or limit <= 0:
+            return proposal
+        return self._look_up_word(self._words, tail, limit, ahead)
+
+    def _look_up_word(self, words: WordIndex, tail: array[int], limit: int, ahead: Sequence[int]) -> Proposal:
+        first, text = self._index.newest(NEWEST)
+        found = words.find(text, tail)
+        if found is None:
+            return NOTHING
+        tokens = found.tokens[:limit]
+        if found.behind >= 0 and len(tokens) < limit:
+            tokens += self._index.continuation(first + found.behind, limit - len(tokens), ahead)
+        return Proposal(tokens, match=WORD_MATCH)
 
     def wait_until_indexed(self) -> None:
         """Wait until all that was observed is indexed, so that proposals no longer depend on time."""
@@ -61,7 +87,7 @@ class NgramDrafter(Drafter):
 
     def fork(self) -> NgramDrafter:
         """Return a copy that shares the index of all but the newest tokens."""
-        twin = NgramDrafter(self._max_draft, tree=self._tree)
+        twin = NgramDrafter(self._max_draft, tree=self._tree, words=self._words)
         twin._index = self._index.fork()
         return twin
 

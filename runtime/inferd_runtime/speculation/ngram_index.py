@@ -185,6 +185,11 @@ class NgramIndex:
         tail = self._text.last(REACH)
         return (tail + array("i", ahead))[-REACH:] if ahead else tail
 
+    def newest(self, count: int) -> tuple[int, array[int]]:
+        """Return the position of the first of the last ``count`` tokens that are remembered, and these."""
+        first = max(self._text.start, self._text.end - count)
+        return first, self._text.read(first, self._text.end)
+
     def find(self, tail: array[int]) -> Found | None:
         """Return where ``tail`` occurred before; None if it did not.
 

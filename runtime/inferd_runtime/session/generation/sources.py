@@ -105,4 +105,4 @@ def open_lookup(asked: SpeculationRequest, model: ServedModel, context: CachedSe
     memory, context.memory = context.memory, None
     if memory is not None and isinstance(memory.drafter, NgramDrafter):
         return memory.drafter.resume(settings.max_draft, settings.tree)
-    return NgramDrafter(settings.max_draft, model.lookups.builder, settings.tree)
+    return NgramDrafter(settings.max_draft, model.lookups.builder, settings.tree, model.words)
