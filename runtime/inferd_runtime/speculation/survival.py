@@ -5,8 +5,8 @@ from __future__ import annotations
 from bisect import bisect_right
 from collections.abc import Sequence
 
-MATCHES = (2, 3, 5, 8, 12)
-"""Lower bounds of the buckets of match lengths, after the first: 0-1, 2, 3-4, 5-7, 8-11, 12 and more."""
+MATCHES = (1, 2, 3, 5, 8, 12)
+"""Lower bounds of the buckets of match lengths, after the first: 0, 1 (the letters of a word), 2, 3-4, 5-7, 8-11, 12 and more."""
 PLACES = (1, 2, 4, 8, 16)
 """Lower bounds of the groups of places in a draft, after the first: 0, 1, 2-3, 4-7, 8-15, 16 and later."""
 GROUPS = tuple(bisect_right(PLACES, place) for place in range(64))
@@ -16,11 +16,11 @@ ENGINE_DECAY = 0.995
 ENGINE_WEIGHT = 20.0
 FIRST_WEIGHT = 2.0
 MOST_ODDS = 20.0
-LOOKUP = ((0.5, 0.85), (0.35, 0.65), (0.5, 0.75), (0.65, 0.85), (0.8, 0.92), (0.9, 0.96))
+LOOKUP = ((0.3, 0.6), (0.5, 0.85), (0.35, 0.65), (0.5, 0.75), (0.65, 0.85), (0.8, 0.92), (0.9, 0.96))
 KNOWN = {
-    "predicted": ((0.8, 0.95),) * 6,
-    "draft_model": ((0.7, 0.75),) * 6,
-    "grammar": ((0.95, 0.98),) * 6,
+    "predicted": ((0.8, 0.95),) * 7,
+    "draft_model": ((0.7, 0.75),) * 7,
+    "grammar": ((0.95, 0.98),) * 7,
 }
 """The prior: the chance of a draft's first token and of those after it, by bucket of matches."""
 SECOND = 0.25
