@@ -14,7 +14,7 @@ import numpy as np
 import numpy.typing as npt
 
 from inferd.protocol import ConstraintError, Sampling, check_sampling
-from inferd_runtime.engine.sampling.noise import MASK, gumbel, mix, stream, uniform
+from inferd_runtime.engine.sampling.noise import MASK, gumbel_argmax, mix, stream, uniform
 from inferd_runtime.engine.sampling.penalties import Entries, Penalties, adjust
 
 LogitRows = npt.NDArray[np.float32]
@@ -80,7 +80,7 @@ def draw(
     if sampler.temperature == 0:
         return int(np.argmax(logits))
     tokens, scores = candidates(logits, sampler, position)
-    return int(tokens[np.argmax(scores + gumbel(sampler.key, position, tokens))])
+    return int(tokens[gumbel_argmax(scores, sampler.key, position, tokens)])
 
 
 def _draw_allowed(logits: LogitRows, sampler: RowSampler, position: int, mask: Masks) -> int:
@@ -96,7 +96,7 @@ def _draw_allowed(logits: LogitRows, sampler: RowSampler, position: int, mask: M
         return int(allowed[np.argmax(logits[allowed])])
     places, scores = candidates(logits[allowed], sampler, position)
     tokens = allowed[places]
-    return int(tokens[np.argmax(scores + gumbel(sampler.key, position, tokens))])
+    return int(tokens[gumbel_argmax(scores, sampler.key, position, tokens)])
 
 
 def candidates(
@@ -108,13 +108,17 @@ def candidates(
     """
     scores = logits.astype(np.float64)
     # Relative to the largest, so that no temperature can overflow the best token away.
+    scores -= scores.max()
     with np.errstate(over="ignore"):
-        scores = (scores - scores.max()) / sampler.temperature
+        scores /= sampler.temperature
     keep = scores > -np.inf
     if 0 < sampler.top_k < int(keep.sum()):
         keep &= scores >= np.partition(scores, -sampler.top_k)[-sampler.top_k]
-    tokens = np.flatnonzero(keep)
-    scores = scores[tokens]
+    if keep.all():
+        tokens = np.arange(scores.size)
+    else:
+        tokens = np.flatnonzero(keep)
+        scores = scores[tokens]
     if sampler.top_p < 1 or sampler.min_p > 0:
         fine = _nucleus(scores, sampler.top_p) if sampler.top_p < 1 else scores <= 0
         if sampler.min_p > 0:

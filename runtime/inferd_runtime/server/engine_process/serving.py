@@ -15,6 +15,7 @@ from inferd_runtime.engine.engine import Engine, EngineOptions
 from inferd_runtime.engine.scheduling.fairness import LINGER_LEADS, FairClock
 from inferd_runtime.engine.scheduling.tenants import Accounts, Tenancy
 from inferd_runtime.models.adapter_options import AdapterOptions
+from inferd_runtime.models.host_memory import reuse_freed
 from inferd_runtime.models.lora.files import AdapterFiles
 from inferd_runtime.models.parallel import use_threads
 from inferd_runtime.phases import Phases
@@ -56,6 +57,7 @@ def serve_models(
     plan = ModelPlan.of(settings)
     phases = phases or Phases()
     driven = load_drivers(settings, plan, followers or Followers(settings.tensor_parallel), phases)
+    reuse_freed()
     builder = ThreadPoolExecutor(1, "index")
     count = len(plan.served)
     clock = clock or tenants_clock(settings.tenancy)
