@@ -96,6 +96,8 @@ def schema_like(value: Any) -> dict[str, Any]:
 def read_pie_file(text: str, filename: str) -> PieFile:
     """Return what a Pie.toml says. Raises InvalidRequest, which names the file, for one that is not TOML or has a bad name."""
     document = read_toml(text, filename)
+    if "inferd" in read_table(document, "tool", filename):
+        raise InvalidRequest(f"{filename}: [tool.inferd] belongs into pyproject.toml, or into the '# /// script' block")
     package, parameters = read_table(document, "package", filename), read_table(document, "parameters", filename)
     for key, pattern in (("name", NAME), ("version", VERSION)):
         value = package.get(key, "")

@@ -447,6 +447,12 @@ count = "int"
     assert found.parameters == {
         "prompt": {"type": "string", "description": "What is asked."}, "count": {"type": "integer"}
     }  # fmt: skip
-    for bad in ('[package]\nname = "a b"', "[package]\nname = 1", "package = 1", "x ="):
+    for bad in (
+        "[tool.inferd.limits]\nwall_s = 5",
+        '[package]\nname = "a b"',
+        "[package]\nname = 1",
+        "package = 1",
+        "x =",
+    ):
         with pytest.raises(InvalidRequest, match=r"Pie\.toml"):
             read_pie_file(bad, "Pie.toml")
