@@ -21,7 +21,7 @@ from inferd_runtime.session.served_model import ServedModel
 from inferd_runtime.session.session import Session
 from inferd_runtime.session.shared_tenants import SharedTenants
 from inferd_runtime.session.short_replies import shortened
-from inferd_runtime.session.state import guarded
+from inferd_runtime.session.state import SessionState, guarded
 from inferd_runtime.session.step_profile import StepProfile
 from inferd_runtime.session.wire import (
     CANCEL,
@@ -94,6 +94,7 @@ class SessionHub:
         self._cycles = CycleFeed()
         self.profile = StepProfile()
         self._sessions: dict[bytes, Session] = {}
+        self._siblings: dict[str, list[SessionState]] = {}
         self._granted: dict[bytes, Grant] = {}
         self._identities: dict[str, bytes] = {}
         self._produced: Counter[str] = Counter()
@@ -187,6 +188,7 @@ class SessionHub:
             self._cycles,
             self._texts,
             grant.session,
+            self._siblings.setdefault(grant.tenant, []),
         )
         self._granted[identity] = grant
         self._identities[grant.session] = identity
@@ -199,6 +201,8 @@ class SessionHub:
             return p.Usage()
         del self._identities[self._granted.pop(identity).session]
         used = session.close()
+        if not self._siblings.get(session.tenant):
+            self._siblings.pop(session.tenant, None)
         self._count_tokens(identity, session.tenant, used.tokens)
         del self._counted[identity]
         return used

@@ -54,10 +54,11 @@ class Session:
         cycles: CycleFeed | None = None,
         texts: Lanes | None = None,
         name: str = "",
+        siblings: list[SessionState] | None = None,
     ) -> None:
         """Without ``compiles``, constraints are compiled at once, in the caller's thread. ``cycles`` is told every step."""
         self.label = label
-        self._state = SessionState(models, tenant, snapshots, compiles, texts)
+        self._state = SessionState(models, tenant, snapshots, compiles, texts, siblings)
         self._state.name = name
         if cycles is not None:
             self._state.publish = partial(cycles.publish, tenant, label)
@@ -102,6 +103,7 @@ class Session:
             self._state.drop_context(handle)
         for uploads, number in self._state.uploads:
             uploads.discard(number)
+        self._state.leave()
         return self._state.usage()
 
     def owned_tables(self, model: ServedModel | None = None) -> list[list[int]]:

@@ -27,10 +27,13 @@ from inferd_runtime.session.served_model import ServedModel
 
 Respond = Callable[[Any], None]
 MAX_HANDLES = 4096
-MAX_TOKENS = 1 << 22
-"""Of a session's contexts together, those that they share counted for each: a list of 32 MiB."""
-MAX_HELD_NUMBERS = 1 << 24
-"""What probes of steps found, and rows that programs choose from, over all generations of a session: 64 MiB as float32."""
+"""Contexts, and generations, of one session."""
+MAX_CONTEXTS = 1 << 14
+"""Of all sessions of a tenant."""
+MAX_TOKENS = 1 << 24
+"""Of a tenant's contexts together, those that they share counted for each: lists of 128 MiB."""
+MAX_HELD_NUMBERS = 1 << 26
+"""What probes of steps found, and rows that programs choose from, over all generations of a tenant: 256 MiB as float32."""
 Publish = Callable[[int, int, Sequence[p.Step]], None]
 """Called with delivered steps: a generation's handle, the number of the first step, the steps."""
 
@@ -124,9 +127,14 @@ class SessionState:
         snapshots: SnapshotStore | None = None,
         compiles: CompileQueue | None = None,
         texts: Lanes | None = None,
+        siblings: list[SessionState] | None = None,
     ) -> None:
-        """``texts``: where long texts are tokenized; without, in the caller's thread."""
+        """``texts``: where long texts are tokenized; without, in the caller's thread. ``siblings``: the open sessions of the
+        tenant, which this one joins: what they hold of the process's memory is bounded together.
+        """
         self.tenant = tenant
+        self.siblings = [] if siblings is None else siblings
+        self.siblings.append(self)
         self.name = ""
         """The session's name, as its grant says: for figures of its generations."""
         self.models = models
@@ -137,7 +145,7 @@ class SessionState:
         """True while a request is carried out that all later ones of the session have to wait for."""
         self.contexts: dict[int, OpenContext] = {}
         self.generations: dict[int, OpenGeneration] = {}
-        self.grammars = HeldGrammars()
+        self.grammars = HeldGrammars(lambda: (state.grammars for state in self.siblings))
         self.waiting: dict[int, Callable[[], None]] = {}
         self.uploads: set[tuple[Uploads, int]] = set()
         self.publish: Publish = publish_nowhere
@@ -227,15 +235,22 @@ class SessionState:
                 f"a session may hold {MAX_HANDLES} contexts and as many generations; release or close some",
                 limit="handles", value=MAX_HANDLES,
             )  # fmt: skip
+        contexts = self._of_all(lambda state: len(state.contexts))
+        if max(contexts, self._of_all(lambda state: len(state.generations))) >= MAX_CONTEXTS:
+            raise p.LimitExceeded(
+                f"the sessions of a tenant may hold {MAX_CONTEXTS} contexts together, and as many generations",
+                limit="contexts", value=MAX_CONTEXTS, raise_with="releasing or closing some",
+            )  # fmt: skip
 
     def check_tokens(self, more: int) -> None:
-        """Raise LimitExceeded if the session's contexts have no room for ``more`` tokens."""
+        """Raise LimitExceeded if the tenant's contexts have no room for ``more`` tokens."""
         longest = max(model.info.max_context for model in self.models.values())
-        if (len(self.contexts) + 1) * longest <= MAX_TOKENS:  # whatever they hold
+        if (self._of_all(lambda state: len(state.contexts)) + 1) * longest <= MAX_TOKENS:  # whatever they hold
             return
-        if sum(len(entry.context.tokens) for entry in self.contexts.values()) + more > MAX_TOKENS:
+        held = self._of_all(lambda state: sum(len(entry.context.tokens) for entry in state.contexts.values()))
+        if held + more > MAX_TOKENS:
             raise p.LimitExceeded(
-                f"the contexts of a session may hold {MAX_TOKENS} tokens together", limit="session_tokens", value=MAX_TOKENS,
+                f"the contexts of a tenant may hold {MAX_TOKENS} tokens together", limit="held_tokens", value=MAX_TOKENS,
                 raise_with="releasing some",
             )  # fmt: skip
 
@@ -243,12 +258,20 @@ class SessionState:
         """Raise LimitExceeded if what this generation may hold for its reader, with the open ones', is too much."""
         if spec.probes is None and spec.choice is None:
             return
-        held = sum(opened.held_numbers for opened in self.generations.values())
+        held = self._of_all(lambda state: sum(opened.held_numbers for opened in state.generations.values()))
         if held + spec.held_numbers(vocab_size) > MAX_HELD_NUMBERS:
             raise p.LimitExceeded(
-                f"the generations of a session may hold {MAX_HELD_NUMBERS} numbers of probes and candidates for their readers",
+                f"the generations of a tenant may hold {MAX_HELD_NUMBERS} numbers of probes and candidates for their readers",
                 limit="held_numbers", value=MAX_HELD_NUMBERS, raise_with="fewer such generations at a time",
             )  # fmt: skip
+
+    def leave(self) -> None:
+        """Stop counting among the tenant's sessions."""
+        self.siblings[:] = [state for state in self.siblings if state is not self]
+
+    def _of_all(self, count: Callable[[SessionState], int]) -> int:
+        """Return a count over all sessions of the tenant."""
+        return sum(map(count, self.siblings))
 
     # -- Usage ----------------------------------------------------------------------------------------------------
 

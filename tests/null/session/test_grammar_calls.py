@@ -367,7 +367,7 @@ def test_tagged_text_is_free_outside_and_bound_inside(caller: DirectSession) -> 
     assert caller.call(p.AcceptTokens(matcher, [*b"2] free", END])).accepted == 8
 
 
-def test_the_tokens_of_a_sessions_matchers_are_bounded_together(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_tokens_of_a_tenants_matchers_are_bounded_together(monkeypatch: pytest.MonkeyPatch) -> None:
     """A matcher of 100,000 tokens had 44 MiB, and 255 forks of it as much each."""
     monkeypatch.setattr("inferd_runtime.session.constraints.held_grammars.MAX_TOKENS", 64)
     session = DirectSession(null_model(driver=NullDriver(vocab_size=VOCAB_SIZE, max_context=64)))
@@ -385,7 +385,7 @@ def test_the_tokens_of_a_sessions_matchers_are_bounded_together(monkeypatch: pyt
     assert session.call(p.ForkMatcher(second)).depth == 16
 
 
-def test_the_grammars_of_a_session_are_bounded_by_what_they_take(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_grammars_of_a_tenant_are_bounded_by_what_they_take(monkeypatch: pytest.MonkeyPatch) -> None:
     """64 of them could take 22 MiB each."""
     session = DirectSession(null_model())
     compile_ = [p.CompileGrammar(p.ConstraintSpec("regex", text)) for text in ("a", "b", "c")]

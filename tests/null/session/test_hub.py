@@ -12,14 +12,16 @@ from sessions import new_grants, opening
 from inferd import protocol as p
 from inferd_runtime.session import wire as link
 from inferd_runtime.session.hub import SessionHub
+from inferd_runtime.session.served_model import ServedModel
+from inferd_runtime.testing.null_driver import NullDriver
 from inferd_runtime.testing.served import null_model
 
 
 class Wire:
     """A hub with a recorder behind it."""
 
-    def __init__(self) -> None:
-        self.model = null_model()
+    def __init__(self, model: ServedModel | None = None) -> None:
+        self.model = model or null_model()
         self.replies: list[tuple[bytes, link.LinkReply]] = []
         self.hub = SessionHub(
             {"null": self.model}, lambda who, frames: self.replies.append((who, link.parse_reply(frames))), new_grants()
@@ -241,3 +243,54 @@ def test_a_conversation_of_a_million_values_is_counted_and_not_walked_through(wi
 
 def array_of(element: bytes, count: int) -> bytes:
     return b"\xdd" + count.to_bytes(4, "big") + element * count
+
+
+GRAMMARS = "constraints.held_grammars"
+HELD = 40
+
+
+def hold(wire: Wire, who: bytes, letter: str) -> str:
+    """Hold tokens of a context, and of a matcher of a grammar of its own; return the limit that refuses it, or ""."""
+
+    def ask(request: Any) -> dict[str, Any]:
+        reply = wire.ask(who, len(wire.replies) + 1, request)
+        if not reply.ok:
+            raise p.LimitExceeded("", limit=error(reply).detail["limit"])
+        found: dict[str, Any] = msgspec.json.decode(reply.payload)
+        return found
+
+    try:
+        context = ask(p.CreateContext())["context"]
+        ask(p.AppendContext(context, [p.Part("tokens", tokens=[ord(letter)] * HELD)]))
+        grammar = ask(p.CompileGrammar(p.ConstraintSpec("regex", f"{letter}*")))["grammar"]
+        matcher = ask(p.OpenMatcher(grammar))["matcher"]
+        for _ in range(2):
+            ask(p.AcceptTokens(matcher, [ord(letter)] * (HELD // 2)))
+    except p.LimitExceeded as refused:
+        return str(refused.detail["limit"])
+    return ""
+
+
+@pytest.mark.parametrize(
+    ("bound", "value", "limit"),
+    [
+        ("state.MAX_TOKENS", HELD, "held_tokens"), ("state.MAX_CONTEXTS", 1, "contexts"),
+        (f"{GRAMMARS}.TENANT_MATCHERS", 1, "matchers"), (f"{GRAMMARS}.MAX_TOKENS", HELD, "matcher_tokens"),
+        (f"{GRAMMARS}.MAX_GRAMMAR_BYTES", 1, "grammar_bytes"),
+    ],
+)  # fmt: skip
+def test_many_sessions_of_a_tenant_hold_no_more_than_one(
+    bound: str, value: int, limit: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """128 sessions with what one may hold would have taken 30 GiB."""
+    monkeypatch.setattr(f"inferd_runtime.session.{bound}", value)
+    wire = Wire(null_model(driver=NullDriver(vocab_size=257, max_context=64)))
+    for who, tenant in ((b"a", "tenant"), (b"b", "tenant"), (b"c", "other")):
+        wire.send(who, opening(tenant, "label"))
+    assert hold(wire, b"a", "a") == ""
+    assert hold(wire, b"b", "b") == limit
+    assert hold(wire, b"c", "c") == ""
+    for who in (b"a", b"b"):
+        wire.send(who, link.close_frames())
+    wire.send(b"d", opening("tenant", "label"))
+    assert hold(wire, b"d", "d") == ""

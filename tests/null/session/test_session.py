@@ -419,7 +419,7 @@ def test_handles_are_bounded(caller: DirectSession, monkeypatch: pytest.MonkeyPa
     caller.call(p.StartGenerate(context, max_tokens=1))
 
 
-def test_the_tokens_of_a_sessions_contexts_are_bounded_together(
+def test_the_tokens_of_a_tenants_contexts_are_bounded_together(
     caller: DirectSession, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """4,096 forks of a context of 131,072 tokens took 4 GiB in seconds, though their pages were shared."""
@@ -430,7 +430,7 @@ def test_the_tokens_of_a_sessions_contexts_are_bounded_together(
     for call in (p.ForkContext(context), p.AppendContext(fork, [p.Part("tokens", tokens=[5] * 21)])):
         with pytest.raises(p.LimitExceeded) as refused:
             caller.call(call)
-        assert refused.value.detail["limit"] == "session_tokens"
+        assert refused.value.detail["limit"] == "held_tokens"
     caller.call(p.AppendContext(fork, [p.Part("tokens", tokens=[5] * 20)]))
     caller.call(p.ReleaseContext(fork))
     assert caller.call(p.ForkContext(context, 20)).length == 20

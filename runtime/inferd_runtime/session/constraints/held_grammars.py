@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import base64
 import itertools
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 
 import numpy as np
@@ -15,11 +16,13 @@ from inferd_runtime.engine.sampling.host_sampling import allowed_tokens
 from inferd_runtime.session.served_model import ServedModel
 
 MAX_GRAMMARS = 64
-MAX_GRAMMAR_BYTES = 256 << 20
-"""Of a session's compiled grammars together; one alone may have more."""
 MAX_MATCHERS = 256
-MAX_TOKENS = 1 << 15
-"""Tokens that a session's matchers hold together, or a context of their model if that is longer: one takes up to kilobytes."""
+"""Of one session."""
+TENANT_MATCHERS = 4096
+MAX_GRAMMAR_BYTES = 512 << 20
+"""Of a tenant's compiled grammars together; one alone may have more."""
+MAX_TOKENS = 1 << 17
+"""Tokens that a tenant's matchers hold together, or a context of their model if that is longer: one takes up to kilobytes."""
 
 
 @dataclass(frozen=True)
@@ -64,7 +67,9 @@ class HeldMatcher:
 class HeldGrammars:
     """Handles by number; both kinds share one sequence. Every lookup raises NotFound for a released handle."""
 
-    def __init__(self) -> None:
+    def __init__(self, siblings: Callable[[], Iterable[HeldGrammars]]) -> None:
+        """``siblings``: those of all sessions of the tenant, of which this is one."""
+        self._siblings = siblings
         self._grammars: dict[int, HeldGrammar] = {}
         self._matchers: dict[int, HeldMatcher] = {}
         self._last = 0
@@ -72,10 +77,11 @@ class HeldGrammars:
     def add_grammar(self, grammar: HeldGrammar) -> int:
         """Return the new handle. Raises LimitExceeded if the session holds too many."""
         _check_room(len(self._grammars), "grammars", MAX_GRAMMARS)
-        held = {id(one.compiled): one.compiled.cost for one in (*self._grammars.values(), grammar)}
+        grammars = [one for held in self._siblings() for one in held._grammars.values()]
+        held = {id(one.compiled): one.compiled.cost for one in (*grammars, grammar)}
         if len(held) > 1 and sum(held.values()) > MAX_GRAMMAR_BYTES:
             raise p.LimitExceeded(
-                f"the grammars of a session may take {MAX_GRAMMAR_BYTES} bytes together", limit="grammar_bytes",
+                f"the grammars of a tenant may take {MAX_GRAMMAR_BYTES} bytes together", limit="grammar_bytes",
                 value=MAX_GRAMMAR_BYTES, raise_with="releasing some",
             )  # fmt: skip
         self._last += 1
@@ -85,6 +91,7 @@ class HeldGrammars:
     def add_matcher(self, matcher: HeldMatcher) -> int:
         """Return the new handle. Raises LimitExceeded if the session holds too many."""
         _check_room(len(self._matchers), "matchers", MAX_MATCHERS)
+        _check_room(sum(len(held._matchers) for held in self._siblings()), "matchers", TENANT_MATCHERS, "tenant")
         self._last += 1
         self._matchers[self._last] = matcher
         return self._last
@@ -104,9 +111,9 @@ class HeldGrammars:
     def check_tokens(self, matcher: HeldMatcher, more: int) -> None:
         """Raise LimitExceeded if the matchers have no room for ``more`` tokens."""
         most = max(MAX_TOKENS, matcher.model.info.max_context)
-        if sum(one.matcher.depth for one in self._matchers.values()) + more > most:
+        if sum(one.matcher.depth for held in self._siblings() for one in held._matchers.values()) + more > most:
             raise p.LimitExceeded(
-                f"the matchers of a session may hold {most} tokens together", limit="matcher_tokens", value=most,
+                f"the matchers of a tenant may hold {most} tokens together", limit="matcher_tokens", value=most,
                 raise_with="releasing some, or taking tokens back",
             )  # fmt: skip
 
@@ -116,8 +123,8 @@ class HeldGrammars:
             raise p.NotFound(f"grammar or matcher {handle} does not exist or was released")
 
 
-def _check_room(held: int, what: str, limit: int) -> None:
+def _check_room(held: int, what: str, limit: int, whose: str = "session") -> None:
     if held >= limit:
         raise p.LimitExceeded(
-            f"a session may hold {limit} {what}; release some", limit=what, value=limit, raise_with="releasing some"
+            f"a {whose} may hold {limit} {what}; release some", limit=what, value=limit, raise_with="releasing some"
         )

@@ -37,7 +37,7 @@ STANDING = {
     "accept_tokens", "adapter_bytes", "adapter_rank", "allowed_tokens", "attention_mask", "cache_salt", "chat_depth",
     "chat_messages", "chat_tools", "chat_values", "cpu_seconds", "disk", "embed_inputs", "export_bytes", "files",
     "grammar_bytes", "grammars", "handles", "matcher_tokens", "mcp_list_bytes", "mcp_memory_mb", "mcp_schema_parts",
-    "packages_disk_bytes", "session_tokens",
+    "packages_disk_bytes", "held_tokens", "contexts",
     "interface_bytes", "logit_bias", "mask_seconds", "matchers", "max_tokens", "memory", "memory_bytes", "message_bytes",
     "models_bytes", "parameters", "parse_cpu_s", "parse_memory_mb", "parts", "predicted", "probes", "render_seconds",
     "reply_numbers", "shown_tokens", "snapshot_bytes", "source_bytes", "source_lines",
