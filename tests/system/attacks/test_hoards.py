@@ -6,10 +6,11 @@ from collections.abc import Callable
 from contextlib import ExitStack
 
 from .arena import Arena, checked
-from .attack import OK, Attack, Conduct, attacks, ended, ending, withstood
+from .attack import OK, Attack, Conduct, answered, attacks, ended, ending, withstood
 from .clients import REFUSED, SIMPLE, SLEEP, connected, others_are_served, request_head
 
 MEGABYTE = 1 << 20
+MOST_GROWN_MB = 400
 
 
 def hoard(count: int, source: str = SLEEP, **body: object) -> Callable[[Arena], str]:
@@ -111,7 +112,27 @@ def launches(arena: Arena) -> str:
     return others_are_served(arena, end)
 
 
+def forks_in_ten_sessions(arena: Arena) -> str:
+    """Fork a matcher of many tokens in each of ten sessions until that is refused."""
+    before, end = arena.memory()["engine"], OK
+    with ExitStack() as open_sessions:
+        for _ in range(10):
+            session = open_sessions.enter_context(arena.mallory.session())
+            grammar = session.call("grammar.compile", constraint={"kind": "regex", "value": "(a|b)*"})["grammar"]
+            matcher = session.call("grammar.matcher", grammar=grammar)["matcher"]
+            token = session.call("model.tokenize", text="a")["tokens"]
+            for _ in range(60):
+                session.call("grammar.accept", matcher=matcher, tokens=token * 32)
+            while (fork := answered(session.call("grammar.fork", matcher=matcher))) == OK:
+                pass
+            end = fork
+        grown = arena.memory()["engine"] - before
+    assert grown < MOST_GROWN_MB, f"the engine grew by {grown:.0f} MiB"
+    return end
+
+
 HOARDS: list[Attack] = [
+    Conduct("10 sessions of forks of a long matcher", forks_in_ten_sessions, REFUSED, seconds=120),
     Conduct("400 sleeping programs", hoard(400), REFUSED, seconds=120),
     Conduct(
         "300 programs that wait for a message",
