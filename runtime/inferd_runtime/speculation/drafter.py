@@ -60,7 +60,7 @@ class Drafter:
         """Release what is held elsewhere at the end of the generation. No method is called afterwards."""
 
 
-SILENT_OFFERS = 4
+SILENT_OFFERS = 2
 """A program that has offered nothing so many times running is not waited for, until it offers something."""
 LONGER_SILENCE = 4
 """Where that was too late by a step, it has to be silent so many times as long before the next time."""
