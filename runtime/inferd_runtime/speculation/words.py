@@ -24,6 +24,8 @@ BEGUN = 4
 """Tokens of a word after which it is not looked for any more."""
 PLACES = 32
 """Places with the same first letter that are looked at, oldest first: what a text is made of is read from its beginning."""
+SPELLED = 4
+"""Words that begin so and are turned into tokens, which takes longer than all else."""
 PIECES = 12
 """Tokens that a word may have where it is found."""
 
@@ -73,6 +75,8 @@ class WordIndex:
             found = self._completed(text, place, begun)
             if found is None or found[0] in tried:
                 continue
+            if len(tried) == SPELLED:
+                break
             tried.add(found[0])
             spelled = self._spelled(before, found[0])
             if spelled[:count] == written and (len(spelled) > count or found[1] >= 0):
