@@ -1,33 +1,38 @@
-"""Regular expressions that begin with look-aheads, as intersections: `(?=.*[0-9])(?!root)[a-z0-9]+` asks for three things."""
+"""Regular expressions with look-arounds, as intersections: `(?=.*[0-9])(?!root)[a-z0-9]+` asks for three things."""
 
 from __future__ import annotations
 
 from inferd_grammar.constraints import AllOfGrammar, Constraint, ExactGrammar, RegexGrammar
 from inferd_grammar.errors import GrammarError
-from inferd_grammar.rewrites.patterns import complement, split_look_aheads
+from inferd_grammar.rewrites.patterns import complement, looks_around, plain, split_look_aheads
 from inferd_grammar.rewrites.regex_syntax import NotUnderstood
 
 
 def as_intersection(constraint: Constraint) -> Constraint:
-    """Return such an expression as what its look-aheads ask for and the rest; others as they are.
+    """Return such an expression as what the look-aheads that it begins with ask for, and the rest; others as they are.
 
-    Raises GrammarError for a negative look-ahead that has no complement.
+    Raises GrammarError for a look-around that has no plain expression, or one that is too large.
     """
     if isinstance(constraint, ExactGrammar):
         return ExactGrammar(as_intersection(constraint.inner))
-    if not isinstance(constraint, RegexGrammar):
+    if not isinstance(constraint, RegexGrammar) or not looks_around(constraint.pattern):
         return constraint
     rest, ahead = split_look_aheads(f"^{constraint.pattern.removeprefix('^')}")
-    if not ahead:
-        return constraint
     try:
         asked = [complement(wanted) if negated else _whole(wanted) for negated, wanted in ahead]
+        members = [_plain(rest.removeprefix("^")), *asked]
     except NotUnderstood as error:
-        raise GrammarError(f"this look-ahead is not supported: {error}") from error
-    return AllOfGrammar(tuple(map(RegexGrammar, (rest.removeprefix("^"), *asked))))
+        raise GrammarError(f"this look-around is not supported: {error}") from error
+    return AllOfGrammar(tuple(map(RegexGrammar, members))) if asked else RegexGrammar(members[0])
+
+
+def _plain(pattern: str) -> str:
+    """Return an expression for whole texts without look-arounds; not ended by `$`, which may stand before a line end."""
+    return plain(rf"^(?:{pattern})(?![\s\S])") if looks_around(pattern) else pattern
 
 
 def _whole(wanted: str) -> str:
     """Return an expression for whole texts that begin with `^...`."""
+    wanted = plain(wanted)
     ends = wanted.endswith("$") and not wanted.endswith(r"\$")
     return f"(?:{wanted[1:]})" if ends else rf"(?:{wanted[1:]})[\s\S]*"

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from itertools import combinations
 from math import comb
@@ -12,7 +12,7 @@ from urllib.parse import quote
 from inferd_grammar.rewrites import formats
 from inferd_grammar.rewrites.base import CannotRewrite, Schema, Translator, View, all_of, any_of
 from inferd_grammar.rewrites.kinds import STRING, of_value
-from inferd_grammar.rewrites.patterns import finds, regions
+from inferd_grammar.rewrites.patterns import complement, finds, looks_around, plain, regions
 from inferd_grammar.rewrites.regex_syntax import NotUnderstood
 from inferd_grammar.rewrites.strings import length_between, one_of
 
@@ -122,7 +122,7 @@ def _lone_pattern(part: Schema) -> str | None:
 def _names_by(key: str, view: View, to: Translator) -> Schema:
     word = view.words[key]
     if key == "pattern":
-        return _only(word)
+        return _only(_understood(plain, view))
     if key in ("const", "enum"):
         listed = [value for value in ([word] if key == "const" else word) if of_value(value) in STRING]
         return _only(one_of(listed)) if listed else {"maxProperties": 0}
@@ -173,11 +173,22 @@ def _forbidden_names(schema: Any, pointer: str, to: Translator) -> Schema:
     view = to.view(schema, pointer) if isinstance(schema, dict) else View({}, pointer)
     words = {key: word for key, word in view.words.items() if (key, word) != ("type", "string")}
     if words.keys() == {"pattern"}:
-        return {"patternProperties": {words["pattern"]: False}}
+        pattern = words["pattern"]
+        return (
+            _only(_understood(complement, view)) if looks_around(pattern) else {"patternProperties": {pattern: False}}
+        )
     if words.keys() in ({"const"}, {"enum"}):
         listed = words.get("enum", [words.get("const")])
         return {"properties": {key: False for key in listed if isinstance(key, str)}}
     raise CannotRewrite("this complement of property names is not supported", pointer)
+
+
+def _understood(rewritten: Callable[[str], str], view: View) -> str:
+    """Return the view's pattern rewritten. Raises CannotRewrite."""
+    try:
+        return rewritten(view.words["pattern"])
+    except NotUnderstood as error:
+        raise CannotRewrite(f"this look-around is not supported: {error}", view.at("pattern")) from error
 
 
 def _only(pattern: str) -> Schema:
@@ -236,7 +247,7 @@ def positive_patterns(view: View) -> View:
     patterns = view.words.get("patternProperties", {})
     every = [_there(view, "patternProperties", pattern) for pattern in patterns if pattern in EVERY_KEY]
     rest = [pattern for pattern in patterns if pattern not in EVERY_KEY]
-    areas = _areas(rest) if len(rest) > 1 else None
+    areas = _areas(rest) if len(rest) > 1 or any(map(looks_around, rest)) else None
     if not every and areas is None:
         return view
     words = dict(view.words)
@@ -258,7 +269,7 @@ def _areas(patterns: list[str]) -> list[tuple[str, list[int]]] | None:
         areas = regions(patterns)
     except NotUnderstood:
         return None
-    return areas if any(len(members) > 1 for _, members in areas) else None
+    return areas if any(len(members) > 1 for _, members in areas) or any(map(looks_around, patterns)) else None
 
 
 def _there(view: View, key: str, name: str) -> Schema:

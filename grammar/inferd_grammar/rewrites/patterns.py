@@ -1,57 +1,86 @@
-"""The complement of `pattern`, as another pattern: parse, determinise, swap the ends, and back by state elimination.
+"""Patterns by automata: complements, differences, regions, and look-arounds as plain patterns.
 
-Thompson's construction, the subset construction and the elimination of Brzozowski and McCluskey (1963), over classes of
-characters. Understood are literals, classes, groups, alternation, counts, and anchors at the ends of the whole pattern.
-Anything else is refused, and so is what grows too large.
+Understood are literals, classes, groups, alternation, counts, anchors, edges of words, look-behinds, and look-aheads outside
+of other look-arounds. Anything else is refused, and so is what grows too large.
 
-Narrower: where dialects of regular expressions differ on characters (what `.`, `$`, `\\w`, `\\d`, `\\s` mean for line
-ends and beyond ASCII), texts with such characters are left out of the complement.
+Narrower: where dialects of regular expressions differ on characters (what `.`, `$`, `\\w`, `\\d`, `\\s`, `\\b` mean for line
+ends and beyond ASCII), texts with such characters are left out of the result.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
-from dataclasses import dataclass, field, replace
+import re
+from collections.abc import Iterator
+from dataclasses import replace
+from functools import lru_cache
+from math import inf
 
+from inferd_grammar.rewrites.automata import Dfa, Nfa, classes_of, product
 from inferd_grammar.rewrites.base import CannotRewrite, Schema, View
 from inferd_grammar.rewrites.regex_syntax import (
     EVERYTHING,
     Chars,
     NotUnderstood,
     RegexNode,
-    intersection,
+    lengths,
     parse,
     subtraction,
     union,
+    without_counts,
     write,
 )
+from inferd_grammar.rewrites.strings import length_between
 
-LOOK_AHEADS = ("^(?!", "^(?=")
-"""What a pattern begins with that has look-aheads of its whole text."""
-_MAX_STATES = 96
-_MAX_TEXT = 12_000
+NOTHING = r"^[^\s\S]$"
+"""A pattern that no text matches."""
+_LOOK_AHEADS = ("^(?!", "^(?=")
 _MAX_PATTERNS = 4
+_MAX_PROOF = 300
+_MAX_LENGTH = 1_000
+_ANY: RegexNode = ("chars", EVERYTHING)
+_TOKEN = re.compile(r"\\.|\[\^?\]?(?:\\.|[^\\\]])*\]|\(\?<?[=!]|.", re.DOTALL)
+_LOOKS = ("(?=", "(?!", "(?<=", "(?<!", r"\b")
+
+
+def looks_around(pattern: str) -> bool:
+    """Return True if a pattern has look-arounds or edges of words, which the library does not read."""
+    return any(token[0] in _LOOKS for token in _TOKEN.finditer(pattern))
 
 
 def positive(view: View) -> tuple[View, list[Schema]]:
-    """Return the view without the look-aheads that its pattern begins with, and patterns that hold as they do.
+    """Return the view without the look-arounds of its pattern, and patterns that hold as they do.
 
-    Raises CannotRewrite for one that has no complement.
+    Raises CannotRewrite for one that is not understood, or too large.
     """
-    pattern, ahead = split_look_aheads(view.words.get("pattern", ""))
-    if not ahead:
+    if not looks_around(view.words.get("pattern", "")):
         return view, []
     try:
-        found = [complement(wanted) if negated else wanted for negated, wanted in ahead]
+        pattern, *others = without_looks(view.words["pattern"])
     except NotUnderstood as error:
-        raise CannotRewrite(f"this look-ahead is not supported: {error}", view.at("pattern")) from error
-    return replace(view, words={**view.words, "pattern": pattern}), [{"pattern": each} for each in found]
+        raise CannotRewrite(f"this look-around is not supported: {error}", view.at("pattern")) from error
+    return replace(view, words={**view.words, "pattern": pattern}), [{"pattern": each} for each in others]
+
+
+def without_looks(pattern: str) -> list[str]:
+    """Return patterns without look-arounds that hold together where this one does. Raises NotUnderstood."""
+    return [
+        text
+        for negated, part in _parts(pattern)
+        for text in ([_complement(part)] if negated else _plain(part) if looks_around(part) else [part])
+    ]
+
+
+def _parts(pattern: str) -> list[tuple[bool, str]]:
+    """Return patterns that hold together where this one does, those that must not be found marked by True."""
+    rest, ahead = split_look_aheads(pattern)
+    rest, behind = _split_look_behind(rest)
+    return [(False, rest), *ahead, *behind]
 
 
 def split_look_aheads(pattern: str) -> tuple[str, list[tuple[bool, str]]]:
     """Return a pattern without the look-aheads behind the anchor that it begins with, and these: if negated, and what for."""
     at, found = 1, list[tuple[bool, str]]()
-    while pattern.startswith(LOOK_AHEADS) and pattern.startswith(("(?!", "(?="), at):
+    while pattern.startswith(_LOOK_AHEADS) and pattern.startswith(("(?!", "(?="), at):
         end = next((n for n, char, depth in _structure(pattern[at:]) if char == ")" and depth == 0), None)
         if end is None:
             return pattern, []
@@ -59,6 +88,19 @@ def split_look_aheads(pattern: str) -> tuple[str, list[tuple[bool, str]]]:
         found.append((pattern[at + 2] == "!", f"^(?:{inside})" if _is_union(inside) else f"^{inside}"))
         at += end + 1
     return (pattern, []) if _is_union(pattern[at:]) else (f"{pattern[:1]}{pattern[at:]}", found)
+
+
+def _split_look_behind(pattern: str) -> tuple[str, list[tuple[bool, str]]]:
+    """Return a pattern without the look-behind in front of the anchor at its end, and this: if negated, and what for."""
+    opened = [at for at, char, depth in _structure(pattern) if (char, depth) == ("(", 1)]
+    start = opened[-1] if opened else 0
+    inside = pattern[start + 4 : -2]
+    if not pattern[start:].startswith(("(?<!", "(?<=")) or not pattern.endswith(")$") or _is_union(pattern):
+        return pattern, []
+    closed = [at for at, char, depth in _structure(pattern) if (char, depth) == (")", 0) and at > start]
+    if closed != [len(pattern) - 2] or looks_around(inside):
+        return pattern, []
+    return f"{pattern[:start]}$", [(pattern[start + 3] == "!", f"(?:{inside})$")]
 
 
 def _is_union(pattern: str) -> bool:
@@ -90,10 +132,76 @@ def negative(view: View) -> list[Schema]:
 
 def complement(pattern: str) -> str:
     """Return a pattern, anchored, that matches what `pattern` finds nothing in. Raises NotUnderstood."""
-    node, doubtful = parse(pattern)
-    machine = _determinise(_Nfa.of(node), subtraction(EVERYTHING, doubtful))
-    text = _eliminate(machine)
-    return f"^(?:{text})$" if text is not None else "^[^\\s\\S]$"
+    return _union([difference([part], []) if negated else _complement(part) for negated, part in _parts(pattern)])
+
+
+def _union(patterns: list[str]) -> str:
+    """Return one pattern for several of whole texts."""
+    return patterns[0] if len(patterns) == 1 else f"^(?:{'|'.join(pattern[1:-1] for pattern in patterns)})$"
+
+
+def plain(pattern: str) -> str:
+    """Return the pattern as it is, or one for whole texts that says the same without look-arounds. Raises NotUnderstood."""
+    return difference([pattern], []) if looks_around(pattern) else pattern
+
+
+def _plain(pattern: str) -> list[str]:
+    try:
+        return [plain(pattern)]
+    except NotUnderstood as error:
+        node, alphabet, least, most = _without_counts(pattern, error)
+        return [_text([node], alphabet, 1), length_between(least, most)]
+
+
+def _complement(pattern: str) -> str:
+    try:
+        return difference([], [pattern])
+    except NotUnderstood as error:
+        node, alphabet, least, most = _without_counts(pattern, error)
+        shorter = [length_between(0, least - 1)] if least else []
+        return _union([_text([node], alphabet, 0), *shorter, length_between(most + 1, None)])
+
+
+def _without_counts(pattern: str, error: NotUnderstood) -> tuple[RegexNode, Chars, int, int]:
+    """Return a pattern that says the same together with a length: counts make an automaton large, and often say no more.
+
+    Raises the error where they do.
+    """
+    (node,), alphabet = _parsed([pattern])
+    least, most = lengths(node)
+    if most is None or most > _MAX_LENGTH:
+        raise error
+    other = without_counts(node)
+    within: RegexNode = ("then", [*([_ANY] * least), ("upto", (_ANY, most - least))])
+    machine = product([node, other, within], alphabet)
+    if machine.is_reached(lambda found: found[0] != (found[1] and found[2])):
+        raise error
+    return other, alphabet, least, most
+
+
+def difference(patterns: list[str], without: list[str]) -> str:
+    """Return a pattern, anchored, of the texts in which all of `patterns` and none of `without` are found.
+
+    Raises NotUnderstood.
+    """
+    nodes, alphabet = _parsed([*patterns, *without])
+    return _text(nodes, alphabet, len(patterns))
+
+
+def _text(nodes: list[RegexNode], alphabet: Chars, needed: int) -> str:
+    """Return a pattern of the texts in which the first `needed` nodes are found, and no others."""
+    wanted = tuple(n < needed for n in range(len(nodes)))
+    text = product(nodes, alphabet, needed).pattern(wanted.__eq__)
+    return NOTHING if text is None else f"^(?:{text})$"
+
+
+def are_apart(patterns: list[str]) -> bool:
+    """Return True if it is proved that no text has all of the patterns in it; texts on which dialects differ count, too."""
+    try:
+        nodes = [parse(pattern, wide=True)[0] for pattern in patterns]
+        return not product(nodes, EVERYTHING, len(nodes), _MAX_PROOF).is_reached(all)
+    except NotUnderstood:
+        return False
 
 
 def regions(patterns: list[str]) -> list[tuple[str, list[int]]]:
@@ -103,203 +211,38 @@ def regions(patterns: list[str]) -> list[tuple[str, list[int]]]:
     """
     if len(patterns) > _MAX_PATTERNS:
         raise NotUnderstood("too many patterns")
-    parsed = [parse(pattern) for pattern in patterns]
-    doubtful = union([chars for _, chars in parsed])
-    nfa = _Nfa.of_several([node for node, _ in parsed])
-    moves, order = _subsets(nfa, subtraction(EVERYTHING, doubtful))
-    found: dict[tuple[int, ...], set[int]] = {}
-    for number, states in enumerate(order):
-        members = tuple(n for n in range(len(patterns)) if -1 - n in states)
-        found.setdefault(members, set()).add(number)
-    areas = [(f"^(?:{_eliminate(_Machine(moves, final))})$", list(m)) for m, final in found.items() if m]
+    nodes, alphabet = _parsed(patterns)
+    machine = product(nodes, alphabet)
+    areas = [
+        (f"^(?:{machine.pattern(members.__eq__)})$", [n for n, found in enumerate(members) if found])
+        for members in dict.fromkeys(machine.found)
+        if any(members)
+    ]
+    doubtful = subtraction(EVERYTHING, alphabet)
     return areas + ([(write(doubtful), [])] if doubtful else [])
+
+
+def _parsed(patterns: list[str]) -> tuple[list[RegexNode], Chars]:
+    """Return patterns as nodes, and the characters on which no dialects differ about them. Raises NotUnderstood."""
+    parsed = [parse(pattern) for pattern in patterns]
+    return [node for node, _ in parsed], subtraction(EVERYTHING, union([chars for _, chars in parsed]))
 
 
 def finds(pattern: str, text: str) -> bool:
     """Return True if a pattern is found in a text, in time linear in both. Raises NotUnderstood."""
+    nfa, classes, doubtful = _searcher(pattern)
+    dfa = Dfa(nfa, classes, len(text) + 2, inf)
+    state = 0
+    for code in map(ord, text):
+        if any(low <= code <= high for low, high in doubtful):
+            raise NotUnderstood("dialects differ on this text")
+        letter = next(n for n, chars in enumerate(classes) if any(low <= code <= high for low, high in chars))
+        state = dfa.step(state, letter)
+    return dfa.accepts(state)
+
+
+@lru_cache(maxsize=256)
+def _searcher(pattern: str) -> tuple[Nfa, list[Chars], Chars]:
     node, doubtful = parse(pattern)
-    if any(low <= ord(char) <= high for char in text for low, high in doubtful):
-        raise NotUnderstood("dialects differ on this text")
-    nfa = _Nfa.of(node)
-    states = nfa.closure([0])
-    for char in text:
-        code = ord(char)
-        states = nfa.closure(
-            {end for s in states for label, end in nfa.moves.get(s, ()) if any(a <= code <= b for a, b in label)}
-        )
-    return 1 in states
-
-
-@dataclass
-class _Nfa:
-    """States 0 (start) and 1 (end), silent moves and moves on characters."""
-
-    silent: dict[int, list[int]] = field(default_factory=dict)
-    moves: dict[int, list[tuple[Chars, int]]] = field(default_factory=dict)
-    size: int = 2
-
-    @classmethod
-    def of(cls, node: RegexNode) -> _Nfa:
-        nfa = cls()
-        nfa._add(node, 0, 1)
-        return nfa
-
-    @classmethod
-    def of_several(cls, nodes: list[RegexNode]) -> _Nfa:
-        """Return one machine with one start for all; pattern n ends in state -1 - n."""
-        nfa = cls()
-        for n, node in enumerate(nodes):
-            nfa._add(node, 0, -1 - n)
-        return nfa
-
-    def _add(self, node: RegexNode, start: int, end: int) -> None:
-        kind, parts = node
-        if kind == "chars":
-            self.moves.setdefault(start, []).append((parts, end))
-        elif kind == "either":
-            for part in parts:
-                self._add(part, start, end)
-        elif kind == "then":
-            for part in parts:
-                middle = self._new()
-                self._add(part, start, middle)
-                start = middle
-            self.silent.setdefault(start, []).append(end)
-        else:
-            self._loop(parts, start, end)
-
-    def _loop(self, part: RegexNode, start: int, end: int) -> None:
-        inner, behind = self._new(), self._new()
-        self.silent.setdefault(start, []).append(inner)
-        self._add(part, inner, behind)
-        self.silent.setdefault(behind, []).append(inner)
-        self.silent.setdefault(inner, []).append(end)
-
-    def _new(self) -> int:
-        self.size += 1
-        if self.size > 4_000:
-            raise NotUnderstood("it is too large")
-        return self.size - 1
-
-    def closure(self, states: Iterable[int]) -> frozenset[int]:
-        """Return the states that silent moves reach."""
-        seen, stack = set(states), list(states)
-        while stack:
-            for state in self.silent.get(stack.pop(), ()):
-                if state not in seen:
-                    seen.add(state)
-                    stack.append(state)
-        return frozenset(seen)
-
-
-@dataclass
-class _Machine:
-    """Deterministic and complete over its alphabet; `final` are the ends of the complement."""
-
-    moves: list[dict[int, Chars]]
-    final: set[int]
-
-
-def _determinise(nfa: _Nfa, alphabet: Chars) -> _Machine:
-    moves, order = _subsets(nfa, alphabet)
-    return _Machine(moves, {number for number, states in enumerate(order) if 1 not in states})
-
-
-def _subsets(nfa: _Nfa, alphabet: Chars) -> tuple[list[dict[int, Chars]], list[frozenset[int]]]:
-    """Return the moves of a deterministic machine, and the states of `nfa` that each of its states stands for."""
-    classes = _classes(nfa, alphabet)
-    first = nfa.closure([0])
-    numbers, order, moves = {first: 0}, [first], list[dict[int, Chars]]()
-    while len(moves) < len(order):
-        states = order[len(moves)]
-        row: dict[int, Chars] = {}
-        for chars in classes:
-            after = nfa.closure(
-                {end for s in states for label, end in nfa.moves.get(s, ()) if intersection(label, chars)}
-            )
-            if after not in numbers:
-                numbers[after] = len(order)
-                order.append(after)
-                if len(order) > _MAX_STATES:
-                    raise NotUnderstood("its automaton is too large")
-            target = numbers[after]
-            row[target] = union([row.get(target, ()), chars])
-        moves.append(row)
-    return moves, order
-
-
-def _classes(nfa: _Nfa, alphabet: Chars) -> list[Chars]:
-    """Return the alphabet cut so that no label tells two characters of one class apart."""
-    classes = [alphabet]
-    for label in {label for moves in nfa.moves.values() for label, _ in moves}:
-        cut = [part for chars in classes for part in (intersection(chars, label), subtraction(chars, label))]
-        classes = [chars for chars in cut if chars]
-    return classes
-
-
-def _minimise(machine: _Machine) -> _Machine:
-    """Return the machine with states merged that no text tells apart (Moore's refinement); state 0 stays the start."""
-    size = len(machine.moves)
-    block = [int(state in machine.final) for state in range(size)]
-    while True:
-        rows = [(block[state], _row(machine.moves[state], block)) for state in range(size)]
-        numbers = {row: n for n, row in enumerate(dict.fromkeys(rows))}
-        before, block = len(set(block)), [numbers[row] for row in rows]
-        if len(numbers) == before:
-            break
-    moves = [dict(_row(machine.moves[block.index(n)], block)) for n in range(len(numbers))]
-    return _Machine(moves, {block[state] for state in machine.final})
-
-
-def _row(moves: dict[int, Chars], block: list[int]) -> tuple[tuple[int, Chars], ...]:
-    merged: dict[int, list[Chars]] = {}
-    for target, chars in moves.items():
-        merged.setdefault(block[target], []).append(chars)
-    return tuple(sorted((target, union(sets)) for target, sets in merged.items()))
-
-
-def _eliminate(machine: _Machine) -> str | None:
-    """Return the language of a machine as a regular expression; None if it is empty."""
-    start, end = -1, -2
-    machine = _minimise(machine)
-    edges: dict[tuple[int, int], str] = {
-        (state, target): write(chars) for state, row in enumerate(machine.moves) for target, chars in row.items()
-    }
-    edges[start, 0] = ""
-    edges |= {(state, end): "" for state in machine.final}
-    left = set(range(len(machine.moves)))
-    while left:
-        state = min(left, key=lambda s: _weight(edges, s))
-        left.remove(state)
-        _remove(edges, state)
-        if sum(map(len, edges.values())) > _MAX_TEXT * 4:
-            raise NotUnderstood("its complement is too large")
-    text = edges.get((start, end))
-    if text is not None and len(text) > _MAX_TEXT:
-        raise NotUnderstood("its complement is too large")
-    return text
-
-
-def _weight(edges: dict[tuple[int, int], str], state: int) -> int:
-    """Return how many characters taking a state out adds."""
-    incoming = [len(text) for (a, b), text in edges.items() if b == state != a]
-    outgoing = [len(text) for (a, b), text in edges.items() if a == state != b]
-    loop = len(edges.get((state, state), ""))
-    return sum(incoming) * len(outgoing) + sum(outgoing) * len(incoming) + loop * len(incoming) * len(outgoing)
-
-
-def _remove(edges: dict[tuple[int, int], str], state: int) -> None:
-    """Take a state out, leading its incoming edges straight to its outgoing ones."""
-    again = edges.pop((state, state), None)
-    loop = "" if again is None else f"(?:{again})*"
-    incoming = [(a, edges.pop((a, b))) for a, b in list(edges) if b == state]
-    outgoing = [(b, edges.pop((a, b))) for a, b in list(edges) if a == state]
-    for before, first in incoming:
-        for after, last in outgoing:
-            text = f"{_group(first)}{loop}{_group(last)}"
-            old = edges.get((before, after))
-            edges[before, after] = text if old is None else f"{old}|{text}"
-
-
-def _group(text: str) -> str:
-    return f"(?:{text})" if "|" in text else text
+    nfa = Nfa.of(node)
+    return nfa, classes_of([nfa], EVERYTHING), doubtful

@@ -1,10 +1,13 @@
 """A parser for the common part of regular expression dialects, and sets of characters.
 
-A node is (kind, parts): "chars" with a set, "then" and "either" with a list of nodes, "loop" with one node.
+A node is (kind, parts): "chars" with a set, "then" and "either" with a list of nodes, "loop" with one node, "upto" with
+one and how often it may stand at most; "ahead" and "behind" with a node and whether it must not be found there; "edge" with
+its name: "start", "end", "word".
 """
 
 from __future__ import annotations
 
+import re
 from typing import Any
 
 Chars = tuple[tuple[int, int], ...]
@@ -15,25 +18,33 @@ EVERYTHING: Chars = ((0, 0xD7FF), (0xE000, 0x10FFFF))
 _LINE_ENDS: Chars = ((0x0A, 0x0A), (0x0D, 0x0D), (0x85, 0x85), (0x2028, 0x2029))
 _BEYOND_ASCII: Chars = ((0x80, 0xD7FF), (0xE000, 0x10FFFF))
 _DIGITS: Chars = ((0x30, 0x39),)
-_WORD: Chars = ((0x30, 0x39), (0x41, 0x5A), (0x5F, 0x5F), (0x61, 0x7A))
+WORD: Chars = ((0x30, 0x39), (0x41, 0x5A), (0x5F, 0x5F), (0x61, 0x7A))
 _SPACE: Chars = ((0x09, 0x0D), (0x20, 0x20))
 _OTHER_SPACES: Chars = (
     *((0x1C, 0x1F), (0x85, 0x85), (0xA0, 0xA0), (0x1680, 0x1680), (0x180E, 0x180E), (0x2000, 0x200B)),
     *((0x2028, 0x2029), (0x202F, 0x202F), (0x205F, 0x2060), (0x3000, 0x3000), (0xFEFF, 0xFEFF)),
 )
 """Spaces in some dialects."""
-_CLASSES = {"d": _DIGITS, "w": _WORD, "s": _SPACE}
+_CLASSES = {"d": _DIGITS, "w": WORD, "s": _SPACE}
+_EDGES = (("^", "start", ()), ("$", "end", _LINE_ENDS), (r"\b", "word", _BEYOND_ASCII))
+_LOOK_AROUNDS = (("(?=", "ahead", False), ("(?!", "ahead", True), ("(?<=", "behind", False), ("(?<!", "behind", True))
+_GROUP_NAME = re.compile(r"\?P?<[A-Za-z_][A-Za-z0-9_]*>")
 _CONTROLS = {"f": 0x0C, "n": 0x0A, "r": 0x0D, "t": 0x09, "v": 0x0B, "0": 0x00}
-_MAX_COUNT = 64
+_MAX_COUNT = 1_000
+ANYTHING: RegexNode = ("loop", ("chars", EVERYTHING))
+"""What stands around a pattern that is not anchored."""
 
 
 class NotUnderstood(ValueError):
     """A pattern holds something that is not understood here; the message says what."""
 
 
-def parse(pattern: str) -> tuple[RegexNode, Chars]:
-    """Return the pattern as a search, and the characters on which dialects differ about it. Raises NotUnderstood."""
-    parser = _Parser(pattern)
+def parse(pattern: str, *, wide: bool = False) -> tuple[RegexNode, Chars]:
+    """Return the pattern as a search, and the characters on which dialects differ about it. Raises NotUnderstood.
+
+    It is read as it means among all other characters; if `wide`, as it is found in whatever any dialect finds it in.
+    """
+    parser = _Parser(pattern, wide)
     node = parser.union(top=True)
     if parser.rest():
         raise NotUnderstood(f"{parser.rest()[:10]!r}")
@@ -61,6 +72,8 @@ def shortest_match(pattern: str) -> str:
 
 def _shortest(node: RegexNode) -> str:
     kind, parts = node
+    if kind in ("ahead", "behind", "edge"):
+        raise NotUnderstood("no shortest match of a look-around is known")
     if kind == "chars":
         return next(
             (char for char in "0aA_ -.:/" if any(low <= ord(char) <= high for low, high in parts)), chr(parts[0][0])
@@ -68,6 +81,34 @@ def _shortest(node: RegexNode) -> str:
     if kind == "then":
         return "".join(map(_shortest, parts))
     return min(map(_shortest, parts), key=len) if kind == "either" else ""
+
+
+def lengths(node: RegexNode) -> tuple[int, int | None]:
+    """Return how many characters a node takes at least and at most; None where there is no most."""
+    kind, parts = node
+    if kind == "chars":
+        return 1, 1
+    if kind in ("loop", "upto"):
+        inner, times = (parts, None) if kind == "loop" else parts
+        _, most = lengths(inner)
+        return 0, 0 if most == 0 or times == 0 else None if most is None or times is None else most * times
+    if kind not in ("then", "either"):
+        return 0, 0
+    both = [lengths(part) for part in parts]
+    known = [most for _, most in both if most is not None]
+    total = max if kind == "either" else sum
+    least = (min if kind == "either" else sum)(few for few, _ in both)
+    return least, total(known) if len(known) == len(both) else None
+
+
+def without_counts(node: RegexNode) -> RegexNode:
+    """Return a node in which what may stand several times may stand any number of times."""
+    kind, parts = node
+    if kind in ("then", "either"):
+        return kind, [without_counts(part) for part in parts]
+    if kind == "upto":
+        return ("loop", without_counts(parts[0])) if parts[1] > 1 else ("upto", (without_counts(parts[0]), parts[1]))
+    return ("loop", without_counts(parts)) if kind == "loop" else node
 
 
 def union(sets: list[Chars]) -> Chars:
@@ -121,9 +162,11 @@ def _code(code: int) -> str:
 class _Parser:
     """Recursive descent over one pattern. `doubtful` collects sets of characters on which dialects differ."""
 
-    def __init__(self, pattern: str) -> None:
+    def __init__(self, pattern: str, wide: bool) -> None:
         self._text = pattern
+        self._wide = wide
         self._at = 0
+        self._looking = 0
         self.doubtful: list[Chars] = []
 
     def rest(self) -> str:
@@ -137,17 +180,45 @@ class _Parser:
 
     def _branch(self, top: bool) -> RegexNode:
         """At the top, `^` and `$` of a branch say where it must begin and end; anything may stand elsewhere."""
-        anything: RegexNode = ("loop", ("chars", EVERYTHING))
-        parts = [] if not top or self._take("^") else [anything]
-        while self.rest() and not self.rest().startswith(("|", ")", "$")):
-            parts.append(self._counted(self._atom()))
+        parts = [] if not top or self._take("^") else [ANYTHING]
+        while self.rest() and not self.rest().startswith(("|", ")")):
+            if top and self.rest().startswith("$") and self.rest()[1:2] in ("", "|"):
+                break
+            parts.append(self._assertion() or self._counted(self._atom()))
         if self._take("$"):
-            if not top:
-                raise NotUnderstood("an anchor inside a group")
             self.doubtful.append(_LINE_ENDS)
+            parts += [("upto", (("chars", _LINE_ENDS), 1))] if self._wide else []
         elif top:
-            parts.append(anything)
+            parts.append(ANYTHING)
         return "then", parts
+
+    def _assertion(self) -> RegexNode | None:
+        """Return a node that takes no characters, None where something else stands."""
+        for mark, name, doubtful in _EDGES:
+            if self._take(mark):
+                self._doubt(doubtful)
+                return self._uncounted(("edge", name))
+        for mark, kind, negated in _LOOK_AROUNDS:
+            if self._take(mark):
+                if self._wide:
+                    raise NotUnderstood("a look-around")
+                if kind == "ahead" and self._looking:
+                    raise NotUnderstood("a look-ahead inside of a look-around")
+                self._looking += 1
+                inside = self._closed()
+                self._looking -= 1
+                return self._uncounted((kind, (inside, negated)))
+        return None
+
+    def _doubt(self, chars: Chars) -> None:
+        if self._wide and chars:
+            raise NotUnderstood("what dialects read differently in this place")
+        self.doubtful.append(chars)
+
+    def _uncounted(self, node: RegexNode) -> RegexNode:
+        if self._count() != (None, None):
+            raise NotUnderstood("a count of what takes no characters")
+        return node
 
     def _atom(self) -> RegexNode:
         char = self._next()
@@ -157,7 +228,7 @@ class _Parser:
             return "chars", self._class()
         if char == ".":
             self.doubtful.append(_LINE_ENDS)
-            return "chars", subtraction(EVERYTHING, _LINE_ENDS)
+            return "chars", EVERYTHING if self._wide else subtraction(EVERYTHING, _LINE_ENDS)
         if char == "\\":
             return "chars", self._escape()
         if char in "^*+?{":
@@ -165,8 +236,13 @@ class _Parser:
         return "chars", ((ord(char), ord(char)),)
 
     def _group(self) -> RegexNode:
+        name = _GROUP_NAME.match(self._text, self._at)
+        self._at = name.end() if name else self._at
         if self._take("?") and not self._take(":"):
             raise NotUnderstood("a group of another kind")
+        return self._closed()
+
+    def _closed(self) -> RegexNode:
         node = self.union()
         if not self._take(")"):
             raise NotUnderstood("a group without an end")
@@ -179,10 +255,7 @@ class _Parser:
         self._take("?")  # a lazy count finds the same strings
         if self.rest().startswith(("*", "+", "?", "{")):
             raise NotUnderstood("a count of a count")
-        tail: list[RegexNode] = (
-            [("loop", node)] if most is None else [("either", [node, ("then", [])])] * (most - least)
-        )
-        return "then", [node] * least + tail
+        return "then", [*([node] * least), ("loop", node) if most is None else ("upto", (node, most - least))]
 
     def _count(self) -> tuple[int | None, int | None]:
         for mark, least, most in (("*", 0, None), ("+", 1, None), ("?", 0, 1)):
@@ -202,8 +275,9 @@ class _Parser:
         return least, most
 
     def _class(self) -> Chars:
-        inverted = self._take("^")
+        inverted, wide, doubts = self._take("^"), self._wide, len(self.doubtful)
         sets: list[Chars] = []
+        self._wide = wide and not inverted
         while not self._take("]"):
             low = self._member()
             if self.rest().startswith("-") and not self.rest().startswith("-]"):
@@ -213,24 +287,29 @@ class _Parser:
                     raise NotUnderstood("a range of this kind")
                 low = ((low[0][0], high[0][1]),)
             sets.append(low)
-        if not sets:
+        self._wide, found = wide, union(sets)
+        if not found:
             raise NotUnderstood("an empty class")
-        return subtraction(EVERYTHING, union(sets)) if inverted else union(sets)
+        if found == EVERYTHING:
+            del self.doubtful[doubts:]
+        return subtraction(EVERYTHING, found) if inverted else found
 
     def _member(self) -> Chars:
         char = self._next()
         if char == "\\":
             return self._escape()
-        if char in "[&~":  # nested classes and set operations in some dialects
-            raise NotUnderstood(f"{char!r} in a class")
+        if char == "-" and self.rest().startswith("-"):  # a set operation in some dialects
+            raise NotUnderstood("'--' in a class")
         return ((ord(char), ord(char)),)
 
     def _escape(self) -> Chars:
         char = self._next()
         if char.lower() in _CLASSES:
-            self.doubtful.append(_OTHER_SPACES if char in "sS" else _BEYOND_ASCII)
-            named = _CLASSES[char.lower()]
-            return named if char.islower() else subtraction(EVERYTHING, named)
+            named, doubtful = _CLASSES[char.lower()], _OTHER_SPACES if char in "sS" else _BEYOND_ASCII
+            self.doubtful.append(doubtful)
+            if char.isupper():
+                return subtraction(EVERYTHING, named)
+            return union([named, doubtful]) if self._wide else named
         if char in "uxU":
             return self._hex({"u": 4, "x": 2, "U": 8}[char])
         if char in _CONTROLS:
@@ -257,5 +336,5 @@ class _Parser:
 
     def _take(self, mark: str) -> bool:
         found = self._text.startswith(mark, self._at)
-        self._at += found
+        self._at += len(mark) * found
         return found

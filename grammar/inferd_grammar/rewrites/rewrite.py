@@ -10,7 +10,7 @@ from inferd_grammar.rewrites.base import CannotRewrite, Schema
 from inferd_grammar.rewrites.dialect import COUNTS, Dialect
 from inferd_grammar.rewrites.formats import ENFORCED
 from inferd_grammar.rewrites.open_bounds import clip, close, has_fractions, is_far
-from inferd_grammar.rewrites.patterns import LOOK_AHEADS
+from inferd_grammar.rewrites.patterns import looks_around
 from inferd_grammar.rewrites.short_numbers import add_short_numbers, needs_short_numbers
 from inferd_grammar.rewrites.translate import SchemaTranslator
 from inferd_grammar.schema import iter_schemas, resolve
@@ -80,7 +80,7 @@ def _needs_rewrite(schema: Any, fractions: bool, reference_alone: bool) -> bool:
         return True
     if isinstance(schema.get("format"), str) and schema["format"] not in ENFORCED:
         return True
-    if str(schema.get("pattern")).startswith(LOOK_AHEADS):
+    if looks_around(str(schema.get("pattern"))):
         return True
     if any(isinstance(schema.get(key), float) for key in COUNTS) or _has_open_flag(schema) or is_far(schema):
         return True
@@ -88,7 +88,8 @@ def _needs_rewrite(schema: Any, fractions: bool, reference_alone: bool) -> bool:
         return True
     if fractions and {"exclusiveMaximum", "exclusiveMinimum"} & schema.keys():
         return True
-    return bool(_TRIGGERS & schema.keys()) or len(schema.get("patternProperties") or ()) > 1
+    names = schema.get("patternProperties") or ()
+    return bool(_TRIGGERS & schema.keys()) or len(names) > 1 or any(map(looks_around, names))
 
 
 def _has_open_flag(schema: dict[str, Any]) -> bool:

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import itertools
 import random
 import re
 import time
 
 import pytest
 
-from inferd_grammar.rewrites.patterns import complement, finds, regions
+from inferd_grammar.rewrites.patterns import are_apart, complement, finds, looks_around, regions, without_looks
 from inferd_grammar.rewrites.regex_syntax import NotUnderstood, literal_prefix
 from inferd_grammar.rewrites.strings import none_of, one_of
 
@@ -25,6 +26,15 @@ PATTERNS = [
     "",
     "[^a]",
 ]
+LOOKING = ["^a(?!b).*", "(?<=a)x", "^[abx]*(?<!ab)$", "a(?=b|$)", r"\bfoo\b", "(?:(?!ab)[abx])+$", "(^a|b$)", "x$|^$"]
+LOOKING += [
+    "^(?=.*b)(?!.*x)a",
+    "^(?:a|b(?=a))*$",
+    r"^[abx]*(?<=^a|x)b",
+    "^(?!x$)(?:x|a)*(?<!a)$",
+    "a$x",
+    "(?<!a)(?!b).",
+]
 PATTERNS += ["^(a|ab)(c|bcd)*$", ".", "^.{0,3}$", "a{2}b?", "\\x61\\u0062", "[a-c]+?x", "(?:a|)b*$", "[\\]]"]
 
 
@@ -33,13 +43,62 @@ def texts(seed: str) -> list[str]:
     return ["".join(rng.choices(LETTERS, k=rng.randint(0, 7))) for _ in range(400)]
 
 
-@pytest.mark.parametrize("pattern", PATTERNS)
+@pytest.mark.parametrize("pattern", PATTERNS + LOOKING)
 def test_the_complement_matches_what_the_pattern_does_not(pattern: str) -> None:
     other = re.compile(complement(pattern))
     for text in texts(pattern):
         found = re.search(pattern, text) is not None
         assert (other.search(text) is not None) != found, text
         assert finds(pattern, text) == found, text
+
+
+@pytest.mark.parametrize("pattern", LOOKING)
+def test_look_arounds_become_patterns_that_say_the_same(pattern: str) -> None:
+    parts = [re.compile(part) for part in without_looks(pattern)]
+    assert not any(looks_around(part.pattern) for part in parts)
+    for text in texts(pattern):
+        assert all(part.search(text) for part in parts) == (re.search(pattern, text) is not None), text
+
+
+def test_random_patterns_agree_with_their_rewrites() -> None:
+    rng, checked = random.Random(7), 0
+    samples = ["".join(letters) for size in range(5) for letters in itertools.product("ab-", repeat=size)]
+    while checked < 150:
+        pattern = rng.choice(["^", ""]) + random_pattern(rng, 2) + rng.choice(["$", ""])
+        try:
+            expected, parts = re.compile(pattern), [re.compile(part) for part in without_looks(pattern)]
+            other = re.compile(complement(pattern))
+        except (re.error, NotUnderstood):
+            continue
+        checked += looks_around(pattern)
+        for text in samples:
+            found = expected.search(text) is not None
+            assert all(part.search(text) for part in parts) == found, (pattern, text)
+            assert (other.search(text) is None) == found, (pattern, text)
+
+
+def random_pattern(rng: random.Random, depth: int) -> str:
+    pieces = ["a", "b", "[ab]", "[^a]", "-", ".", r"\b", "^", "$", "(?<=a)", "(?<!ab)"]
+    pieces += [f"{mark}{random_pattern(rng, depth - 1)})" for mark in ("(", "(?=", "(?!") if depth]
+    parts = [rng.choice(pieces) + rng.choice(["", "", "*", "+", "{1,2}"]) for _ in range(rng.randint(1, 4))]
+    return "".join(parts) if rng.random() < 0.7 else "|".join(parts)
+
+
+def test_a_count_that_is_a_length_is_told_apart_from_the_rest() -> None:
+    pattern = "^[a-z](?:[a-z0-9]|-(?=[a-z0-9])){0,38}$"
+    assert without_looks(pattern)[1:] == [r"^[\s\S]{1,39}$"]
+    other = complement(pattern)
+    for text, valid in (("a" * 39, True), ("a" * 40, False), ("a-" * 19 + "a", True), ("a-", False), ("", False)):
+        assert all(re.search(part, text) for part in without_looks(pattern)) == valid
+        assert (re.search(other, text) is None) == valid
+
+
+def test_patterns_are_apart_only_where_no_dialect_sees_an_overlap() -> None:
+    assert are_apart(["^[0-9]{4}$", "^[0-9]{4}-"])
+    assert not are_apart(["^[ab]+$", "^[bc]+$"])
+    assert not are_apart([r"^\w+$", "^\u00e9$"])  # a letter in Python
+    assert not are_apart(["^a$", "^a\n$"])  # Python's `$` also stands before a last line end
+    assert not are_apart(["^a(?!b)", "^ab"])  # not looked into
 
 
 @pytest.mark.parametrize(
@@ -64,20 +123,21 @@ def test_texts_on_which_dialects_differ_are_in_no_complement() -> None:
 @pytest.mark.parametrize(
     "pattern",
     [
-        "(?=a)b",
+        "(?=a(?=b))",
+        "(?<=a(?!b))",
+        "(?=a)*b",
         "(?i)a",
-        "a\\b",
+        "a\\B",
         "\\1",
         "(a",
         "a)",
         "[b-a]",
         "a{2",
         "a**",
-        "(^a)",
-        "[[a]]",
         "\\p{L}",
-        "a{65}",
-        "[a&&b]",
+        "a{1001}",
+        "[a--b]",
+        "^*a",
         "\\",
     ],
 )
