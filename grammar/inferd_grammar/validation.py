@@ -1,7 +1,7 @@
 """Checking a finished text against its schema, for `best_effort`: what masks do not hold is found here.
 
-The validator is `jsonschema` in the draft that `$schema` names. `format` is an annotation (the backend's masks hold the
-formats they know), remote references are never fetched, keys that repeat are refused, and regular expressions are
+The validator is `jsonschema` in the draft that `$schema` names. Of a `format` it holds what every reader asks for (masks hold
+all of those they know), remote references are never fetched, keys that repeat are refused, and regular expressions are
 matched in linear time: Python's own can backtrack for ever.
 """
 
@@ -15,6 +15,7 @@ from functools import lru_cache
 from typing import Any, NamedTuple
 
 from inferd_grammar.errors import GrammarError
+from inferd_grammar.rewrites.formats import wide
 from inferd_grammar.rewrites.patterns import finds
 from inferd_grammar.rewrites.regex_dialect import Ambiguous, as_library
 from inferd_grammar.rewrites.regex_syntax import NotUnderstood
@@ -73,6 +74,7 @@ class SchemaValidator:
             "additionalProperties": _additional_properties,
             "unevaluatedProperties": _refuse_patterns(kind.VALIDATORS.get("unevaluatedProperties")),
             "uniqueItems": _unique_items,
+            "format": _format,
         }
         safe = jsonschema.validators.extend(
             kind, {name: self._budget.counted(check, name in _BY_PATTERN) for name, check in keywords.items()}
@@ -240,6 +242,14 @@ def _pattern(validator: Any, pattern: str, value: Any, _schema: Any) -> Iterator
 
     if isinstance(value, str) and not _search(pattern, value):
         yield ValidationError(f"{value!r} does not match {pattern!r}")
+
+
+def _format(validator: Any, name: Any, value: Any, _schema: Any) -> Iterator[Any]:
+    from jsonschema import ValidationError
+
+    pattern = wide(name) if isinstance(name, str) else None
+    if isinstance(value, str) and pattern is not None and not _search(pattern, value):
+        yield ValidationError(f"{value!r} is not a {name!r}")
 
 
 def _pattern_properties(validator: Any, patterns: Any, value: Any, _schema: Any) -> Iterator[Any]:

@@ -1,7 +1,8 @@
 """Proves that two schemas have no value in common. False only means that no proof was found.
 
 Seen are: different kinds; listed values that the other side rejects; a key that one side requires and for which the
-two sides have disjoint schemas (a discriminator), or that the other side forbids; ranges and counts that do not meet.
+two sides have disjoint schemas (a discriminator), or that the other side forbids; ranges and counts that do not meet;
+patterns and formats of which no string has both.
 """
 
 from __future__ import annotations
@@ -10,7 +11,9 @@ from collections.abc import Iterator
 from typing import Any
 
 from inferd_grammar.rewrites.base import Schema, Translator, View
+from inferd_grammar.rewrites.formats import wide
 from inferd_grammar.rewrites.kinds import ALL, NUMBER, OBJECT, Kinds, canonical, of_types, of_value
+from inferd_grammar.rewrites.patterns import are_apart
 from inferd_grammar.rewrites.regex_syntax import literal_prefix
 
 _DEPTH = 12
@@ -67,7 +70,7 @@ def overlap(left: list[View], right: list[View], to: Translator, depth: int = _D
         kind
         for kind in common
         if not _ranges_miss([*left, *right], kind)
-        and not (kind == "string" and _prefixes_miss([*left, *right]))
+        and not (kind == "string" and _strings_miss(left, right))
         and not (kind == "object" and _objects_miss(left, right, to, depth))
     )
     if shared and (_branches_miss(left, right, to, depth) or _branches_miss(right, left, to, depth)):
@@ -179,6 +182,23 @@ def _prefixes_miss(views: list[View]) -> bool:
     """Return True if two patterns ask for different beginnings."""
     starts = [literal_prefix(view.words["pattern"]) for view in views if "pattern" in view.words]
     return any(not a.startswith(b) and not b.startswith(a) for a in starts for b in starts)
+
+
+def _strings_miss(left: list[View], right: list[View]) -> bool:
+    """Return True if no string has the patterns and formats of both sides."""
+    if _prefixes_miss([*left, *right]):
+        return True
+    one, other = list(dict.fromkeys(_asked(left))), list(dict.fromkeys(_asked(right)))
+    return bool(one and other and one != other) and are_apart(one + other)
+
+
+def _asked(views: list[View]) -> Iterator[str]:
+    """Yield patterns in which every string is found that is valid under some view."""
+    for view in views:
+        if "pattern" in view.words:
+            yield view.words["pattern"]
+        if (pattern := wide(view.words.get("format", ""))) is not None:
+            yield pattern
 
 
 def _objects_miss(left: list[View], right: list[View], to: Translator, depth: int) -> bool:

@@ -3,13 +3,15 @@
 The specification makes `format` an annotation unless a reader chooses to assert it. Formats that the backend enforces
 stay as they are, but for dates and times, of which it knows no calendar. Of the other names that the specification
 defines, those that are regular become a pattern, which is narrower: some exotic valid texts are refused. `regex` is no
-regular language; its pattern takes expressions with groups two deep. Two names of draft 3 become their later ones. Every
+regular language; its pattern takes expressions with groups two deep. A complement (`not`, `oneOf`) leaves out what any
+reader might take for the format. Two names of draft 3 become their later ones. Every
 other name is an annotation and is dropped.
 """
 
 from __future__ import annotations
 
 from inferd_grammar.rewrites.base import CannotRewrite, Schema, View
+from inferd_grammar.rewrites.patterns import complement
 
 ENFORCED = frozenset(("duration", "email", "hostname", "ipv4", "ipv6", "uri", "uuid"))
 _BEYOND_ASCII = r"\u00A0-\uD7FF\uF900-\uFDCF\uFDF0-\uFFEF"
@@ -28,6 +30,7 @@ def _reference(beyond: str, *, scheme: bool = False) -> str:
 
 
 _LABEL = rf"[a-zA-Z0-9{_BEYOND_ASCII}](?:[a-zA-Z0-9\-{_BEYOND_ASCII}]{{0,61}}[a-zA-Z0-9{_BEYOND_ASCII}])?"
+_IDN_ATOM = r"[^\s@\"\\()<>\[\],:;.\x00-\x1F\x7F]+"
 _HOST = rf"{_LABEL}(?:\.{_LABEL})*"
 
 
@@ -59,7 +62,7 @@ _IDN_LABEL = rf"(?:[{_IDN_CHAR}](?:-?[{_IDN_CHAR}]){{0,11}}|[a-zA-Z0-9](?:-?[a-z
 
 ALIASES = {"host-name": "hostname", "ip-address": "ipv4"}
 PATTERNS = {
-    "idn-email": rf"^[^\s@\"\\]+@{_HOST}$",
+    "idn-email": rf"^{_IDN_ATOM}(?:\.{_IDN_ATOM})*@{_HOST}$",
     "date": f"^{_DATE}$",
     "date-time": f"^{_DATE}[Tt]{_TIME}$",
     "idn-hostname": rf"^{_IDN_LABEL}(?:\.{_IDN_LABEL}){{0,3}}$",
@@ -89,6 +92,32 @@ NAMES = {
 }
 """Patterns of the formats that the backend enforces, for the names of properties, of which it enforces none."""
 
+WIDE = {
+    "date": "^[0-9]{4}-?(?:[0-9]{2}-?[0-9]{2}|W[0-9]{2}-?[0-9]?|[0-9]{3})$",
+    "date-time": "^[0-9]{4}-?[0-9]{2}-?[0-9]{2}[Tt _][0-9]",
+    "duration": "^[+\\-]?[Pp][Tt]?(?:[0-9.,]|$)",
+    "email": "@",
+    "hostname": r"^[a-zA-Z0-9.\-_]*$",
+    "idn-email": "@",
+    "ipv4": r"^[0-9]+(?:\.[0-9]+){3}$",
+    "ipv6": "^[0-9a-fA-F.]*:[0-9a-fA-F.]*:[0-9a-fA-F:.]*(?:%.*)?$",
+    "iri": r"^[a-zA-Z][a-zA-Z0-9+.\-]*:",
+    "json-pointer": r"^(?:\/|$)",
+    "relative-json-pointer": r"^[0-9]+(?:\#$|\/|$)",
+    "time": "^[Tt]?[0-9]{1,2}:[0-9]{2}",
+    "uri": r"^[a-zA-Z][a-zA-Z0-9+.\-]*:",
+    "uuid": r"^(?:urn:uuid:)?\{?(?:[0-9a-fA-F]{4}-?){8}\}?$",
+}
+"""Patterns of all texts that some reader takes for the format: what is not found in them has it for none.
+
+The other names have no such pattern: readers take nearly every text for a `regex` or a reference.
+"""
+
+
+def wide(name: str) -> str | None:
+    """Return the pattern in which all texts of a format are found; None where there is none."""
+    return WIDE.get(ALIASES.get(name, name))
+
 
 def of_names(view: View) -> str | None:
     """Return the pattern of names that have the format, None for an annotation. Raises CannotRewrite where there is none."""
@@ -111,11 +140,14 @@ def positive(view: View) -> tuple[View, list[Schema]]:
 
 
 def negative(view: View) -> list[Schema]:
-    """Return schemas of what fails the format: nothing for an annotation. Raises CannotRewrite for a format that is enforced.
+    """Return schemas of what fails the format for every reader that asserts it: nothing for a name that is an annotation.
 
-    A reader who takes it for an annotation holds no string invalid, one who asserts it some: only nothing suits both.
+    Raises CannotRewrite for a format that has no wide pattern.
     """
     name = view.words["format"]
-    if name in ENFORCED or name in PATTERNS or name in ALIASES:
+    pattern = wide(name)
+    if pattern is not None:
+        return [{"type": "string", "pattern": complement(pattern)}]
+    if name in ENFORCED or name in PATTERNS:
         raise CannotRewrite(f"the complement of format {name!r} is not supported", view.at("format"))
     return []

@@ -35,7 +35,7 @@ NOTHING = r"^[^\s\S]$"
 """A pattern that no text matches."""
 _LOOK_AHEADS = ("^(?!", "^(?=")
 _MAX_PATTERNS = 4
-_MAX_PROOF = 300
+_MAX_PROOF = 200
 _MAX_LENGTH = 1_000
 _ANY: RegexNode = ("chars", EVERYTHING)
 _TOKEN = re.compile(r"\\.|\[\^?\]?(?:\\.|[^\\\]])*\]|\(\?<?[=!]|.", re.DOTALL)

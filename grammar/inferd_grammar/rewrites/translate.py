@@ -117,8 +117,11 @@ class SchemaTranslator:
         inner = kinds & own
         # Those that may be left out where something else is left come last.
         for key in sorted(view.words, key=lambda key: key == "format"):
-            if key != "format" or not options:
+            try:
                 options += self._complement(key, view, inner)
+            except CannotRewrite:
+                if key != "format" or not options:
+                    raise
         if ARRAY & inner and {"items", "prefixItems"} & view.words.keys():
             options += arrays.negative_items(view, self)
         if OBJECT & inner:

@@ -161,7 +161,7 @@ EXACT: dict[str, list[dict[str, Any]]] = {
 }
 NARROWER: list[dict[str, Any]] = [
     {"format": "uri-reference"},
-    {"not": {"properties": {"a": {"format": "date"}}, "required": ["a"]}},
+    {"not": {"properties": {"a": {"format": "uri-template"}}, "required": ["a"]}},
     {"not": {"patternProperties": {"^a": {"type": "integer"}}}, "properties": {"ab": True}},
     {"exclusiveMinimum": 1, "maximum": 1.5},
 ]
@@ -379,7 +379,7 @@ def test_masks_of_each_family(family: str, bytewise: GrammarCompiler) -> None:
             "/items/uniqueItems",
         ),
         ({"not": {"pattern": "(?i)a"}}, "another kind", "/not/pattern"),
-        ({"not": {"type": "string", "format": "date"}, "type": "string"}, "format 'date'", "/not/format"),
+        ({"not": {"type": "string", "format": "regex"}, "type": "string"}, "format 'regex'", "/not/format"),
         ({"anyOf": [{"not": {"patternProperties": {"a": False}}}]}, "no rewrite", "/anyOf/0/not/patternProperties/a"),
         ({"not": {"dependencies": {"a": ["b"]}}}, "in this draft", "/not/dependencies"),
         ({"contains": True, "maxContains": 1}, "maxContains is not supported", "/maxContains"),

@@ -43,7 +43,7 @@ Make = Callable[[Constraint], GrammarMatcher]
         ({"enum": [object()]}, "schema is not JSON", None),
         ('{"const": "\ud800"}', "not Unicode", None),
         ({"$ref": "#/$defs/a", "$defs": {"a": {"$dynamicRef": "#x"}}}, "$dynamicRef", "/$defs/a/$dynamicRef"),
-        ({"oneOf": [{"format": "date"}, {"type": "string"}], "type": "string"}, "format 'date'", "/oneOf/0/format"),
+        ({"oneOf": [{"format": "regex"}, {"type": "string"}], "type": "string"}, "format 'regex'", "/oneOf/0/format"),
         ({"items": {"$ref": "http://example.org/x"}}, "example.org", "/items/$ref"),
         ({"$ref": "#/$defs/gone"}, "does not exist", "/$ref"),
         ({"$ref": "#"}, "requires itself again", ""),
