@@ -255,7 +255,8 @@ def _check_multiples(root: Any, schema: Any, pointer: str, limits: CompileLimits
     except RecursionError as error:
         raise GrammarError("the schema's references lead too deep to follow", pointer) from error
     if together > limits.max_multiple_of:
-        raise GrammarError(f"multipleOf amounts to {together}; max_multiple_of is {limits.max_multiple_of}", pointer)
+        text = f"multipleOf amounts to {together}; max_multiple_of is {limits.max_multiple_of}"
+        raise GrammarError(f"{text}: as many remainders are told apart; a larger unit or an enum needs none", pointer)
 
 
 def _multiples(root: Any, schema: Any, seen: set[int]) -> Iterator[int]:

@@ -2,19 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import replace
 from itertools import combinations
 from math import comb
 from typing import Any
 from urllib.parse import quote
 
-from inferd_grammar.rewrites import formats
 from inferd_grammar.rewrites.base import CannotRewrite, Schema, Translator, View, all_of, any_of
-from inferd_grammar.rewrites.kinds import STRING, of_value
-from inferd_grammar.rewrites.patterns import complement, finds, looks_around, plain, regions
+from inferd_grammar.rewrites.name_patterns import NamesCondition
+from inferd_grammar.rewrites.patterns import NOTHING, finds, looks_around, regions
 from inferd_grammar.rewrites.regex_syntax import NotUnderstood
-from inferd_grammar.rewrites.strings import length_between, one_of
 
 _MAX_SUBSETS = 64
 _MAX_NAMES = 32
@@ -83,112 +81,59 @@ def _finds(pattern: str, name: str) -> bool | None:
 
 
 def positive_names(view: View, to: Translator) -> list[Schema]:
-    """Return `propertyNames` as patterns that every key matches. A condition is a length, a pattern, a list, a union or `not`."""
-    return [_names(view.words["propertyNames"], view.at("propertyNames"), to)]
+    """Return `propertyNames` as patterns that every key matches."""
+    word, pointer = view.words["propertyNames"], view.at("propertyNames")
+    if word is False:
+        return [{"maxProperties": 0}]
+    if (forbidden := _forbidden_names(word, pointer, to)) is not None:
+        return [forbidden]
+    patterns = NamesCondition(word, pointer, to).patterns()
+    return [{"maxProperties": 0} if pattern == NOTHING else _only(pattern) for pattern in patterns]
 
 
-def _names(schema: Any, pointer: str, to: Translator) -> Schema:
-    if isinstance(schema, bool):
-        return schema or {"maxProperties": 0}
-    view = to.view(schema, pointer)
-    parts = [_names_by(key, view, to) for key in view.words if key not in ("type", "minLength", "maxLength")]
-    if {"minLength", "maxLength"} & view.words.keys():
-        parts.append(_only(length_between(view.words.get("minLength", 0), view.words.get("maxLength"))))
-    if "string" not in (view.words.get("type", "string")):
-        parts.append({"maxProperties": 0})
-    return _all_names(parts)
-
-
-def _all_names(parts: list[Schema]) -> Schema:
-    """Return all conditions at once; patterns become the one that holds where all of them do, if they are understood."""
-    patterns = [_lone_pattern(part) for part in parts]
-    found = [pattern for pattern in patterns if pattern is not None]
-    rest = [part for part, pattern in zip(parts, patterns, strict=True) if pattern is None]
-    try:
-        areas = regions(found) if len(found) > 1 else []
-    except NotUnderstood:
-        return all_of(parts)
-    common = [regex for regex, members in areas if len(members) == len(found)]
-    joined: list[Schema] = [_only(pattern) for pattern in (common if len(found) > 1 else found)]
-    return all_of([*rest, *(joined or ([{"maxProperties": 0}] if found else []))])
-
-
-def _lone_pattern(part: Schema) -> str | None:
-    if isinstance(part, bool) or part.keys() != {"patternProperties", "additionalProperties"}:
-        return None
-    return str(next(iter(part["patternProperties"])))
-
-
-def _names_by(key: str, view: View, to: Translator) -> Schema:
-    word = view.words[key]
-    if key == "pattern":
-        return _only(_understood(plain, view))
-    if key in ("const", "enum"):
-        listed = [value for value in ([word] if key == "const" else word) if of_value(value) in STRING]
-        return _only(one_of(listed)) if listed else {"maxProperties": 0}
-    if key == "not":
-        return _forbidden_names(word, view.at("not"), to)
-    if key == "$ref" and (target := to.resolve(word)):
-        return _names(target[1], target[0], to)
-    if key == "allOf":
-        return all_of([_names(schema, view.at(key, n), to) for n, schema in enumerate(word)])
-    if key == "anyOf":
-        return _only("|".join(f"(?:{_pattern_of(part, view.at(key, n), to)})" for n, part in enumerate(word)))
-    if key == "oneOf":
-        return _one_of_names(view, to)
-    if key == "format":
-        pattern = formats.of_names(view)
-        return True if pattern is None else _only(pattern)
-    raise CannotRewrite(f"{key} of property names is not supported", view.at(key))
-
-
-def _one_of_names(view: View, to: Translator) -> Schema:
-    """Return lists beside at most one pattern, if nothing that is listed is listed twice or found by the pattern."""
-    listed: list[str] = []
-    patterns: list[str] = []
-    for n, part in enumerate(view.words["oneOf"]):
-        words = to.view(part, view.at("oneOf", n)).words if isinstance(part, dict) else {}
-        words = {key: word for key, word in words.items() if (key, word) != ("type", "string")}
-        if words.keys() == {"pattern"}:
-            patterns.append(words["pattern"])
-        elif words.keys() in ({"enum"}, {"const"}):
-            listed += [name for name in words.get("enum", [words.get("const")]) if isinstance(name, str)]
-        else:
-            raise CannotRewrite("this oneOf of property names is not supported", view.at("oneOf", n))
-    twice = len(set(listed)) < len(listed) or any(_finds(p, name) is not False for p in patterns for name in listed)
-    if twice or len(patterns) > 1:
-        raise CannotRewrite("branches of this oneOf may hold together", view.at("oneOf"))
-    return _only("|".join(f"(?:{pattern})" for pattern in [*patterns, *([one_of(listed)] if listed else [])]))
-
-
-def _pattern_of(schema: Any, pointer: str, to: Translator) -> str:
-    """Return the one pattern that a condition on names amounts to."""
-    names = _names(schema, pointer, to)
-    if not isinstance(names, dict) or names.get("additionalProperties") is not False:
-        raise CannotRewrite("this union of conditions on property names is not supported", pointer)
-    return str(next(iter(names["patternProperties"])))
-
-
-def _forbidden_names(schema: Any, pointer: str, to: Translator) -> Schema:
+def _forbidden_names(schema: Any, pointer: str, to: Translator) -> Schema | None:
+    """Return the names that must not be, for a `not` of a list or a pattern alone: nothing is narrower about these."""
     view = to.view(schema, pointer) if isinstance(schema, dict) else View({}, pointer)
-    words = {key: word for key, word in view.words.items() if (key, word) != ("type", "string")}
-    if words.keys() == {"pattern"}:
-        pattern = words["pattern"]
-        return (
-            _only(_understood(complement, view)) if looks_around(pattern) else {"patternProperties": {pattern: False}}
-        )
+    forbidden = view.words.get("not")
+    if {key: word for key, word in view.words.items() if (key, word) != ("type", "string")}.keys() != {"not"}:
+        return None
+    words = dict(to.view(forbidden, view.at("not")).words) if isinstance(forbidden, dict) else {}
+    if words.get("type") == "string":
+        del words["type"]
+    if words.keys() == {"pattern"} and not looks_around(words["pattern"]):
+        return {"patternProperties": {words["pattern"]: False}}
     if words.keys() in ({"const"}, {"enum"}):
         listed = words.get("enum", [words.get("const")])
         return {"properties": {key: False for key in listed if isinstance(key, str)}}
-    raise CannotRewrite("this complement of property names is not supported", pointer)
+    return None
 
 
-def _understood(rewritten: Callable[[str], str], view: View) -> str:
-    """Return the view's pattern rewritten. Raises CannotRewrite."""
+def names_beside_patterns(view: View, to: Translator) -> View:
+    """Return a view with `propertyNames` taken into its patterns for keys, which the backend wants to be disjoint.
+
+    The view as it is where it has but one of them, or where that cannot be said.
+    """
+    patterns = list(view.words.get("patternProperties", {}))
+    listed = list(view.words.get("properties", {}))
+    rest = _there(view, "additionalProperties") if "additionalProperties" in view.words else True
+    if not patterns or "propertyNames" not in view.words or (listed and not isinstance(rest, bool)):
+        return view
     try:
-        return rewritten(view.words["pattern"])
-    except NotUnderstood as error:
-        raise CannotRewrite(f"this look-around is not supported: {error}", view.at("pattern")) from error
+        names = NamesCondition(view.words["propertyNames"], view.at("propertyNames"), to).patterns()
+        areas = regions([*names, *patterns])
+        kept = {key: all(finds(name, key) for name in names) for key in listed}
+    except (CannotRewrite, NotUnderstood):
+        return view
+    inside = [(regex, members[len(names) :]) for regex, members in areas if {*range(len(names))} <= {*members}]
+    found = {
+        regex: all_of([_there(view, "patternProperties", patterns[n - len(names)]) for n in members])
+        if members
+        else rest
+        for regex, members in inside
+    }
+    words = {**view.words, "patternProperties": found, "additionalProperties": False}
+    words["properties"] = {key: kept[key] and _there(view, "properties", key) for key in listed}
+    return replace(view, words=words).without("propertyNames", *([] if listed else ["properties"]))
 
 
 def _only(pattern: str) -> Schema:
@@ -272,10 +217,10 @@ def _areas(patterns: list[str]) -> list[tuple[str, list[int]]] | None:
     return areas if any(len(members) > 1 for _, members in areas) or any(map(looks_around, patterns)) else None
 
 
-def _there(view: View, key: str, name: str) -> Schema:
+def _there(view: View, key: str, *name: str) -> Schema:
     """Return a reference to a subschema of the document, so that it keeps its pointer; one that is a boolean itself."""
-    schema = view.words[key][name]
-    return schema if isinstance(schema, bool) else {"$ref": f"#{quote(view.at(key, name))}"}
+    schema = view.words[key][name[0]] if name else view.words[key]
+    return schema if isinstance(schema, bool) else {"$ref": f"#{quote(view.at(key, *name))}"}
 
 
 def _exactly(listed: list[str], kept: tuple[str, ...], **words: Any) -> Schema:

@@ -10,7 +10,7 @@ ends and beyond ASCII), texts with such characters are left out of the result.
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from functools import lru_cache
 from math import inf
@@ -186,6 +186,16 @@ def difference(patterns: list[str], without: list[str]) -> str:
     """
     nodes, alphabet = _parsed([*patterns, *without])
     return _text(nodes, alphabet, len(patterns))
+
+
+def where(patterns: list[str], wanted: Callable[[tuple[bool, ...]], bool]) -> str:
+    """Return a pattern, anchored, of the texts for which is `wanted` which of the patterns are found in them.
+
+    Raises NotUnderstood.
+    """
+    nodes, alphabet = _parsed(patterns)
+    text = product(nodes, alphabet).pattern(wanted)
+    return NOTHING if text is None else f"^(?:{text})$"
 
 
 def _text(nodes: list[RegexNode], alphabet: Chars, needed: int) -> str:

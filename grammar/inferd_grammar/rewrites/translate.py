@@ -92,7 +92,8 @@ class SchemaTranslator:
         self.visit(pointer)
         if isinstance(schema, bool):
             return schema
-        view = replace(objects.positive_patterns(self.view(schema, pointer)), beside=beside)
+        view = objects.names_beside_patterns(self.view(schema, pointer), self)
+        view = replace(objects.positive_patterns(view), beside=beside)
         within = kinds & kinds_of_view(view, self)
         plain: dict[str, Any] = {}
         parts: list[Schema] = []

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import random
+import time
 from typing import Any
 
 import jsonschema
@@ -65,6 +66,18 @@ EXACT: dict[str, list[dict[str, Any]]] = {
         {"propertyNames": {"anyOf": [{"const": "a"}, {"minLength": 2}]}},
         {"propertyNames": {"oneOf": [{"enum": ["a", "b"]}, {"pattern": "^[c-z]"}]}},
         {"propertyNames": {"not": {"enum": ["a"]}}},
+        {"propertyNames": {"not": {"anyOf": [{"pattern": "^b"}, {"const": "a"}]}}},
+        {"propertyNames": {"oneOf": [{"pattern": "^[ab]"}, {"pattern": "b$"}, {"not": {"maxLength": 1}}]}},
+        {"propertyNames": {"minLength": 1, "not": {"pattern": "^a"}}, "additionalProperties": {"type": "integer"}},
+        {"propertyNames": {"not": {"pattern": "^a"}}, "patternProperties": {"b": {"type": "integer"}, "^a": False}},
+        {"propertyNames": {"maxLength": 1}, "patternProperties": {"a": {"type": "integer"}}, "properties": {"ab": {}}},
+        {"propertyNames": {"enum": ["a", "b"]}, "patternProperties": {"a": False}, **AB, "additionalProperties": False},
+        {
+            "propertyNames": {"maxLength": 1},
+            "patternProperties": {"c": False},
+            **AB,
+            "additionalProperties": {"const": 1},
+        },
         {"propertyNames": False},
         {"patternProperties": {".*": {"type": "integer"}, "^a": {"minimum": 1}}},
         {"patternProperties": {"a": {"type": "integer"}, "b": {"minimum": 1}}},
@@ -285,6 +298,31 @@ def test_a_name_that_nothing_looks_at_is_never_begun(
     assert compiled.refusal is None
     assert takes(compiled.matcher(), valid)
     assert compiled.matcher().accept([byte + 1 for byte in invalid.encode()]) < len(invalid)
+
+
+@pytest.mark.parametrize(
+    ("schema", "valid", "invalid"),
+    [
+        ({"propertyNames": {"not": {"anyOf": [{"pattern": "^x"}, {"const": "b"}]}}}, ["a", "bx"], ["x", "xa", "b"]),
+        ({"propertyNames": {"minLength": 2, "not": {"pattern": "^x"}}}, ["ab"], ["a", "xa"]),
+        ({"propertyNames": {"not": {"format": "uuid"}}}, ["a"], ["3f2504e0-4f89-41d3-9a0c-0305e82c3301"]),
+        (
+            {"propertyNames": {"not": {"pattern": "^x-"}}, "patternProperties": {"^x": {"type": "integer"}}},
+            ["x1"],
+            ["x-"],
+        ),
+    ],
+)
+def test_conditions_on_names_are_held_by_masks(
+    bytewise: GrammarCompiler, schema: dict[str, Any], valid: list[str], invalid: list[str]
+) -> None:
+    """They were left to the end of the text, and the search for one took seconds."""
+    started = time.process_time()
+    compiled = bytewise.compile(JsonSchemaGrammar({"type": "object", **schema}))
+    assert time.process_time() - started < 0.5
+    assert compiled.refusal is None
+    assert [key for key in valid if not takes(compiled.matcher(), {key: 1}, raw=True)] == []
+    assert [key for key in invalid if takes(compiled.matcher(), {key: 1}, raw=True)] == []
 
 
 def test_the_order_of_keywords_takes_no_pattern_away(bytewise: GrammarCompiler) -> None:
