@@ -60,6 +60,9 @@ _TIME = rf"{_CLOCK}:[0-5][0-9](?:\.[0-9]{{1,12}})?(?:[Zz]|[+\-]{_CLOCK})"
 _IDN_CHAR = r"a-z0-9\u00DF-\u00F6\u00F8-\u00FF\u03AC-\u03CE\u0430-\u045F\u3041-\u3096\u4E00-\u9FA5\uAC00-\uD7A3"
 _IDN_LABEL = rf"(?:[{_IDN_CHAR}](?:-?[{_IDN_CHAR}]){{0,11}}|[a-zA-Z0-9](?:-?[a-zA-Z0-9]){{0,30}})"
 
+_VARIABLE = r"[a-zA-Z0-9_]+(?:\.[a-zA-Z0-9_]+)*(?::[1-9][0-9]{0,3}|\*)?"
+_VARIABLES = f"{_VARIABLE}(?:,{_VARIABLE})*"
+
 ALIASES = {"host-name": "hostname", "ip-address": "ipv4"}
 PATTERNS = {
     "idn-email": rf"^{_IDN_ATOM}(?:\.{_IDN_ATOM})*@{_HOST}$",
@@ -75,22 +78,27 @@ PATTERNS = {
     "uri-reference": _reference(""),
     # RFC 6570: literals, and expressions with names, operators and modifiers.
     "uri-template": r"^(?:[a-zA-Z0-9\-._~:\/?\#\[\]@!$&()*+,;=]|%[0-9a-fA-F]{2}"
-    r"|\{[+\#.\/;?&]?[a-zA-Z0-9_.]+(?::[1-9][0-9]{0,3}|\*)?(?:,[a-zA-Z0-9_.]+(?::[1-9][0-9]{0,3}|\*)?)*\})*$",
+    r"|\{[+\#.\/;?&]?" + _VARIABLES + r"\})*$",
 }
-_ASCII_HOST = r"[a-zA-Z0-9](?:[a-zA-Z0-9\-]{0,61}[a-zA-Z0-9])?(?:\.[a-zA-Z0-9](?:[a-zA-Z0-9\-]{0,61}[a-zA-Z0-9])?)*"
-_ATOM = r"[a-zA-Z0-9!#$%&'*+\-\/=?^_`{|}~]+"
+_MAIL_BOUNDS = (r"^[^@]{1,64}@[^.]{1,63}(?:\.[^.]{1,63})*$", r"^[^@]*@[\s\S]{1,253}$")
+BOUNDS = {"email": _MAIL_BOUNDS, "hostname": (r"^[\s\S]{1,253}$",), "idn-email": _MAIL_BOUNDS}
+"""Patterns of the lengths that a format allows (RFC 1123, 5321), which the backend does not know."""
+_LONE_LABEL = "[a-zA-Z0-9](?:[a-zA-Z0-9\\-]{0,61}[a-zA-Z0-9])?"
+_FEW_LABELS = rf"{_LONE_LABEL}(?:\.{_LONE_LABEL}){{0,2}}"
+_ATOM = r"[a-zA-Z0-9!#$%&'*+\-\/=?^_`{|}~]{1,31}"
 _OCTET = r"(?:25[0-5]|2[0-4][0-9]|1[0-9]{2}|[1-9]?[0-9])"
 _DAYS = "(?:[0-9]+Y(?:[0-9]+M(?:[0-9]+D)?)?|[0-9]+M(?:[0-9]+D)?|[0-9]+D)"
 _HOURS = "T(?:[0-9]+H(?:[0-9]+M(?:[0-9]+S)?)?|[0-9]+M(?:[0-9]+S)?|[0-9]+S)"
 NAMES = {
     "duration": f"^P(?:[0-9]+W|{_DAYS}(?:{_HOURS})?|{_HOURS})$",
-    "email": rf"^{_ATOM}(?:\.{_ATOM})*@{_ASCII_HOST}$",
-    "hostname": f"^{_ASCII_HOST}$",
+    "email": rf"^{_ATOM}(?:\.{_ATOM})?@{_FEW_LABELS}$",
+    "hostname": f"^{_FEW_LABELS}$",
+    "idn-email": rf"^{_IDN_ATOM[:-1]}{{1,64}}@{_FEW_LABELS}$",
     "ipv4": rf"^{_OCTET}(?:\.{_OCTET}){{3}}$",
     "uri": _reference("", scheme=True),
     "uuid": "^[0-9a-fA-F]{8}(?:-[0-9a-fA-F]{4}){3}-[0-9a-fA-F]{12}$",
 }
-"""Patterns of the formats that the backend enforces, for the names of properties, of which it enforces none."""
+"""Patterns of formats for the names of properties, of which the backend enforces none: one for each, lengths in it."""
 
 WIDE = {
     "date": "^[0-9]{4}-?(?:[0-9]{2}-?[0-9]{2}|W[0-9]{2}-?[0-9]?|[0-9]{3})$",
@@ -129,14 +137,13 @@ def of_names(view: View) -> str | None:
 
 
 def positive(view: View) -> tuple[View, list[Schema]]:
-    """Return the view without a format the backend does not know, and the pattern that stands for it, if any."""
-    name = view.words.get("format")
-    if name is None or name in ENFORCED:
+    """Return the view without its format, and what stands for it: the format if the backend knows it, a pattern, its lengths."""
+    if "format" not in view.words:
         return view, []
-    if name in ALIASES:
-        return view.without("format"), [{"format": ALIASES[name]}]
-    pattern = PATTERNS.get(name)
-    return view.without("format"), [{"pattern": pattern}] if pattern else []
+    name = ALIASES.get(view.words["format"], view.words["format"])
+    asked = [PATTERNS.get(name), *BOUNDS.get(name, ())]
+    parts: list[Schema] = [{"format": name}] if name in ENFORCED else []
+    return view.without("format"), [*parts, *({"pattern": pattern} for pattern in asked if pattern is not None)]
 
 
 def negative(view: View) -> list[Schema]:

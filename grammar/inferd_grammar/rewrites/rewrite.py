@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 from inferd_grammar.errors import GrammarError
 from inferd_grammar.rewrites.base import CannotRewrite, Schema
 from inferd_grammar.rewrites.dialect import COUNTS, Dialect
-from inferd_grammar.rewrites.formats import ENFORCED
+from inferd_grammar.rewrites.formats import BOUNDS, ENFORCED
 from inferd_grammar.rewrites.open_bounds import clip, close, has_fractions, is_far
 from inferd_grammar.rewrites.patterns import looks_around
 from inferd_grammar.rewrites.short_numbers import add_short_numbers, needs_short_numbers
@@ -78,7 +78,7 @@ def _needs_rewrite(schema: Any, fractions: bool, reference_alone: bool) -> bool:
         return False
     if reference_alone and "$ref" in schema and len(schema) > 1:
         return True
-    if isinstance(schema.get("format"), str) and schema["format"] not in ENFORCED:
+    if isinstance(schema.get("format"), str) and (schema["format"] not in ENFORCED or schema["format"] in BOUNDS):
         return True
     if looks_around(str(schema.get("pattern"))):
         return True
