@@ -7,12 +7,13 @@ the positive pattern is narrower and the wide one stands below a `not`, and by c
 from __future__ import annotations
 
 from collections.abc import Callable
+from contextlib import suppress
 from typing import Any
 
 from inferd_grammar.rewrites import formats
 from inferd_grammar.rewrites.base import CannotRewrite, Translator, View
 from inferd_grammar.rewrites.kinds import STRING, of_value
-from inferd_grammar.rewrites.patterns import plain, where
+from inferd_grammar.rewrites.patterns import plain, where, with_length
 from inferd_grammar.rewrites.regex_syntax import NotUnderstood
 from inferd_grammar.rewrites.strings import length_between, one_of
 
@@ -27,6 +28,7 @@ class NamesCondition:
     def __init__(self, schema: Any, pointer: str, to: Translator) -> None:
         self._to = to
         self._atoms: dict[str, None] = {}
+        self._lengths: dict[str, tuple[int, int | None]] = {}
         self._pointer = pointer
         self._holds = self._of(schema, pointer, True)
 
@@ -49,8 +51,16 @@ class NamesCondition:
             return [where(atoms, lambda found: self._holds(dict(zip(atoms, found, strict=True))))]
         except NotUnderstood as error:
             if alone and self._is_all_of(atoms):
-                return atoms
+                return self._shortened(atoms)
             raise CannotRewrite(f"this condition on property names is not supported: {error}", self._pointer) from error
+
+    def _shortened(self, atoms: list[str]) -> list[str]:
+        """Return patterns that hold together; of one beside a length a single one, where it has a loop to end earlier."""
+        lengths, others = [a for a in atoms if a in self._lengths], [a for a in atoms if a not in self._lengths]
+        if len(lengths) == len(others) == 1 and (most := self._lengths[lengths[0]][1]) is not None:
+            with suppress(NotUnderstood):
+                return [with_length(others[0], self._lengths[lengths[0]][0], most)]
+        return atoms
 
     def _is_all_of(self, atoms: list[str]) -> bool:
         return len(atoms) <= 8 and not any(
@@ -71,7 +81,10 @@ class NamesCondition:
         view = self._to.view(schema, pointer)
         parts = [self._word(key, view, narrow) for key in view.words if key not in _LENGTHS]
         if set(_LENGTHS) & view.words.keys():
-            parts.append(self._found(length_between(int(view.words.get("minLength", 0)), view.words.get("maxLength"))))
+            least, most = int(view.words.get("minLength", 0)), view.words.get("maxLength")
+            pattern = length_between(least, None if most is None else int(most))
+            self._lengths[pattern] = least, most
+            parts.append(self._found(pattern))
         return lambda found: all(part(found) for part in parts)
 
     def _word(self, key: str, view: View, narrow: bool) -> _Holds:

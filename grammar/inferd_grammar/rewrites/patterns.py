@@ -26,8 +26,10 @@ from inferd_grammar.rewrites.regex_syntax import (
     parse,
     subtraction,
     union,
+    with_loop,
     without_counts,
     write,
+    write_node,
 )
 from inferd_grammar.rewrites.strings import length_between
 
@@ -37,6 +39,7 @@ _LOOK_AHEADS = ("^(?!", "^(?=")
 _MAX_PATTERNS = 4
 _MAX_PROOF = 200
 _MAX_LENGTH = 1_000
+_MAX_LOOPS = 4
 _ANY: RegexNode = ("chars", EVERYTHING)
 _TOKEN = re.compile(r"\\.|\[\^?\]?(?:\\.|[^\\\]])*\]|\(\?<?[=!]|.", re.DOTALL)
 _LOOKS = ("(?=", "(?!", "(?<=", "(?<!", r"\b")
@@ -172,11 +175,34 @@ def _without_counts(pattern: str, error: NotUnderstood) -> tuple[RegexNode, Char
     if most is None or most > _MAX_LENGTH:
         raise error
     other = without_counts(node)
-    within: RegexNode = ("then", [*([_ANY] * least), ("upto", (_ANY, most - least))])
-    machine = product([node, other, within], alphabet)
-    if machine.is_reached(lambda found: found[0] != (found[1] and found[2])):
+    if product([node, other, _within(least, most)], alphabet).is_reached(_differs):
         raise error
     return other, alphabet, least, most
+
+
+def with_length(pattern: str, least: int, most: int) -> str:
+    """Return a pattern of the texts of so many characters in which one is found: one of its loops ends earlier.
+
+    An automaton of both would have a state for each length. Raises NotUnderstood where no one loop does it.
+    """
+    (node,), alphabet = _parsed([plain(pattern)])
+    for index in range(_MAX_LOOPS):
+        without = with_loop(node, index, 0, 0)
+        shortest, longest = lengths(without)
+        if without == node or longest is None or not longest < most <= _MAX_LENGTH:
+            continue
+        ended = with_loop(node, index, max(least - shortest, 0), most - longest)
+        if not product([ended, node, _within(least, most)], alphabet).is_reached(_differs):
+            return f"^(?:{write_node(ended, alphabet)})$"
+    raise NotUnderstood("its automaton is too large")
+
+
+def _within(least: int, most: int) -> RegexNode:
+    return "then", [*([_ANY] * least), ("upto", (_ANY, most - least))]
+
+
+def _differs(found: tuple[bool, ...]) -> bool:
+    return found[0] != (found[1] and found[2])
 
 
 def difference(patterns: list[str], without: list[str]) -> str:

@@ -111,6 +111,40 @@ def without_counts(node: RegexNode) -> RegexNode:
     return ("loop", without_counts(parts)) if kind == "loop" else node
 
 
+def with_loop(node: RegexNode, index: int, least: int, most: int) -> RegexNode:
+    """Return a node in which the loop of an index, counted from the left, is run so often."""
+    left = index
+
+    def changed(node: RegexNode) -> RegexNode:
+        nonlocal left
+        kind, parts = node
+        if kind in ("then", "either"):
+            return kind, [changed(part) for part in parts]
+        if kind == "upto":
+            return kind, (changed(parts[0]), parts[1])
+        if kind != "loop":
+            return node
+        left -= 1
+        return (
+            ("then", [*([parts] * least), ("upto", (parts, most - least))]) if left == -1 else ("loop", changed(parts))
+        )
+
+    return changed(node)
+
+
+def write_node(node: RegexNode, alphabet: Chars) -> str:
+    """Return a node without look-arounds as a regular expression, without anchors, of texts over an alphabet."""
+    kind, parts = node
+    if kind == "chars":
+        return write(intersection(parts, alphabet)) if intersection(parts, alphabet) else r"[^\s\S]"
+    if kind == "then":
+        return "".join(write_node(part, alphabet) for part in parts)
+    if kind == "either":
+        return f"(?:{'|'.join(write_node(part, alphabet) for part in parts)})"
+    inner, count = (parts, "*") if kind == "loop" else (parts[0], f"{{0,{parts[1]}}}")
+    return f"(?:{write_node(inner, alphabet)}){count}"
+
+
 def union(sets: list[Chars]) -> Chars:
     """Return all characters of several sets."""
     merged: list[tuple[int, int]] = []

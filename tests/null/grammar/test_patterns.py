@@ -9,7 +9,15 @@ import time
 
 import pytest
 
-from inferd_grammar.rewrites.patterns import are_apart, complement, finds, looks_around, regions, without_looks
+from inferd_grammar.rewrites.patterns import (
+    are_apart,
+    complement,
+    finds,
+    looks_around,
+    regions,
+    with_length,
+    without_looks,
+)
 from inferd_grammar.rewrites.regex_syntax import NotUnderstood, literal_prefix
 from inferd_grammar.rewrites.strings import none_of, one_of
 
@@ -91,6 +99,22 @@ def test_a_count_that_is_a_length_is_told_apart_from_the_rest() -> None:
     for text, valid in (("a" * 39, True), ("a" * 40, False), ("a-" * 19 + "a", True), ("a-", False), ("", False)):
         assert all(re.search(part, text) for part in without_looks(pattern)) == valid
         assert (re.search(other, text) is None) == valid
+
+
+@pytest.mark.parametrize(
+    ("pattern", "least", "most"),
+    [("^a(?:[ab]*b)?$", 0, 5), ("^[ab]+$", 3, 4), ("^[ab]", 1, 3), ("^(?!x)[abx]+$", 1, 6), ("^[ax][ab]*b$", 2, 5)],
+)
+def test_a_length_goes_into_the_loop_of_a_pattern(pattern: str, least: int, most: int) -> None:
+    short = re.compile(with_length(pattern, least, most))
+    for text in ("".join(letters) for size in range(8) for letters in itertools.product("abx", repeat=size)):
+        valid = re.search(pattern, text) is not None and least <= len(text) <= most
+        assert (short.search(text) is not None) == valid, text
+
+
+def test_a_length_that_no_one_loop_holds_is_refused() -> None:
+    with pytest.raises(NotUnderstood):
+        with_length("^(?:a+b)*c+$", 0, 20)
 
 
 def test_patterns_are_apart_only_where_no_dialect_sees_an_overlap() -> None:

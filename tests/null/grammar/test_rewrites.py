@@ -305,6 +305,11 @@ def test_a_name_that_nothing_looks_at_is_never_begun(
     [
         ({"propertyNames": {"not": {"anyOf": [{"pattern": "^x"}, {"const": "b"}]}}}, ["a", "bx"], ["x", "xa", "b"]),
         ({"propertyNames": {"minLength": 2, "not": {"pattern": "^x"}}}, ["ab"], ["a", "xa"]),
+        (
+            {"propertyNames": {"pattern": "^a([ab.]*b)?$", "maxLength": 63}},
+            ["a", f"{'a' * 62}b"],
+            ["ab.", f"{'a' * 63}b"],
+        ),
         ({"propertyNames": {"not": {"format": "uuid"}}}, ["a"], ["3f2504e0-4f89-41d3-9a0c-0305e82c3301"]),
         (
             {"propertyNames": {"not": {"pattern": "^x-"}}, "patternProperties": {"^x": {"type": "integer"}}},
