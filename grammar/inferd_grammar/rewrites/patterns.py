@@ -17,6 +17,7 @@ from math import inf
 
 from inferd_grammar.rewrites.automata import Dfa, Nfa, classes_of, product
 from inferd_grammar.rewrites.base import CannotRewrite, Schema, View
+from inferd_grammar.rewrites.ends import consuming
 from inferd_grammar.rewrites.regex_syntax import (
     EVERYTHING,
     Chars,
@@ -69,7 +70,7 @@ def without_looks(pattern: str) -> list[str]:
     return [
         text
         for negated, part in _parts(pattern)
-        for text in ([_complement(part)] if negated else _plain(part) if looks_around(part) else [part])
+        for text in ([_complement(part)] if negated else _plain(consuming(part)) if looks_around(part) else [part])
     ]
 
 

@@ -111,6 +111,29 @@ def without_counts(node: RegexNode) -> RegexNode:
     return ("loop", without_counts(parts)) if kind == "loop" else node
 
 
+def outer_chars(node: RegexNode, *, last: bool = False) -> Chars | None:
+    """Return what characters a node begins with (or ends with); None if it may take none, or looks around there."""
+    kind, parts = node
+    if kind == "chars":
+        return parts  # type: ignore[no-any-return]
+    if kind == "either":
+        found = [outer_chars(part, last=last) for part in parts]
+        return None if None in found else union([chars for chars in found if chars is not None])
+    if kind != "then":
+        return None
+    sets: list[Chars] = []
+    for part in reversed(parts) if last else parts:
+        if part[0] not in ("chars", "then", "either", "loop", "upto"):
+            return None
+        if (chars := outer_chars(part, last=last)) is not None:
+            return union([*sets, chars])
+        inner = part[1] if part[0] == "loop" else part[1][0] if part[0] == "upto" else None
+        if inner is None or (chars := outer_chars(inner, last=last)) is None:
+            return None
+        sets.append(chars)
+    return None
+
+
 def with_loop(node: RegexNode, index: int, least: int, most: int) -> RegexNode:
     """Return a node in which the loop of an index, counted from the left, is run so often."""
     left = index

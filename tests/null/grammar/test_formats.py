@@ -92,6 +92,11 @@ def test_one_of_languages_that_overlap(
     assert taken(bytewise, schema, [*valid, *invalid]) == valid
 
 
+def test_a_word_in_a_text_of_some_length(bytewise: GrammarCompiler) -> None:
+    schema = {"type": "string", "pattern": r"\b(?:TODO|FIXME)\b", "maxLength": 100}
+    assert taken(bytewise, schema, ["a TODO: é", "TODOS", "TODO" + " " * 97]) == ["a TODO: é"]
+
+
 def test_a_condition_on_a_format_has_an_else(bytewise: GrammarCompiler) -> None:
     schema = {"type": "string", "if": {"format": "ipv4"}, "then": {"pattern": "^10"}, "else": {"format": "hostname"}}
     assert taken(bytewise, schema, ["10.0.0.1", "9.0.0.1", "a.b", "?"]) == ["10.0.0.1", "a.b"]

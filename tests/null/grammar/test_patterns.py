@@ -9,6 +9,7 @@ import time
 
 import pytest
 
+from inferd_grammar.rewrites.ends import consuming
 from inferd_grammar.rewrites.patterns import (
     are_apart,
     complement,
@@ -43,6 +44,7 @@ LOOKING += [
     "a$x",
     "(?<!a)(?!b).",
 ]
+LOOKING += [r"\bfoo\b|x", r"\b[ab]+\b", "(?<![ab])x", "x(?![^b])", "x(?=a|b)", "(?<=x)b(?=x)", r"b(?=a?\b)"]
 PATTERNS += ["^(a|ab)(c|bcd)*$", ".", "^.{0,3}$", "a{2}b?", "\\x61\\u0062", "[a-c]+?x", "(?:a|)b*$", "[\\]]"]
 
 
@@ -90,6 +92,22 @@ def random_pattern(rng: random.Random, depth: int) -> str:
     pieces += [f"{mark}{random_pattern(rng, depth - 1)})" for mark in ("(", "(?=", "(?!") if depth]
     parts = [rng.choice(pieces) + rng.choice(["", "", "*", "+", "{1,2}"]) for _ in range(rng.randint(1, 4))]
     return "".join(parts) if rng.random() < 0.7 else "|".join(parts)
+
+
+@pytest.mark.parametrize(
+    ("pattern", "plain"),
+    [
+        (r"\bfoo\b", r"(?:^|\W)foo(?:$|\W)"),
+        (r"(?<!\$)\w+(?= ?(?:kg|g)\b)", r"(?:^|[^\$])\w+(?: ?(?:kg|g)(?:$|\W))"),
+        (r"(?<![^a-z])x(?!\d)", r"(?:^|[a-z])x(?:$|\D)"),
+        (r"\b\w*\b", None),
+        (r"a(?!bc)", None),
+        (r"foo(?!\d)|x", None),
+    ],
+)
+def test_looks_at_the_ends_of_a_search_become_characters(pattern: str, plain: str | None) -> None:
+    """An automaton of the whole text beside a `maxLength` was too much for the library."""
+    assert (consuming(pattern) == pattern) if plain is None else (without_looks(pattern) == [plain])
 
 
 def test_a_count_that_is_a_length_is_told_apart_from_the_rest() -> None:
