@@ -74,7 +74,7 @@ class UniquePlaces:
     # -- Inside ---------------------------------------------------------------------------------------------------
 
     def _verdicts(self, place: ValuePlace) -> set[bool]:
-        arrays = [way for way in place if all(self._takes_arrays(pointer) for pointer in way)]
+        arrays = [way for way in place if self._takes(way, "array")]
         return {any(_is_unique(self._at.get(pointer)) for pointer in way) for way in arrays}
 
     def _require_agreement(self, place: ValuePlace) -> None:
@@ -82,14 +82,17 @@ class UniquePlaces:
             where = next(p for way in place for p in sorted(way) if _is_unique(self._at.get(p)))
             raise CannotRewrite("uniqueItems holds in some branches only", f"{where}/uniqueItems")
 
-    def _takes_arrays(self, pointer: str) -> bool:
+    def _takes(self, way: ValidTogether, kind: str) -> bool:
+        return all(self._schema_takes(pointer, kind) for pointer in way)
+
+    def _schema_takes(self, pointer: str, kind: str) -> bool:
         schema = self._at.get(pointer)
         if not isinstance(schema, dict):
             return schema is not False
         words = self._dialect.view(schema, pointer).words
         listed = words.get("enum", [words["const"]] if "const" in words else None)
-        return ("type" not in words or "array" in of_types(words["type"])) and (
-            listed is None or any(of_value(value) == "array" for value in listed)
+        return ("type" not in words or kind in of_types(words["type"])) and (
+            listed is None or any(of_value(value) == kind for value in listed)
         )
 
     def _place(self, schemas: list[tuple[str, Any]]) -> ValuePlace:
@@ -122,9 +125,11 @@ class UniquePlaces:
         yield from ((view.at("allOf", n), part) for n, part in enumerate(view.words.get("allOf", ())))
 
     def _child(self, place: ValuePlace, key: str | int | object) -> ValuePlace:
+        kind = "array" if isinstance(key, int) else "object"
         return frozenset(
             way
             for whole in place
+            if self._takes(whole, kind)
             for way in self._place([member for p in sorted(whole) for member in self._members(p, key)])
         )
 

@@ -57,6 +57,15 @@ def test_equal_items_cannot_be_closed(text: str, valid: bool) -> None:
     assert takes(PrefixedGrammar('so ["a", ', JsonSchemaGrammar(UNIQUE)), f'so ["a", {text}') == valid
 
 
+@pytest.mark.parametrize("other", [{"type": "string"}, {"const": 1}, {"type": "array", "maxItems": 1}])
+def test_branches_of_another_kind_say_nothing_about_members(other: Any) -> None:
+    """Beside a string or a number, an array of tags inside an object was held at the end of the text alone."""
+    schema = {"anyOf": [other, {"type": "object", "properties": {"tags": UNIQUE}}]}
+    assert BYTES.compile(JsonSchemaGrammar(schema)).refusal is None
+    assert takes(schema, '{"tags":[1,2]}')
+    assert not takes(schema, '{"tags":[1,1]}')
+
+
 @pytest.mark.parametrize(
     ("schema", "text", "valid"),
     [
