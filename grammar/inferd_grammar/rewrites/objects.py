@@ -146,13 +146,19 @@ def positive_counts(view: View) -> tuple[View, list[Schema]]:
 
     The view less what was rewritten, and what stands for it. The backend counts only keys that are not listed.
     """
-    listed = [key for key, schema in view.words.get("properties", {}).items() if schema is not False]
-    needed = list(view.words.get("required", []))
+    if not {"minProperties", "maxProperties"} & view.words.keys():
+        return view, []
+    views = [view, *view.beside]  # the backend counts what is left of all of them together
+    named = [(key, schema) for one in views for key, schema in one.words.get("properties", {}).items()]
+    listed = dict.fromkeys(key for key, schema in named if schema is not False)
+    needed = list(dict.fromkeys(key for one in views for key in one.words.get("required", [])))
     optional = [key for key in listed if key not in needed]
-    if not optional or not {"minProperties", "maxProperties"} & view.words.keys():
+    if not optional:
         return view, []
     low, high = int(view.words.get("minProperties", 0)), view.words.get("maxProperties")
-    closed = view.words.get("additionalProperties") is False and not view.words.get("patternProperties")
+    closed = any(
+        one.words.get("additionalProperties") is False and not one.words.get("patternProperties") for one in views
+    )
     options = _closed(optional, len(set(needed)), low, high) if closed else _open(optional, low, high)
     if options is None:
         key = "minProperties" if low else "maxProperties"

@@ -61,6 +61,8 @@ EXACT: dict[str, list[dict[str, Any]]] = {
         {**AB, "maxProperties": 1},
         {**AB, "minProperties": 1, "maxProperties": 2, "required": ["b"]},
         {**AB, "minProperties": 1, "maxProperties": 1, "additionalProperties": False},
+        {**AB, "additionalProperties": False, "anyOf": [{"required": ["a"], "maxProperties": 1}, {"minProperties": 2}]},
+        {**AB, "oneOf": [{"required": ["a"], "maxProperties": 1}, {"required": ["b"], "maxProperties": 2}]},
         {"propertyNames": {"pattern": "^[ab]"}},
         {"propertyNames": {"enum": ["a", "c"], "maxLength": 1}},
         {"propertyNames": {"anyOf": [{"const": "a"}, {"minLength": 2}]}},
@@ -271,7 +273,7 @@ def test_look_arounds_are_held(bytewise: GrammarCompiler, pattern: str, valid: l
     assert [text for text in invalid if takes(compiled.matcher(), text, raw=True)] == []
 
 
-@pytest.mark.parametrize("pattern", ["a(?=b(?!c))", "^(?!(a)b", r"(a)(?!\1)", "((?!a)b){0,900}c(?!d)", r"a\B"])
+@pytest.mark.parametrize("pattern", ["a(?=b(?!c)).", "^(?!(a)b", r"(a)(?!\1)", "((?!a)b){0,900}c(?!d)", r"a\B"])
 def test_other_look_arounds_are_refused(bytewise: GrammarCompiler, pattern: str) -> None:
     with pytest.raises(GrammarError):
         bytewise.compile(JsonSchemaGrammar({"type": "string", "pattern": pattern}))
@@ -328,6 +330,18 @@ def test_conditions_on_names_are_held_by_masks(
     assert compiled.refusal is None
     assert [key for key in valid if not takes(compiled.matcher(), {key: 1}, raw=True)] == []
     assert [key for key in invalid if takes(compiled.matcher(), {key: 1}, raw=True)] == []
+
+
+def test_a_branch_counts_the_properties_that_stand_beside_it(bytewise: GrammarCompiler) -> None:
+    """The library refused it, so that the count was held at the end of the text alone."""
+    branches = [{"required": ["a", "b"]}, {"required": ["b"], "maxProperties": 1}]
+    compiled = bytewise.compile(
+        JsonSchemaGrammar({"type": "object", **AB, "oneOf": branches, "additionalProperties": False})
+    )
+    assert compiled.refusal is None
+    assert takes(compiled.matcher(), {"b": 1})
+    assert takes(compiled.matcher(), {"a": "", "b": 1})
+    assert not takes(compiled.matcher(), {"a": ""})
 
 
 def test_the_order_of_keywords_takes_no_pattern_away(bytewise: GrammarCompiler) -> None:
