@@ -70,7 +70,7 @@ class WordIndex:
         written = list(tail[-count:])
         begun = b"".join(self._pieces[token] for token in written)
         before = self._pieces[tail[-count - 1]] if len(tail) > count else b""
-        tokens, tried = np.frombuffer(text, np.int32), set()
+        tokens, tried = np.frombuffer(text, np.int32), set[bytes]()
         for place in np.flatnonzero(self._first[tokens] == begun[0])[:PLACES].tolist():
             found = self._completed(text, place, begun)
             if found is None or found[0] in tried:
