@@ -30,7 +30,7 @@ _START, _END, _FOUND = 0, 1, 2
 _MAX_NFA = 4_000
 _MAX_STATES = 1_500
 _MAX_ALTERNATIVES = 400
-_MAX_WORK = 400_000
+_MAX_WORK = 120_000
 _MAX_ELIMINATED = 300
 _MAX_TEXT = 16_000
 
@@ -328,14 +328,16 @@ class Product:
         return any(map(wanted, self.found))
 
 
-def product(nodes: list[RegexNode], alphabet: Chars, needed: int = 0, limit: int = _MAX_STATES) -> Product:
+def product(
+    nodes: list[RegexNode], alphabet: Chars, needed: int = 0, limit: int = _MAX_STATES, work: int = _MAX_WORK
+) -> Product:
     """Return the product of patterns. States are left out in which one of the first `needed` cannot be found any more.
 
     Raises NotUnderstood for what is too large.
     """
     nfas = [Nfa.of(node) for node in nodes]
     classes = classes_of(nfas, alphabet)
-    dfas = [Dfa(nfa, classes, limit) for nfa in nfas]
+    dfas = [Dfa(nfa, classes, limit, work) for nfa in nfas]
     order = [(0,) * len(dfas)]
     result = Product(classes, [], [])
     numbers: dict[tuple[int, ...], int] = {order[0]: 0}

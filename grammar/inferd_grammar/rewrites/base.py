@@ -60,6 +60,9 @@ class Translator(Protocol):
     def visit(self, pointer: str) -> None:
         """Count one step. Raises GrammarError if the document has taken too many."""
 
+    def may_prove(self) -> bool:
+        """Count one proof by automata. Returns False if the document has had its share."""
+
     def names(self) -> list[str]:
         """Return every name that the document gives to a property, each once."""
 

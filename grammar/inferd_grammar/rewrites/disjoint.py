@@ -70,7 +70,7 @@ def overlap(left: list[View], right: list[View], to: Translator, depth: int = _D
         kind
         for kind in common
         if not _ranges_miss([*left, *right], kind)
-        and not (kind == "string" and _strings_miss(left, right))
+        and not (kind == "string" and _strings_miss(left, right, to))
         and not (kind == "object" and _objects_miss(left, right, to, depth))
     )
     if shared and (_branches_miss(left, right, to, depth) or _branches_miss(right, left, to, depth)):
@@ -184,12 +184,12 @@ def _prefixes_miss(views: list[View]) -> bool:
     return any(not a.startswith(b) and not b.startswith(a) for a in starts for b in starts)
 
 
-def _strings_miss(left: list[View], right: list[View]) -> bool:
+def _strings_miss(left: list[View], right: list[View], to: Translator) -> bool:
     """Return True if no string has the patterns and formats of both sides."""
     if _prefixes_miss([*left, *right]):
         return True
     one, other = list(dict.fromkeys(_asked(left))), list(dict.fromkeys(_asked(right)))
-    return bool(one and other and one != other) and are_apart(one + other)
+    return bool(one and other and one != other) and to.may_prove() and are_apart((*one, *other))
 
 
 def _asked(views: list[View]) -> Iterator[str]:

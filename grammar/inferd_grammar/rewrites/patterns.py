@@ -38,7 +38,7 @@ NOTHING = r"^[^\s\S]$"
 """A pattern that no text matches."""
 _LOOK_AHEADS = ("^(?!", "^(?=")
 _MAX_PATTERNS = 4
-_MAX_PROOF = 200
+_MAX_PROOF, _MAX_PROOF_WORK = 200, 12_000
 _MAX_LENGTH = 1_000
 _MAX_LOOPS = 4
 _ANY: RegexNode = ("chars", EVERYTHING)
@@ -211,8 +211,20 @@ def difference(patterns: list[str], without: list[str]) -> str:
 
     Raises NotUnderstood.
     """
-    nodes, alphabet = _parsed([*patterns, *without])
-    return _text(nodes, alphabet, len(patterns))
+    found = _difference(tuple(patterns), tuple(without))
+    if isinstance(found, NotUnderstood):
+        raise NotUnderstood(str(found))
+    return found
+
+
+@lru_cache(maxsize=512)
+def _difference(patterns: tuple[str, ...], without: tuple[str, ...]) -> str | NotUnderstood:
+    """Return `difference`, or why there is none: a schema is rewritten several times where no grammar holds all of it."""
+    try:
+        nodes, alphabet = _parsed([*patterns, *without])
+        return _text(nodes, alphabet, len(patterns))
+    except NotUnderstood as error:
+        return error
 
 
 def where(patterns: list[str], wanted: Callable[[tuple[bool, ...]], bool]) -> str:
@@ -232,11 +244,12 @@ def _text(nodes: list[RegexNode], alphabet: Chars, needed: int) -> str:
     return NOTHING if text is None else f"^(?:{text})$"
 
 
-def are_apart(patterns: list[str]) -> bool:
+@lru_cache(maxsize=4_096)
+def are_apart(patterns: tuple[str, ...]) -> bool:
     """Return True if it is proved that no text has all of the patterns in it; texts on which dialects differ count, too."""
     try:
         nodes = [parse(pattern, wide=True)[0] for pattern in patterns]
-        return not product(nodes, EVERYTHING, len(nodes), _MAX_PROOF).is_reached(all)
+        return not product(nodes, EVERYTHING, len(nodes), _MAX_PROOF, _MAX_PROOF_WORK).is_reached(all)
     except NotUnderstood:
         return False
 

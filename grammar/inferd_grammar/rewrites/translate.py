@@ -35,6 +35,7 @@ _PLAIN = frozenset(
         *("required", "type"),
     )
 )
+_MAX_PROOFS = 500
 _UNSUPPORTED = ("$dynamicRef", "$recursiveRef", "unevaluatedItems", "unevaluatedProperties")
 
 
@@ -62,6 +63,7 @@ class SchemaTranslator:
         self._root = root
         self._lenient = lenient
         self._visits = 0
+        self._proofs = 0
         self._limit = limit
         self._names: dict[tuple[str, Kinds | None], str] = {}
         self._defs: dict[str, Schema] = {}
@@ -133,6 +135,10 @@ class SchemaTranslator:
         self._visits += 1
         if self._visits > self._limit:
             raise GrammarError(f"rewriting the schema takes more than {self._limit} steps", pointer)
+
+    def may_prove(self) -> bool:
+        self._proofs += 1
+        return self._proofs <= _MAX_PROOFS
 
     def _attempt(self, view: View, parts: list[Schema], rewrite: Callable[..., Any], *keys: str) -> View:
         """Apply a rewrite that takes keywords out of the view."""

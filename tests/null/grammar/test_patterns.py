@@ -136,11 +136,11 @@ def test_a_length_that_no_one_loop_holds_is_refused() -> None:
 
 
 def test_patterns_are_apart_only_where_no_dialect_sees_an_overlap() -> None:
-    assert are_apart(["^[0-9]{4}$", "^[0-9]{4}-"])
-    assert not are_apart(["^[ab]+$", "^[bc]+$"])
-    assert not are_apart([r"^\w+$", "^\u00e9$"])  # a letter in Python
-    assert not are_apart(["^a$", "^a\n$"])  # Python's `$` also stands before a last line end
-    assert not are_apart(["^a(?!b)", "^ab"])  # not looked into
+    assert are_apart(("^[0-9]{4}$", "^[0-9]{4}-"))
+    assert not are_apart(("^[ab]+$", "^[bc]+$"))
+    assert not are_apart((r"^\w+$", "^\u00e9$"))  # a letter in Python
+    assert not are_apart(("^a$", "^a\n$"))  # Python's `$` also stands before a last line end
+    assert not are_apart(("^a(?!b)", "^ab"))  # not looked into
 
 
 @pytest.mark.parametrize(
