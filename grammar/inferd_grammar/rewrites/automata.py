@@ -154,10 +154,12 @@ class Dfa:
     def __init__(self, nfa: Nfa, classes: list[Chars], limit: int = _MAX_STATES, work: float = _MAX_WORK) -> None:
         self._nfa, self._limit, self._left = nfa, limit, work
         self._is_word = [bool(intersection(chars, WORD)) for chars in classes]
-        self._taking = {
-            state: [frozenset(n for n, chars in enumerate(classes) if intersection(chars, label)) for label, _ in moves]
+        self._targets = {
+            state: [[end for label, end in moves if intersection(chars, label)] for chars in classes]
             for state, moves in nfa.moves.items()
         }
+        self._none: list[list[int]] = [[] for _ in classes]
+        self._closures: dict[tuple[int, bool], set[_Alternative]] = {}
         behinds = tuple(frozenset([first]) for first, _ in nfa.behinds)
         start = frozenset([(_START, frozenset[_Obligation]())])
         first = _Place("start" in nfa.edges, False, behinds, start)
@@ -168,7 +170,7 @@ class Dfa:
     def step(self, state: int, letter: int) -> int:
         """Return the state behind one character of a class. Raises NotUnderstood."""
         if (state, letter) not in self._rows:
-            self._rows[state, letter] = self._number(self._behind(self._places[state], letter))
+            self._rows[state, letter] = self._number(self._behind(state, letter))
         return self._rows[state, letter]
 
     def accepts(self, state: int) -> bool:
@@ -193,21 +195,26 @@ class Dfa:
             self._places.append(place)
         return self._numbers[place]
 
-    def _behind(self, place: _Place, letter: int) -> _Place:
+    def _behind(self, state: int, letter: int) -> _Place:
+        place = self._places[state]
         around = _Around(place, False, self._is_word[letter])
+        closed = self._closures.get((state, around.before_word))
+        if closed is None:
+            closed = self._closures[state, around.before_word] = self._closed(around)
         found: set[_Alternative] = set()
-        for state, owed in self._closed(around):
-            left = self._owed_behind(owed, around, letter)
+        for at, owed in closed:
+            left = self._owed_behind(owed, around, letter) if owed else owed
             if left is None:
                 continue
-            if state == _FOUND and not left:
-                return _Place(False, False, (), frozenset([(_FOUND, left)]))
-            found |= {(target, left) for target in self._moved([state], letter)}
-            if state == _FOUND:
+            if at == _FOUND:
+                if not left:
+                    return _Place(False, False, (), frozenset([(_FOUND, left)]))
                 found.add((_FOUND, left))
+            for target in self._targets.get(at, self._none)[letter]:
+                found.add((target, left))
         if len(found) > _MAX_ALTERNATIVES:
             raise NotUnderstood("its automaton is too large")
-        kept = frozenset(_smallest(found))
+        kept = frozenset(_smallest(found) if self._nfa.aheads else found)
         if not kept:
             return _Place(False, False, (), kept)
         behinds = tuple(
@@ -233,12 +240,7 @@ class Dfa:
         return (self._nfa.aheads[one.number][1] in self._reached(one.states, around)) != one.negated
 
     def _moved(self, states: Iterable[int], letter: int) -> set[int]:
-        return {
-            end
-            for state in states
-            for (_, end), taking in zip(self._nfa.moves.get(state, ()), self._taking.get(state, ()), strict=True)
-            if letter in taking
-        }
+        return {end for state in states for end in self._targets.get(state, self._none)[letter]}
 
     def _closed(self, around: _Around) -> set[_Alternative]:
         """Return the alternatives that silent moves reach."""

@@ -280,7 +280,10 @@ def _parsed(patterns: list[str]) -> tuple[list[RegexNode], Chars]:
 
 def finds(pattern: str, text: str) -> bool:
     """Return True if a pattern is found in a text, in time linear in both. Raises NotUnderstood."""
-    nfa, classes, doubtful = _searcher(pattern)
+    searcher = _searcher(pattern)
+    if isinstance(searcher, NotUnderstood):
+        raise NotUnderstood(str(searcher))
+    nfa, classes, doubtful = searcher
     dfa = Dfa(nfa, classes, len(text) + 2, inf)
     state = 0
     for code in map(ord, text):
@@ -292,7 +295,11 @@ def finds(pattern: str, text: str) -> bool:
 
 
 @lru_cache(maxsize=256)
-def _searcher(pattern: str) -> tuple[Nfa, list[Chars], Chars]:
-    node, doubtful = parse(pattern)
-    nfa = Nfa.of(node)
+def _searcher(pattern: str) -> tuple[Nfa, list[Chars], Chars] | NotUnderstood:
+    """Return what searches for a pattern, or why nothing does: building a large one up to its limit takes long."""
+    try:
+        node, doubtful = parse(pattern)
+        nfa = Nfa.of(node)
+    except NotUnderstood as error:
+        return error
     return nfa, classes_of([nfa], EVERYTHING), doubtful
