@@ -35,7 +35,7 @@ _PLAIN = frozenset(
         *("required", "type"),
     )
 )
-_MAX_PROOFS = 500
+_MAX_PROOFS = 2_000
 _UNSUPPORTED = ("$dynamicRef", "$recursiveRef", "unevaluatedItems", "unevaluatedProperties")
 
 
