@@ -19,6 +19,8 @@ Holds = Callable[[Any, Any], bool]
 # The order in which parts of one schema object meet in the grammar: with and without a rewrite of `oneOf`.
 _REWRITTEN = ("$ref", "anyOf", "allOf", "oneOf", "if", "then", "else", "dependencies", "dependentSchemas", "not")
 _AS_IT_IS = ("$ref", "oneOf", "anyOf", "allOf")
+_SEQUENCES = ((_REWRITTEN, False), (_AS_IT_IS, False), (_REWRITTEN, True))
+"""These, with the parts behind the schema's own `properties`, or before them: a condition on one name comes first."""
 _NAMING = ("properties", "required", "dependencies", "dependentRequired", "dependentSchemas")
 _DEPTH = 32
 
@@ -29,8 +31,8 @@ def orders(data: Any, root: Any, holds: Holds) -> Iterator[Any]:
     """
     seen: list[str] = []
     for notation in (_as_it_is, _whole):
-        for sequence in (None, _REWRITTEN, _AS_IT_IS):
-            value = data if sequence is None else _Arranger(root, holds, sequence).arrange(data, [root], _DEPTH)
+        for arranger in (None, *(_Arranger(root, holds, *each) for each in _SEQUENCES)):
+            value = data if arranger is None else arranger.arrange(data, [root], _DEPTH)
             value = notation(value)
             if repr(value) not in seen:
                 seen.append(repr(value))
@@ -52,10 +54,11 @@ def _whole(value: Any) -> Any:
 class _Arranger:
     """Arranges values under one document."""
 
-    def __init__(self, root: Any, holds: Holds, sequence: tuple[str, ...]) -> None:
+    def __init__(self, root: Any, holds: Holds, sequence: tuple[str, ...], parts_first: bool) -> None:
         self._root = root
         self._holds = holds
         self._sequence = sequence
+        self._parts_first = parts_first
 
     def arrange(self, data: Any, schemas: list[Any], depth: int) -> Any:
         """Return the value under all of these schemas."""
@@ -75,11 +78,14 @@ class _Arranger:
         """Return the schema objects that hold for the value together with this one, in the grammar's order."""
         if not isinstance(schema, dict) or depth == 0:
             return
-        yield schema
+        if not self._parts_first:
+            yield schema
         for key in self._sequence:
             if key in schema:
                 for part in self._parts(key, schema, data):
                     yield from self._views(part, data, depth - 1)
+        if self._parts_first:
+            yield schema
 
     def _parts(self, key: str, schema: dict[str, Any], data: Any) -> list[Any]:
         word = schema[key]
