@@ -6,6 +6,8 @@ LONG_MATCH = 12
 """Tokens of context from which on a match counts as long."""
 CREDIT = 1.0
 MOST_CREDIT = 8.0
+LEAST_ROWS = 4
+"""A draft may always have so many rows: fewer could hardly gain where a row is dear."""
 FIRST_WAIT = 8
 LONGEST_WAIT = 4096
 CONTROL_EVERY = 100
@@ -16,7 +18,8 @@ class SourceBreaker:
 
     The account begins with CREDIT and grows to MOST_CREDIT at most; when it is used up, the source rests. It is tried again
     after 8 steps, then 16, and so on; with a long match after the first step, then the second, the fourth, and so on. One trial
-    that pays turns it on again. So a source can cost a request no more than a step or two, and then ever less.
+    that pays turns it on again. A draft has no more rows than the account pays for should all be wrong. So a source can cost a
+    request no more than a step or two, and then ever less.
     """
 
     def __init__(self) -> None:
@@ -29,6 +32,10 @@ class SourceBreaker:
     def on(self) -> bool:
         """False while the source rests."""
         return self._on
+
+    def affords(self, row_price: float) -> int:
+        """Return how many rows a draft may have that cost so many plain steps each."""
+        return LEAST_ROWS if row_price * LEAST_ROWS >= self._account else int(self._account / max(row_price, 1e-3))
 
     def try_draft(self, match: int) -> bool:
         """Count a step, and return True if the source may draft in it, on ``match`` tokens of context. Called once a step."""

@@ -25,7 +25,7 @@ MISSES_BEFORE_REST = 4
 LONGEST_REST = 16
 SHORT_REST = 4
 """Steps for which a source rests after its breaker refused it."""
-TRIAL = 3
+TRIAL = 1
 """Tokens that a source may propose when its breaker lets it try again."""
 WELL_GUESSED = 4
 """After so many accepted tokens of a source without waiting time, no step waits for another one."""
@@ -91,12 +91,13 @@ class Source:
         if self._drafter is not None:
             self._drafter.needed = needed
 
-    def propose(self, limit: int, ahead: Sequence[int]) -> Proposal:
-        """See :class:`Drafter`. Counts a step of its rest instead, while it rests."""
+    def propose(self, limit: int, ahead: Sequence[int], row_price: float) -> Proposal:
+        """See :class:`Drafter`. Counts a step of its rest instead, while it rests. A row costs ``row_price`` plain steps."""
         if self.rest_steps:
             self.rest_steps -= 1
             return NOTHING
-        proposal = self._guarded(_propose, NOTHING, limit, ahead)
+        most = limit if self._insists else min(limit, self.breaker.affords(row_price))
+        proposal = self._guarded(_propose, NOTHING, most, ahead)
         if not proposal.tokens or self._insists:
             return proposal
         if not self.breaker.try_draft(proposal.match):
@@ -184,13 +185,13 @@ class OpenProposals(NamedTuple):
 class SourceSet:
     """The sources of one generation, by priority.
 
-    ``forced``: tokens that a grammar forces are drafted. ``runs_ahead``: all of them look ahead. Without ``tree``, the
-    merged proposals are cut to the likeliest chain.
+    ``forced``: tokens that a grammar forces are drafted. ``row_price``: what a row of a draft costs in plain steps.
+    ``runs_ahead``: all of them look ahead. Without ``tree``, the merged proposals are cut to the likeliest chain.
     """
 
     def __init__(
         self, drafters: Sequence[Drafter], survival: RequestSurvival, counters: SpeculationCounters, *,
-        max_draft: int = 16, tree: bool = True, forced: bool = True,
+        max_draft: int = 16, tree: bool = True, forced: bool = True, row_price: Callable[[], float] = lambda: 0.0,
     ) -> None:  # fmt: skip
         self.forced = forced
         self.counters = counters
@@ -199,6 +200,7 @@ class SourceSet:
         self.runs_ahead = all(drafter.looks_ahead for drafter in drafters)
         self._survival = survival
         self.max_draft = max_draft
+        self._row_price = row_price
         self._tree = tree
         self._open = OpenProposals()
         self._next = OpenProposals()
@@ -263,7 +265,8 @@ class SourceSet:
 
     def _ask_all(self, limit: int, ahead: Sequence[int]) -> list[SourceProposal]:
         """Ask every source for what comes behind tokens that are not committed yet."""
-        found = [(source, source.propose(limit, ahead)) for source in self._sources] if limit > 0 else []
+        price = self._row_price()
+        found = [(source, source.propose(limit, ahead, price)) for source in self._sources] if limit > 0 else []
         return [SourceProposal(source, proposal, branches(proposal)) for source, proposal in found if proposal.tokens]
 
     def _merge(self, entries: Sequence[SourceProposal], forced: Sequence[int]) -> Draft:

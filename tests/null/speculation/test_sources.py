@@ -7,6 +7,7 @@ from collections.abc import Sequence
 import pytest
 from hypothesis import given, strategies as st
 
+from inferd_runtime.speculation.breaker import LEAST_ROWS
 from inferd_runtime.speculation.counters import SpeculationCounters, count_sources
 from inferd_runtime.speculation.drafter import Drafter, OfferedDraft
 from inferd_runtime.speculation.drafts import NO_DRAFT, Draft, Proposal
@@ -181,7 +182,7 @@ def test_a_source_that_is_never_verified_is_asked_less_and_less() -> None:
     assert len(drafter.asked) > asked, "it is never asked again"
 
 
-def test_a_source_that_is_off_tries_again_with_a_few_tokens() -> None:
+def test_a_source_that_is_off_tries_again_with_one_token() -> None:
     sources = together(Scripted("ngram", Proposal(list(range(16)), match=2)))
     lengths = []
     for _ in range(200):
@@ -190,8 +191,19 @@ def test_a_source_that_is_off_tries_again_with_a_few_tokens() -> None:
         sources.learn(draft, [], 2.0)
     tried = [length for length in lengths if length]
     assert tried[0] == 16
-    assert set(tried[3:]) == {3}
+    assert set(tried[3:]) == {1}
     assert len(tried) < 20
+
+
+def test_a_draft_is_no_longer_than_what_its_source_has_gained_pays_for() -> None:
+    """Where a row took a sixth of a step, a first draft of 16 that was all wrong cost a request two steps and a half."""
+    drafter = Scripted("ngram", Proposal(list(range(6)), match=12))
+    sources, prices = together(drafter), iter((1 / 6, 1 / 6, 0.7, 0.0))
+    sources._row_price = lambda: next(prices)
+    sources.learn(sources.propose(16), range(6), 2.0)
+    for _ in range(3):
+        sources.propose(16)
+    assert [limit for limit, _ in drafter.asked] == [6, 16, LEAST_ROWS + 1, 16]
 
 
 class Slow(Scripted):

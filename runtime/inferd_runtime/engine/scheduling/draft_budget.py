@@ -34,6 +34,8 @@ class DraftBudget:
         self.controller = Controller(times)
         self.counters = SpeculationCounters()
         self._plain_steps = 0
+        self._row_price = 0.0
+        """What a row more costs, in one sequence's share of the step without drafts."""
         self._fixed_rows = fixed_rows
 
     def sources(
@@ -41,7 +43,9 @@ class DraftBudget:
     ) -> SourceSet:
         """Return the sources of one new generation, which start from the experience of all before it."""
         survival = self.controller.survival.request()
-        return SourceSet(drafters, survival, self.counters, max_draft=max_draft, tree=tree, forced=forced)
+        return SourceSet(
+            drafters, survival, self.counters, max_draft=max_draft, tree=tree, forced=forced, row_price=lambda: self._row_price
+        )  # fmt: skip
 
     def allocate(self, jobs: Sequence[Job], budget: int, in_flight: InFlight = NOTHING_IN_FLIGHT) -> dict[Job, Draft]:
         """Ask the jobs for drafts, and return what a step of ``budget`` tokens verifies of each; jobs without are left out.
@@ -50,13 +54,14 @@ class DraftBudget:
         """
         if not any(map(SPECULATES, jobs)):
             return {}
+        shape = _shape_without_drafts(jobs, budget)
+        self._row_price = self._priced(shape)
         drafts = [propose_draft(job, in_flight) if job.speculates else NO_DRAFT for job in jobs]
         if not any(draft.uncut_length for draft in drafts):
             return {}
         if self._fixed_rows is not None:
             cut = {job: draft.likeliest(self._fixed_rows) for job, draft in zip(jobs, drafts, strict=True)}
             return {job: draft for job, draft in cut.items() if draft.uncut_length}
-        shape = _shape_without_drafts(jobs, budget)
         sampled = [(job, draft) for job, draft in zip(jobs, drafts, strict=True) if draft.probabilities is not None]
         granted = _divide_rows(sampled, max(0, budget - shape.rows))
         shape = shape._replace(rows=shape.rows + sum(map(len, granted.values())))
@@ -69,6 +74,12 @@ class DraftBudget:
             if part.tokens
         }
         return found | granted
+
+    def _priced(self, shape: StepShape) -> float:
+        if self._fixed_rows is not None:
+            return 0.0
+        step, more = self.controller.times.times(shape, 1)
+        return max(0.0, more - step) * shape.sequences / step
 
     def price(self, plan: Sequence[Planned]) -> StepPrice | None:
         """Return what the step's drafts cost by the model of step times; None if it has no drafts."""
