@@ -6,6 +6,8 @@ LONG_MATCH = 12
 """Tokens of context from which on a match counts as long."""
 CREDIT = 1.0
 MOST_CREDIT = 8.0
+RIGHT_GUESSES = 2
+MOST_GUESSES = 32
 LEAST_ROWS = 4
 """A draft may always have so many rows: fewer could hardly gain where a row is dear."""
 FIRST_WAIT = 8
@@ -18,7 +20,8 @@ class SourceBreaker:
 
     The account begins with CREDIT and grows to MOST_CREDIT at most; when it is used up, the source rests. It is tried again
     after 8 steps, then 16, and so on; with a long match after the first step, then the second, the fourth, and so on. One trial
-    that pays turns it on again. A draft has no more rows than the account pays for should all be wrong. So a source can cost a
+    that pays turns it on again, and so do guesses that would have been right: RIGHT_GUESSES running, and each time twice as many
+    until it has gained something. A draft has no more rows than the account pays for should all be wrong. So a source can cost a
     request no more than a step or two, and then ever less.
     """
 
@@ -27,6 +30,7 @@ class SourceBreaker:
         self._on = True
         self._wait = FIRST_WAIT
         self._rested = 0
+        self._right, self._wanted = 0, RIGHT_GUESSES
 
     @property
     def on(self) -> bool:
@@ -49,11 +53,23 @@ class SourceBreaker:
         if self._on:
             self._account = min(MOST_CREDIT, self._account + (gain - 1 if gain >= 1 else 1 - 1 / gain))
             if self._account < 0:
-                self._on, self._rested = False, 0
+                self._on, self._rested, self._right = False, 0, 0
+            elif self._account > 2 * CREDIT:
+                self._wanted = RIGHT_GUESSES
         elif gain > 1:
-            self._on, self._account, self._wait = True, CREDIT, FIRST_WAIT
+            self._turn_on()
         else:
             self._wait, self._rested = min(LONGEST_WAIT, 2 * self._wait), 0
+
+    def guessed(self, right: bool) -> None:
+        """Take in whether the token came that the source would have drafted while it rested: that cost no row."""
+        self._right = self._right + 1 if right else 0
+        if not self._on and self._right >= self._wanted:
+            self._turn_on()
+            self._wanted = min(MOST_GUESSES, 2 * self._wanted)
+
+    def _turn_on(self) -> None:
+        self._on, self._account, self._wait = True, CREDIT, FIRST_WAIT
 
 
 class EngineBreaker:

@@ -24,7 +24,7 @@ MISSES_BEFORE_REST = 4
 """After so many useless proposals in a row, a source rests: it is not asked for some steps."""
 LONGEST_REST = 16
 SHORT_REST = 4
-"""Steps for which a source rests after its breaker refused it."""
+"""Steps for which a source that takes time rests after its breaker refused it."""
 TRIAL = 1
 """Tokens that a source may propose when its breaker lets it try again."""
 WELL_GUESSED = 4
@@ -64,6 +64,8 @@ class Source:
         self.breaker = SourceBreaker()
         self._dropped = False
         self._misses = 0
+        self._guess = -1
+        """The token that it would have drafted next while its breaker keeps it from drafting; -1: none."""
         self.rest_steps = 0
         """The number of steps for which it is not asked."""
         self._drafter: Drafter | None = drafter
@@ -84,6 +86,8 @@ class Source:
 
     def observe(self, tokens: Sequence[int]) -> None:
         """See :class:`Drafter`."""
+        if self._guess >= 0:
+            self._check_guess(tokens[0])
         self._guarded(_observe, None, tokens)
 
     def set_needed(self, needed: bool) -> None:
@@ -101,9 +105,18 @@ class Source:
         if not proposal.tokens or self._insists:
             return proposal
         if not self.breaker.try_draft(proposal.match):
-            self.rest_steps = SHORT_REST
+            self._guess = -1 if ahead else proposal.tokens[0]
+            self.rest_steps = SHORT_REST if self.waits else 0
             return NOTHING
         return proposal if self.breaker.on else proposal.first(TRIAL)
+
+    def _check_guess(self, token: int) -> None:
+        right, self._guess = self._guess == token, -1
+        self.breaker.guessed(right)
+        if right:
+            self.count_hit()
+        else:
+            self.count_miss()
 
     def count_miss(self) -> None:
         """Count a proposal of which nothing was verified or accepted. Several in a row begin a rest."""

@@ -4,7 +4,15 @@ from __future__ import annotations
 
 from hypothesis import given, strategies as st
 
-from inferd_runtime.speculation.breaker import CREDIT, FIRST_WAIT, LONG_MATCH, MOST_CREDIT, EngineBreaker, SourceBreaker
+from inferd_runtime.speculation.breaker import (
+    CREDIT,
+    FIRST_WAIT,
+    LONG_MATCH,
+    MOST_CREDIT,
+    RIGHT_GUESSES,
+    EngineBreaker,
+    SourceBreaker,
+)
 
 FAIL = 0.5
 WORTH = 3.0
@@ -50,6 +58,30 @@ def test_one_trial_that_pays_turns_it_on_and_the_next_rest_is_short_again() -> N
     while breaker.on:
         breaker.report(FAIL)
     assert steps_until_allowed(breaker) == FIRST_WAIT
+
+
+def test_guesses_that_would_have_been_right_turn_it_on_and_each_time_it_takes_more_of_them() -> None:
+    breaker = opened()
+    wanted = []
+    for _ in range(3):
+        guesses = 0
+        while not breaker.on:
+            breaker.guessed(True)
+            guesses += 1
+        wanted.append(guesses)
+        while breaker.on:
+            breaker.report(FAIL)
+    assert wanted == [RIGHT_GUESSES, 2 * RIGHT_GUESSES, 4 * RIGHT_GUESSES]
+    for _ in range(8 * RIGHT_GUESSES):
+        breaker.guessed(True)
+    breaker.report(WORTH)  # it pays: next time a few are enough again
+    while breaker.on:
+        breaker.report(FAIL)
+    for right in (True, False, True):
+        breaker.guessed(right)
+        assert not breaker.on
+    breaker.guessed(True)
+    assert breaker.on
 
 
 def test_a_long_match_need_not_wait() -> None:

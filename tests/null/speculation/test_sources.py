@@ -206,6 +206,19 @@ def test_a_draft_is_no_longer_than_what_its_source_has_gained_pays_for() -> None
     assert [limit for limit, _ in drafter.asked] == [6, 16, LEAST_ROWS + 1, 16]
 
 
+def test_a_source_that_is_off_drafts_again_once_its_guesses_come_true() -> None:
+    """One long draft that was wrong, where a value differed, kept it from copying all that came behind."""
+    drafter = Scripted("ngram", Proposal([7] * 8, match=2))
+    sources = together(drafter)
+    while draft := sources.propose(16).tokens:
+        sources.learn(sources._open.merged, [], 1 + len(draft) / 4)
+    drafted = []
+    for token in (9, 7, 7, 7):
+        sources.observe([token])
+        drafted.append(len(sources.propose(16)))
+    assert drafted == [0, 0, 8, 8]
+
+
 class Slow(Scripted):
     """A draft model that has not answered yet."""
 
