@@ -201,8 +201,8 @@ class SessionHub:
             return p.Usage()
         del self._identities[self._granted.pop(identity).session]
         used = session.close()
-        if not self._siblings.get(session.tenant):
-            self._siblings.pop(session.tenant, None)
+        if not self._siblings[session.tenant]:
+            del self._siblings[session.tenant]
         self._count_tokens(identity, session.tenant, used.tokens)
         del self._counted[identity]
         return used

@@ -20,7 +20,7 @@ from inferd_runtime.engine.sampling.device_sampling import (
     sampling_inputs,
 )
 from inferd_runtime.engine.sampling.host_sampling import RowSampler, allowed_tokens, candidates, draw, log_softmax
-from inferd_runtime.engine.sampling.noise import GOLDEN, MASK, gumbel, mix, uniform
+from inferd_runtime.engine.sampling.noise import GOLDEN, MASK, RARE, gumbel, gumbel_argmax, mix, uniform
 from inferd_runtime.engine.sampling.penalties import Penalties
 from inferd_runtime.engine.sampling.probes import most_likely, read_mask
 from inferd_runtime.engine.sampling.rejection import distribution, reject
@@ -159,6 +159,18 @@ def test_noise_of_many_tokens_is_that_of_each() -> None:
     plain = [((mix((row + token * GOLDEN) & MASK) >> 12) + 0.5) * 2.0**-52 for token in tokens.tolist()]
     assert uniform(7, 3, tokens).tolist() == plain
     assert gumbel(7, 3, tokens).tolist() == pytest.approx([-np.log(-np.log(number)) for number in plain])
+
+
+@pytest.mark.parametrize("spread", [0.0, 0.5, 3.0, RARE, 40.0])
+@pytest.mark.parametrize("size", [1, 7, 5000])
+def test_noise_that_cannot_win_is_left_out_and_the_same_token_wins(spread: float, size: int) -> None:
+    """The draw against its plain twin, which takes the logarithms of all: flat rows, peaked ones, and ties."""
+    generator = np.random.default_rng(size)
+    for position in range(200):
+        tokens = np.sort(generator.choice(1 << 20, size, replace=False))
+        scores = np.round(generator.normal(size=size) * spread, position % 4)
+        scores -= scores.max()
+        assert gumbel_argmax(scores, 7, position, tokens) == np.argmax(scores + gumbel(7, position, tokens))
 
 
 def rows_of(generator: np.random.Generator, count: int) -> np.ndarray:
