@@ -11,6 +11,7 @@ from controller_traces import LENGTH, Place
 from inferd_runtime.speculation.breaker import SourceBreaker
 from inferd_runtime.speculation.controller import Controller
 from inferd_runtime.speculation.drafts import NO_DRAFT, Draft
+from inferd_runtime.speculation.sources import TRIAL
 from inferd_runtime.speculation.survival import MATCHES, RequestSurvival
 from inferd_runtime.speculation.times import StepShape, StepTimes
 
@@ -114,17 +115,24 @@ class CostModel(Policy):
         self._survival[lane], self._breakers[lane] = self.controller.survival.request(), SourceBreaker()
 
     def lengths(self, places: Sequence[Place]) -> list[int]:
-        drafts = [self._draft(lane, place) for lane, place in enumerate(places)]
+        shape = StepShape(len(places), len(places), 0)
+        step, more = self.controller.times.times(shape, 1)
+        row = (more - step) * len(places) / step
+        drafts = [self._draft(lane, place, row) for lane, place in enumerate(places)]
         if all(draft is NO_DRAFT for draft in drafts):
             return [0] * len(places)
-        shape = StepShape(len(places), len(places), 0)
         return [len(draft.tokens) for draft in self.controller.allocate(drafts, shape, LENGTH * len(places))]
 
-    def _draft(self, lane: int, place: Place) -> Draft:
-        if not place.match or not self._breakers[lane].try_draft(place.match):
+    def _draft(self, lane: int, place: Place, row: float) -> Draft:
+        breaker = self._breakers[lane]
+        if not place.match:
+            return NO_DRAFT
+        if not breaker.try_draft(place.match):
+            breaker.guessed(place.held > 0)
             return NO_DRAFT
         self._survival[lane].fade(SOURCE, place.match)
-        return draft_of(self._survival[lane].chances(SOURCE, place.match, LENGTH))
+        most = min(LENGTH, breaker.affords(row)) if breaker.on else TRIAL
+        return draft_of(self._survival[lane].chances(SOURCE, place.match, most))
 
     def learn(self, places: Sequence[Place], lengths: Sequence[int], seconds: float) -> None:
         lanes, rows = len(places), sum(lengths)
