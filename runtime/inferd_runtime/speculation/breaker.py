@@ -6,8 +6,8 @@ LONG_MATCH = 12
 """Tokens of context from which on a match counts as long."""
 CREDIT = 1.0
 MOST_CREDIT = 8.0
-RIGHT_GUESSES = 2
-MOST_GUESSES = 32
+RIGHT_GUESSES, MOST_GUESSES = 2, 32
+"""Guesses running that have to come true before a source that is off drafts again: the first time, and at most."""
 LEAST_ROWS = 4
 """A draft may always have so many rows: fewer could hardly gain where a row is dear."""
 FIRST_WAIT = 8

@@ -10,8 +10,8 @@ from __future__ import annotations
 import re
 from array import array
 from bisect import bisect_left
-from collections.abc import Callable, Sequence
-from itertools import accumulate
+from collections.abc import Callable, Iterator, Sequence
+from itertools import accumulate, islice
 from typing import NamedTuple
 
 import numpy as np
@@ -68,28 +68,33 @@ class WordIndex:
         if not count or not text:
             return None
         written = list(tail[-count:])
-        begun = b"".join(self._pieces[token] for token in written)
         before = self._pieces[tail[-count - 1]] if len(tail) > count else b""
-        tokens, tried = np.frombuffer(text, np.int32), set[bytes]()
-        for place in np.flatnonzero(self._first[tokens] == begun[0])[:PLACES].tolist():
-            found = self._completed(text, place, begun)
-            if found is None or found[0] in tried:
-                continue
-            if len(tried) == SPELLED:
-                break
-            tried.add(found[0])
-            spelled = self._spelled(before, found[0])
-            if spelled[:count] == written and (len(spelled) > count or found[1] >= 0):
-                return FoundWord(spelled[count:], found[1])
+        begun = b"".join(self._pieces[token] for token in written)
+        for word, behind in islice(self._words(text, begun), SPELLED):
+            spelled = self._spelled(before, word)
+            if spelled[:count] == written and (len(spelled) > count or behind >= 0):
+                return FoundWord(spelled[count:], behind)
         return None
+
+    def _words(self, text: array[int], begun: bytes) -> Iterator[tuple[bytes, int]]:
+        """Yield the different words of a text that begin so, oldest first, each with the place behind it."""
+        starts = np.flatnonzero(self._first[np.frombuffer(text, np.int32)] == begun[0])[:PLACES]
+        seen = set[bytes]()
+        for place in starts.tolist():
+            found = self._completed(text, place, begun)
+            if found is not None and found[0] not in seen:
+                seen.add(found[0])
+                yield found
 
     def _begun(self, tail: Sequence[int]) -> int:
         """Return how many tokens at the end belong to a word that has been begun there; 0 if there is none."""
         for count, token in enumerate(reversed(tail[-BEGUN:]), 1):
             if not self._first[token] or self._spaced[token] or not WORD.fullmatch(self._pieces[token]):
                 return 0
-            if count == len(tail) or not self._ends_word[tail[-count - 1]]:
-                return 0 if count < len(tail) and self._pieces[tail[-count - 1]].endswith(b" ") else count
+            if count == len(tail):
+                return count
+            if not self._ends_word[tail[-count - 1]]:
+                return 0 if self._pieces[tail[-count - 1]].endswith(b" ") else count
         return 0
 
     def _completed(self, text: array[int], place: int, begun: bytes) -> tuple[bytes, int] | None:
