@@ -12,7 +12,7 @@ from inferd.calls.generate_arguments import GenerateArguments
 from inferd.calls.generation_stream import GenerationStream
 from inferd.partial import Partial, PartialJson
 from inferd.protocol import (
-    MOST_STEPS,
+    MOST_JOINED,
     CheckedKeyword,
     ConstraintError,
     ContextTokens,
@@ -195,7 +195,7 @@ class Generator(Generic[T]):
         if self._stream.arguments.on_cycle is not None:
             return [step async for step in self]
         aiter(self)
-        self._stream.least = MOST_STEPS
+        self._stream.least = MOST_JOINED
         steps: list[Step] = []
         while some := await self._several():
             steps += some

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 
 from inferd.constraints import AllOf
 from inferd.protocol import (
-    MOST_STEPS,
+    MOST_JOINED,
     CloseGenerate,
     ConstraintSpec,
     InferdError,
@@ -44,7 +44,7 @@ async def rest_of(held: HeldSequence, generation: int) -> tuple[list[int], bool]
     try:
         finish = ""
         while not finish:
-            reply: Steps = await held.ask(NextSteps(generation, least=MOST_STEPS, joined=True))
+            reply: Steps = await held.ask(NextSteps(generation, least=MOST_JOINED, joined=True))
             tokens += [token for step in reply.steps for token in step.tokens]
             finish = reply.finish
     except BaseException:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from collections import deque
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from inferd.protocol import Step
 from inferd.speculation_stats import SpeculationCycle
@@ -43,9 +43,10 @@ class CycleFeed:
             return
         if watch.until < self._clock():
             watch.kept.clear()
-            watch.next += len(steps)
+            watch.next += sum(step.joined for step in steps)
             return
-        for number, step in enumerate(steps, start=first):
+        alone = [replace(step, joined=1) for step in steps for _ in range(step.joined)]
+        for number, step in enumerate(alone, start=first):
             cycle = SpeculationCycle.of(number, step)
             watch.kept.append(
                 WatchedCycle(

@@ -15,6 +15,7 @@ from inferd.protocol import (
     MAX_EXPORT_BYTES,
     MAX_FORCED,
     MAX_SNAPSHOTS,
+    MOST_JOINED,
     MOST_STEPS,
     CompileGrammar,
     ContextTokens,
@@ -66,6 +67,8 @@ NAMES_BYTES = 128
 """Of the names around the numbers of a row, a probe or a token."""
 VECTOR_NUMBERS = 8192
 """Of an embedding, at most."""
+STEP_TEXTS = 2 * MOST_JOINED * (TOKEN_BYTES + TEXT_BYTES)
+"""Of the tokens and texts of all steps that wait for their reader."""
 LARGEST = MOST_NUMBERS * SCORED_NUMBER_BYTES
 LONG_CALL = 256 << 10
 """Bytes of a call that is not looked into: its reply counts as the largest."""
@@ -156,13 +159,13 @@ class _Started(_Asked):
         return NAMES_BYTES + model.context * TOKEN_BYTES if learns else 0
 
     def steps(self, model: ModelSizes) -> int:
-        """Return the most bytes of its steps in a reply, 0 for those of tokens and text alone."""
+        """Return the most bytes of its steps in a reply."""
         offered = (
             0 if self.candidates is None else 2 * min(self.candidates or MAX_CANDIDATES, MAX_CANDIDATES) * NUMBER_BYTES
         )
         checked = MAX_CHECKED if self.constraint is not None and self.constraint.mode == "best_effort" else 0
         told = 0 if self.logprobs is None and not self.probes else self._told(model)
-        return offered + checked + told
+        return STEP_TEXTS + offered + checked + told
 
     def _told(self, model: ModelSizes) -> int:
         """Return the bytes of what is told of tokens, in all steps that may wait and the one that is computed beside them."""

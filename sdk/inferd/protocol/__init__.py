@@ -79,6 +79,7 @@ from inferd.protocol.errors import (
     known_code as known_code,
 )
 from inferd.protocol.generation import (
+    MOST_JOINED as MOST_JOINED,
     MOST_STEPS as MOST_STEPS,
     CloseGenerate as CloseGenerate,
     GenerationStarted as GenerationStarted,

@@ -275,6 +275,8 @@ def _check_needs(request: StartGenerate, settings: SpeculationSettings) -> None:
 
 MOST_STEPS = 32
 """The largest ``least`` of a ``generate.next``. A generation may be ahead of its reader by twice as many steps as it asks for."""
+MOST_JOINED = 128
+"""The same where steps are joined. Those that cannot be come 32 at a time all the same."""
 
 
 @operation("generate.next", Steps)
@@ -303,7 +305,7 @@ def check_next_steps(request: NextSteps) -> None:
     """Raises InvalidRequest, which names the field, for a draft that no model could verify or a ``least`` that is out of range,
     and ConstraintError for a mask that allows nothing.
     """
-    check_whole("least", request.least, 1, MOST_STEPS)
+    check_whole("least", request.least, 1, MOST_JOINED if request.joined else MOST_STEPS)
     if request.token is not None:
         check_ids("token", [request.token])
     if request.draft or request.parents:

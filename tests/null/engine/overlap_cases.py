@@ -12,7 +12,7 @@ from sampling_driver import BegunStep, FinishedStep, SamplingNullDriver
 from inferd.protocol import Sampling
 from inferd_runtime.engine.driver import StepResult
 from inferd_runtime.engine.engine import Engine, EngineOptions
-from inferd_runtime.engine.jobs.generation import MAX_UNDELIVERED_STEPS
+from inferd_runtime.engine.jobs.step_queue import MAX_UNDELIVERED_STEPS
 from inferd_runtime.engine.sampling.device_sampling import SampledRows, SamplingInputs
 from inferd_runtime.engine.sampling.host_sampling import RowSampler
 from inferd_runtime.engine.scheduling.fairness import StepCost

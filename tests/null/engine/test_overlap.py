@@ -19,7 +19,7 @@ from inferd.protocol import InternalError, LimitExceeded
 from inferd_grammar import Compiled, GrammarCompiler, RegexGrammar, TokenTable
 from inferd_runtime.engine.engine import Engine, EngineOptions
 from inferd_runtime.engine.jobs.forward_pass import ForwardPass, Prefill, RowSpec
-from inferd_runtime.engine.jobs.generation import MAX_UNDELIVERED_STEPS
+from inferd_runtime.engine.jobs.step_queue import MAX_UNDELIVERED_STEPS
 from inferd_runtime.engine.scheduling.fairness import StepCost
 from inferd_runtime.engine.scheduling.tenants import Tenancy, TenantLimits
 from inferd_runtime.engine.sequences.cached_sequence import CachedSequence

@@ -10,7 +10,8 @@ from inferd.protocol import LimitExceeded
 from inferd_runtime.engine.engine import Engine, EngineOptions
 from inferd_runtime.engine.in_flight import InFlightStep
 from inferd_runtime.engine.job import Continuation, Job, NextWork, Planned
-from inferd_runtime.engine.jobs.generation import MAX_UNDELIVERED_STEPS, Generation
+from inferd_runtime.engine.jobs.generation import Generation
+from inferd_runtime.engine.jobs.step_queue import MAX_UNDELIVERED_STEPS
 from inferd_runtime.engine.overlap import OverlapPlanner
 from inferd_runtime.engine.scheduling.queues import Queues, ReadyJobs
 from inferd_runtime.engine.scheduling.scheduler import Scheduler

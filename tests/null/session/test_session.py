@@ -8,8 +8,7 @@ from typing import Any
 import pytest
 
 from inferd import protocol as p
-from inferd_runtime.engine.jobs.generation import MAX_UNDELIVERED_STEPS
-from inferd_runtime.session.operations.generation import joined
+from inferd_runtime.engine.jobs.step_queue import MAX_UNDELIVERED_STEPS
 from inferd_runtime.testing.byte_tokenizer import END, VOCAB_SIZE
 from inferd_runtime.testing.direct import DirectSession
 from inferd_runtime.testing.null_driver import NullDriver
@@ -470,7 +469,7 @@ def test_joined_steps_are_the_same_text_with_as_many_steps(caller: DirectSession
     generation = caller.call(p.StartGenerate(caller.text("abc"), max_tokens=40)).generation
     reply, found = p.Steps([]), list[p.Step]()
     while not reply.finish:
-        reply = caller.call(p.NextSteps(generation, least=p.MOST_STEPS, joined=True))
+        reply = caller.call(p.NextSteps(generation, least=15, joined=True))
         assert len(reply.steps) == 1
         found += reply.steps
     assert [token for step in found for token in step.tokens] == alone.tokens
@@ -478,15 +477,9 @@ def test_joined_steps_are_the_same_text_with_as_many_steps(caller: DirectSession
     assert sum(step.joined for step in found) == len(alone.steps) == 40
 
 
-def test_steps_that_tell_more_than_their_text_are_not_joined() -> None:
-    drafted = p.Step([3], "c", drafted=1, sources=[p.SourceCount("ngram", 1)])
-    scored = p.Step([5], "e", logprobs=[p.TokenLogprob(5, -0.5)])
-    steps = [p.Step([1], "a"), p.Step([2], ""), drafted, p.Step([4], "d"), scored]
-    assert joined(steps) == [p.Step([1, 2], "a", joined=2), drafted, p.Step([4], "d"), scored]
-
-
 def test_what_a_program_takes_part_in_comes_step_by_step(caller: DirectSession) -> None:
     generation = caller.call(p.StartGenerate(caller.text("abc"), max_tokens=4, program_speculation=True)).generation
     assert len(caller.call(p.NextSteps(generation, least=p.MOST_STEPS)).steps) == 1
-    with pytest.raises(p.InvalidRequest, match="least must be"):
-        caller.call(p.NextSteps(generation, least=p.MOST_STEPS + 1))
+    for most, joined in ((p.MOST_STEPS, False), (p.MOST_JOINED, True)):
+        with pytest.raises(p.InvalidRequest, match="least must be"):
+            caller.call(p.NextSteps(generation, least=most + 1, joined=joined))

@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
-from collections import Counter, deque
+from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
-from inferd.protocol import MOST_STEPS, InferdError, InvalidRequest, Step, TokenLogprob, Usage
+from inferd.protocol import InferdError, InvalidRequest, Step, TokenLogprob, Usage
 from inferd_runtime.engine.job import NextWork
 from inferd_runtime.engine.jobs.boundary import JobBoundary
 from inferd_runtime.engine.jobs.grammar_masks import OutputMasks
 from inferd_runtime.engine.jobs.program_choice import ProgramChoice
 from inferd_runtime.engine.jobs.step_probes import StepProbes
+from inferd_runtime.engine.jobs.step_queue import MOST_HELD, StepQueue
 from inferd_runtime.engine.jobs.text import TextAssembler
 from inferd_runtime.engine.jobs.timeline import Timeline
 from inferd_runtime.engine.sampling.host_sampling import RowSampler
@@ -22,9 +23,6 @@ from inferd_runtime.engine.stages import Verified, Work
 from inferd_runtime.speculation.counters import SpeculationCounters, count_sources
 from inferd_runtime.speculation.drafts import NO_DRAFT, Draft
 from inferd_runtime.speculation.sources import SourceSet
-
-MAX_UNDELIVERED_STEPS = 16
-"""A generation pauses while so many of its steps have not been taken, or twice as many as its reader asks for at a time."""
 
 STEPS_AHEAD = 1
 """A generation that runs on without its program is no more steps ahead of what that has got."""
@@ -65,14 +63,9 @@ class GenerationSpec:
         """True if rows come to the host, read or drawn from."""
         return self.scored or self.sampler.host_only
 
-    def most_undelivered(self, asked: int = 0) -> int:
-        """Return how many steps may wait for a reader that asks for ``asked`` of them at a time."""
-        most = max(MAX_UNDELIVERED_STEPS, 2 * asked)
-        return most if self.probes is None else min(most, self.probes.most_steps)
-
     def held_numbers(self, vocab_size: int) -> int:
         """Return how many numbers wait for the reader at most: what probes found, and the row that the program chooses from."""
-        found = 0 if self.probes is None else self.probes.numbers * self.most_undelivered(MOST_STEPS)
+        found = 0 if self.probes is None else self.probes.numbers * min(MOST_HELD, self.probes.most_steps)
         return found if self.choice is None else found + self.choice.held_numbers(vocab_size)
 
     @property
@@ -89,7 +82,7 @@ class GenerationSpec:
 class Generation:
     """One ``generate`` call at the end of a context, which it owns until it is closed.
 
-    Finished steps queue up in ``outbox``; it pauses while :attr:`most_undelivered` of them are there. A ``paced`` generation (a
+    Finished steps queue up in ``outbox``; it pauses while that is full. A ``paced`` generation (a
     program's own speculator or constraint) runs one step per :meth:`allow`, unless it ``runs_on``. ``finish`` is "" while it
     goes on, else stop | length | closed; ``stop_token`` is the token that ended it, if one did.
     """
@@ -100,9 +93,7 @@ class Generation:
         self.priority = spec.priority
         self.speculates = spec.sources is not None
         self.spec = spec
-        self.outbox: deque[Step] = deque()
-        self.most_undelivered = spec.most_undelivered()
-        self._awaited = 1
+        self.outbox = StepQueue(None if spec.probes is None else spec.probes.most_steps)
         self.finish = ""
         self.stop_token: int | None = None
         self.error: InferdError | None = None
@@ -132,7 +123,7 @@ class Generation:
 
     def ready(self) -> bool:
         """True if it asks for a step now."""
-        if self.finish or self.error is not None or not self._allowed or len(self.outbox) >= self.most_undelivered:
+        if self.finish or self.error is not None or not self._allowed or self.outbox.full():
             return False
         return self.spec.sources is None or self.spec.sources.ready()
 
@@ -242,7 +233,7 @@ class Generation:
             return NextWork.UNKNOWN
         if not in_flight.rows:
             return NextWork.PENDING
-        if self._room() <= 1 or len(self.outbox) + 1 >= self.most_undelivered:
+        if self._room() <= 1 or self.outbox.full(coming=1):
             return NextWork.NOTHING
         if self.spec.on_host or self._must_be_asked() or self._room() <= 1 + len(in_flight.draft):
             return NextWork.UNKNOWN
@@ -298,18 +289,17 @@ class Generation:
             return True
         if self.spec.choice is not None:
             return self.spec.choice.offer is not None
-        return len(self.outbox) >= self._awaited
+        return self.outbox.enough
 
-    def await_steps(self, least: int) -> None:
+    def await_steps(self, least: int, *, joined: bool = False) -> None:
         """Tell the listener from now on when there are ``least`` steps, or one where a program takes part in each."""
-        self.most_undelivered = self.spec.most_undelivered(least)
-        self._awaited = 1 if self.spec.paced else min(least, self.most_undelivered)
+        self.outbox.expect(1 if self.spec.paced else least, joined=joined)
 
     def allow(self, *, runs_on: bool = False) -> None:
         """Let a paced generation run its next step; ``runs_on``: and all behind it, a step ahead of its program."""
         self._allowed, self.runs_on = True, runs_on
         if runs_on:
-            self.most_undelivered = STEPS_AHEAD
+            self.outbox.run_ahead(STEPS_AHEAD)
 
     def hold(self) -> None:
         """Let a paced generation run no further step without :meth:`allow`."""
@@ -317,8 +307,7 @@ class Generation:
 
     def take(self) -> list[Step]:
         """Remove the finished steps from the outbox, and return them."""
-        steps = list(self.outbox)
-        self.outbox.clear()
+        steps = self.outbox.take()
         self._taken += sum(len(step.tokens) for step in steps)
         return steps
 

@@ -104,7 +104,7 @@ class OpenGeneration:
         """Check and hand over what ``generate.next`` brings. Raises InvalidRequest or ConstraintError."""
         if self.generation.listener is not None:
             raise p.InvalidRequest("another generate.next is waiting on this generation")
-        self.generation.await_steps(request.least)
+        self.generation.await_steps(request.least, joined=request.joined)
         if not self.generation.finished() and self._inputs.take(request, self.generation):
             self.generation.allow(runs_on=not self._inputs.awaited)
             self._turns.answered(self.generation)
@@ -120,7 +120,7 @@ class OpenGeneration:
             return None
         steps = generation.take()
         self._turns.asked(generation)
-        self.delivered_steps += len(steps)
+        self.delivered_steps += sum(step.joined for step in steps)
         offer = None if generation.spec.choice is None or generation.finished() else generation.spec.choice.offer
         done = p.Steps(
             steps, generation.finish, stopped_by=generation.stopped_by, stop_token=generation.stop_token,

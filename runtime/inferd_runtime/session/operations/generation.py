@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import replace
-from itertools import groupby
 
 from inferd import protocol as p
 from inferd_runtime.session.generation.start import start
@@ -28,8 +26,7 @@ def next_steps(state: SessionState, call: Call) -> None:
         if isinstance(reply, p.InferdError):
             return call.respond(reply)
         usage = [state.usage()] if reply.finish in ("stop", "length") else []
-        steps = joined(reply.steps) if request.joined else reply.steps
-        call.respond(replace(reply, steps=steps, usage=usage))
+        call.respond(replace(reply, usage=usage))
         state.publish(request.generation, first, reply.steps)
 
     def stop() -> None:
@@ -39,20 +36,6 @@ def next_steps(state: SessionState, call: Call) -> None:
     state.waiting[call.ticket] = stop
     opened.generation.listener = deliver
     deliver()
-
-
-def joined(steps: Sequence[p.Step]) -> list[p.Step]:
-    """Return the steps, those in a row that have nothing but tokens and text as one: each costs its reader as much time."""
-    found: list[p.Step] = []
-    for plain, group in groupby(steps, lambda step: not (step.sources or step.logprobs or step.probes)):
-        run = list(group)
-        found += [_one_of(run)] if plain else run
-    return found
-
-
-def _one_of(run: Sequence[p.Step]) -> p.Step:
-    tokens = [token for step in run for token in step.tokens]
-    return p.Step(tokens, "".join([step.text for step in run]), joined=len(run))
 
 
 def close(state: SessionState, call: Call) -> None:
