@@ -83,24 +83,24 @@ class SandboxRun:
         self._over.wait(timeout)
 
     def _main(self) -> None:
-        try:
-            finished = self._connected()
-        except Exception as error:  # noqa: BLE001 - the run's boundary: a bug here costs this run and no other
-            finished = RunFinished(self._launch.run, RunUsage(), error=sandbox_failure(error).to_wire().carriable())
-        self.inbox.close()
-        self._report(finished)
+        with ExitStack() as closing:  # nobody waits until the guest's memory is given back
+            try:
+                finished = self._connected(closing)
+            except Exception as error:  # noqa: BLE001 - the run's boundary: a bug here costs this run and no other
+                finished = RunFinished(self._launch.run, RunUsage(), error=sandbox_failure(error).to_wire().carriable())
+            self.inbox.close()
+            self._report(finished)
         self._over.set()
 
-    def _connected(self) -> RunFinished:
+    def _connected(self, closing: ExitStack) -> RunFinished:
         link = EngineLink(self._engine.context, self._engine.endpoint)
         try:
             link.socket.setsockopt(zmq.SNDTIMEO, 0)  # an engine that takes nothing must not block this thread
             link.open(self._launch.grant, self._launch.bundle.name)
             calls = GuestCalls(self._launch, self.inbox, link, self._report)
-            with ExitStack() as closing:
-                end = self._execute(calls, closing)
-                calls.finish()
-                asked = _ask_to_close(link)  # the engine does it while the guest's memory is given back
+            end = self._execute(calls, closing)
+            calls.finish()
+            asked = _ask_to_close(link)
             if self.inbox.error is not None and end.error is None:
                 end = GuestEnd(None, self.inbox.error, end.memory_bytes)
             used = _closed_session(link, calls.session_replies, self.inbox.error) if asked else Usage()
