@@ -257,6 +257,61 @@ def test_a_row_alone_has_the_same_bits_in_and_without_the_matrix_unit(name: str)
         assert torch.equal(product(rows[:1]), expected)
 
 
+def in_words() -> bool:
+    return block_kernels() is not None and blocks._product("blocks4", words=True).__name__ == blocks.WORDS
+
+
+needs_words = pytest.mark.skipif(
+    not in_words(), reason="a processor without products of 16 bits (AVX-512 VNNI), or with a matrix unit"
+)
+IN_WORDS = [name for name in MULTIPLIED if name != "blocks16"]
+
+
+def rounded_to_words(rows: torch.Tensor, group: int) -> torch.Tensor:
+    """Return rows whose numbers are multiples of a 32767th of the largest one of their group."""
+    groups = rows.view(len(rows), -1, group)
+    step = groups.abs().amax(-1, keepdim=True) / 32767
+    return (torch.round(groups / torch.where(step == 0, 1, step)) * step).flatten(1)
+
+
+@needs_words
+@pytest.mark.parametrize("name", IN_WORDS)
+def test_rows_of_sixteen_bits_are_multiplied_as_if_they_had_been_rounded(name: str) -> None:
+    packed, form = packed_in(name, 176), FORMS[name]
+    dense, product = unpack(packed).double(), BlockProduct((packed,), words=True)
+    for count in (*range(1, 14), 24, 25, 40):
+        rows = torch.randn(count, WIDE)
+        exact, near = rows.double() @ dense.t(), rounded_to_words(rows, form.group).double() @ dense.t()
+        largest = exact.abs().max()
+        assert (product(rows) - exact).abs().max() < 2e-4 * largest
+        if not form.offsets:  # those are multiplied with rows that are not rounded
+            assert (product(rows) - near).abs().max() < 1e-5 * largest
+        residual = torch.randn(count, 176)
+        assert torch.equal(product.onto(rows, residual.clone()), residual + product(rows))
+
+
+@needs_words
+@pytest.mark.parametrize("name", IN_WORDS)
+def test_no_bit_of_a_row_of_sixteen_bits_depends_on_the_rows_beside_it(name: str) -> None:
+    product = BlockProduct((packed_in(name, 176),), words=True)
+    rows = torch.randn(40, WIDE) * 10.0 ** torch.randint(-9, 9, (40, WIDE))
+    alone = torch.cat([product(row[None]) for row in rows])
+    for count in range(1, 41):
+        assert torch.equal(product(rows[:count].contiguous()), alone[:count]), count
+
+
+@needs_words
+def test_what_is_no_number_in_a_row_of_sixteen_bits_is_in_its_product() -> None:
+    """A model that computes nonsense must not look as if it did not."""
+    rows = torch.randn(5, WIDE)
+    rows[1, 40], rows[2, 300], rows[3] = float("nan"), float("inf"), 1e-38
+    for name in ("blocks4", "blocks8"):
+        found = BlockProduct((packed_in(name, 16),), words=True)(rows)
+        assert found[[1, 2]].isnan().all()
+        assert found[[0, 4]].isfinite().all()
+        assert (found[3].abs() < 1e-30).all()
+
+
 # -- The compiler -----------------------------------------------------------------------------------------------------
 
 
@@ -316,7 +371,7 @@ def blocks_win(monkeypatch: pytest.MonkeyPatch) -> None:
     """The last way of those that a weight can be held in is the fastest."""
 
     def fastest(shapes: object, dtype: object, names: tuple[str, ...]) -> dict[object, Way]:
-        return {shape: Way(names[-1]) if names[-1].startswith("blocks") else DENSE for shape in shapes}  # type: ignore[attr-defined]
+        return {shape: Way(names[-1]) if names[-1].startswith(("blocks", "words")) else DENSE for shape in shapes}  # type: ignore[attr-defined]
 
     monkeypatch.setattr(held_module, "ways_of", fastest)
 

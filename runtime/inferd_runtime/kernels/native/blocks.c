@@ -12,7 +12,9 @@
 // is rounded once. A row's sums are added up in the order of the inputs whatever the number of rows and threads. So no bit of them depends
 // on what else is multiplied.
 
+#include <math.h>
 #include <stdlib.h>
+#include <string.h>
 
 #include "lanes.h"
 
@@ -209,6 +211,12 @@ void product(const uint8_t *weight, const float *in, float *out, long count, lon
     multiply_span(first, outputs / LANES - first, weight, in, out, count, inputs, width, add);
 }
 
-#if __linux__ && __AMX_BF16__ && __AVX512VBMI__ && BITS < 16
+#if WIDE && __AVX512VBMI__ && BITS < 16
+#include "pairs.h"
+#if __AVX512VNNI__
+#include "words.h"
+#endif
+#if __linux__ && __AMX_BF16__
 #include "tiles.h"
+#endif
 #endif

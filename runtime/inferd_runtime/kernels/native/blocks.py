@@ -14,8 +14,9 @@ from inferd_runtime.kernels.native.compiler import compiled, source_digest
 
 SOURCE = Path(__file__).with_name("blocks.c")
 FLOAT_BYTES = 4
-PLAIN, TILED = "product", "product_in_tiles"
-"""The functions of a library. The second one is taken where this process may use a matrix unit of the processor (AMX)."""
+PLAIN, TILED, WORDS = "product", "product_in_tiles", "product_in_words"
+"""The functions of a library. The second one is taken where this process may use a matrix unit of the processor (AMX), the third
+one, on a processor that has such products (AVX-512 VNNI), for weights whose rows may be rounded to 16 bits."""
 
 
 class BlockKernels:
@@ -27,10 +28,13 @@ class BlockKernels:
 
 
 class BlockWeight:
-    """A packed weight with the function of its form: looked up once, because a step of a small model has hundreds of products."""
+    """A packed weight with the function of its form: looked up once, because a step of a small model has hundreds of products.
 
-    def __init__(self, packed: Tensor) -> None:
-        product = _product(form_of(packed))
+    ``words``: rows may be rounded to 16 bits for each group of inputs, where that is faster.
+    """
+
+    def __init__(self, packed: Tensor, *, words: bool = False) -> None:
+        product = _product(form_of(packed), words=words)
         assert product is not None, "blocks are chosen only where there are kernels"
         self.outputs = packed.shape[0] * LANES
         self._packed = packed
@@ -47,13 +51,14 @@ class BlockWeight:
 
 
 @functools.cache
-def _product(form: str) -> Any:
+def _product(form: str, *, words: bool = False) -> Any:
     """Return the function of a form; None on a machine without a compiler or of another kind."""
     library = compiled(SOURCE, defines=FORMS[form].defines())
     if library is None:
         return None
     in_tiles = hasattr(library, TILED) and library.ask_for_tiles() == 0
-    product = getattr(library, TILED if in_tiles else PLAIN)
+    in_words = words and hasattr(library, WORDS)
+    product = getattr(library, TILED if in_tiles else WORDS if in_words else PLAIN)
     product.argtypes = [ctypes.c_void_p] * 3 + [ctypes.c_long] * 4 + [ctypes.c_int]
     product.restype = None
     return product

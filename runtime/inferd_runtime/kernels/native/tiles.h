@@ -5,7 +5,6 @@
 // its inputs. The unit adds up each row by itself: no bit of it depends on the rows beside it. One row alone may be multiplied without the
 // unit, in its order and to the same bits.
 
-#include <string.h>
 #include <sys/syscall.h>
 #include <unistd.h>
 
@@ -13,7 +12,6 @@
 #define TALLEST 16  // rows of a tile
 #define SIDE 4      // output tiles that are multiplied side by side, with the same inputs
 #define CHUNK 64    // rows that share the unpacking of a weight
-#define ENTRIES 64  // of a book for up to six bits
 
 typedef uint16_t Narrow;  // bfloat16
 
@@ -75,30 +73,12 @@ static Rows rows_of(const float *in, long count, long inputs, int alone) {
 
 // Writes what the numbers of BITS bits stand for.
 static void fill_book(Narrow *book) {
-  static const float low[LANES] = {BOOK};
   for (int at = 0; at < ENTRIES; at++) {
-    const float value = low[at % (1 << LOW)] + (at % (1 << BITS) >> LOW << LOW);
+    const float value = meaning(at);
     uint32_t bits;
     memcpy(&bits, &value, sizeof bits);
     book[at] = bits >> 16;
   }
-}
-
-// Returns the numbers of inputs 8 eight + s and the one behind it of a part, which stand in turn, of 16 outputs. As in `number` only the
-// lowest bits of an index count.
-INLINE __m512i looked_up_pair(const uint8_t *part, int eight, const int s, const Narrow *book) {
-  const int at = eight * LOW;
-  const uint64_t shifts = LOW * s | LOW * (s + 1) << 16;
-  __m512i words = _mm512_loadu_si512(part + (BITS - LOW) * PLANE + at / 4 * LANES * 4 + at % 4);
-  __m512i index = _mm512_multishift_epi64_epi8(_mm512_set1_epi64(shifts | (shifts + 0x200020) << 32), words);
-  if (BITS > LOW) index = _mm512_and_si512(index, _mm512_set1_epi16((1 << LOW) - 1));
-  UNROLL for (int bit = LOW; bit < BITS; bit++) {
-    const uint8_t *plane = part + (bit - LOW) * PLANE + (8 * eight + s) * 2;
-    const __mmask32 set = _pdep_u32(plane[0] | plane[1] << 8, 0x55555555) | _pdep_u32(plane[2] | plane[3] << 8, 0xaaaaaaaa);
-    index = _mm512_mask_add_epi16(index, set, index, _mm512_set1_epi16(1 << bit));
-  }
-  if (BITS < 6) return _mm512_permutexvar_epi16(index, _mm512_load_si512(book));
-  return _mm512_permutex2var_epi16(_mm512_load_si512(book), index, _mm512_load_si512(book + 32));
 }
 
 INLINE __m512i pair(const uint8_t *part, int eight, const int s, const Narrow *book) {

@@ -1,6 +1,7 @@
 """Products of weights in blocks by code of our own: rows, unpacked weights and sums are float32.
 
-So weights that came in such blocks are multiplied as exactly as in float32, at a fifth of the bytes.
+So weights that came in such blocks are multiplied as exactly as in float32, at a fifth of the bytes. Where an operator has chosen
+weights of 8 or 4 bits, rows may have 16 bits.
 """
 
 from __future__ import annotations
@@ -14,18 +15,22 @@ from inferd_runtime.models.weights.exact_blocks import Packed, packed8, packed_e
 from inferd_runtime.models.weights.held_product import HeldProduct, filled, finished
 from inferd_runtime.models.weights.quantize import MIDDLE, Blocks
 
-BLOCK_WAYS = ("blocks4", "blocks8", "blocks16")
+WORD_WAYS = {"words4": "blocks4", "words8": "blocks8"}
+"""The forms of weights that are multiplied with rows of 16 bits, where the processor is faster with those."""
+BLOCK_WAYS = {"blocks4": "blocks4", "blocks8": "blocks8", "blocks16": "blocks16", **WORD_WAYS}
 """The forms that any weight can be rounded to."""
 PackedParts = tuple[Packed, ...]
 """A weight in tiles, the parts of several forms one below the other."""
 
 
 class BlockProduct(HeldProduct):
-    """See the head of this file. ``outputs``: how many of the tiles' are the weight's, all if 0."""
+    """See the head of this file. ``outputs``: how many of the tiles' are the weight's, all if 0. ``words``: see BlockWeight."""
 
-    def __init__(self, packed: PackedParts, outputs: int = 0, bias: Tensor | None = None) -> None:
+    def __init__(
+        self, packed: PackedParts, outputs: int = 0, bias: Tensor | None = None, *, words: bool = False
+    ) -> None:
         self.packed, self.bytes = packed, sum(part.nbytes for part in packed)
-        self._parts, self._bias = [BlockWeight(part) for part in packed], bias
+        self._parts, self._bias = [BlockWeight(part, words=words) for part in packed], bias
         self._width = sum(part.outputs for part in self._parts)
         self._outputs = outputs or self._width
 
@@ -53,10 +58,10 @@ class BlockProduct(HeldProduct):
 
 def rounded(name: str, weight: Tensor) -> Packed:
     """Return a weight in tiles: as it is where blocks hold it exactly, else rounded."""
-    weight = filled(weight).float()
-    if name == "blocks16":
+    weight, form = filled(weight).float(), BLOCK_WAYS[name]
+    if form == "blocks16":
         return pack16(weight)
-    if name == "blocks8":
+    if form == "blocks8":
         return packed8(weight)
     exact = packed_exactly("blocks4", weight)
     if exact is not None:
@@ -67,7 +72,7 @@ def rounded(name: str, weight: Tensor) -> Packed:
 
 def block_product(name: str, weight: Tensor, bias: Tensor | None) -> BlockProduct:
     """Return the product of a weight that is held in the way of this name."""
-    return BlockProduct((rounded(name, weight),), len(weight), bias)
+    return BlockProduct((rounded(name, weight),), len(weight), bias, words=name in WORD_WAYS)
 
 
 def kept_in_blocks(name: str, weight: Tensor) -> Tensor:

@@ -30,8 +30,9 @@ from inferd_runtime.models.weights.stored import HEAD
 logger = logging.getLogger(__name__)
 SMALLEST = 2.0**-25
 """Half of the step between float16's smallest numbers: what an exact weight may be off by there, far below its row's sums."""
-FORMS = {"half": HALF_WAYS, "int8": ("int8", "blocks8"), "int4": ("int4", "blocks4")}
+FORMS = {"half": HALF_WAYS, "int8": ("int8", "words8"), "int4": ("int4", "words4")}
 """By the name of a setting the ways to hold weights so, of which the fastest is taken."""
+ROUNDED_ROWS = ("int8", "int4")
 HEAD_FORMS = {"half": "half", "int8": "int8", "int4": "int8"}
 """The head in 4 bits would cost more text than it saves time: the quantized models that people use keep it in more."""
 NARROW_EMBEDDING = torch.float16
@@ -41,12 +42,14 @@ NARROW_EMBEDDING = torch.float16
 class HoldingPlan:
     """The way for each product by its name: "head", or a layer's number and a name of PRODUCTS, as in "3.qkv".
 
-    ``packed``: weights that are in blocks already, and are held so. ``narrow``: the embedding is held in 16 bits.
+    ``packed``: weights that are in blocks already, and are held so; ``words``: and multiplied with rows of 16 bits.
+    ``narrow``: the embedding is held in 16 bits.
     """
 
     ways: Mapping[str, Way]
     packed: Mapping[str, PackedParts] = field(default_factory=dict)
     narrow: bool = False
+    words: bool = False
 
     @classmethod
     def uniform(cls, fused: FusedPass, way: Way, head: Way | None = None) -> HoldingPlan:
@@ -71,7 +74,7 @@ def plan_holding(fused: FusedPass, weights: str = "", kept: Mapping[str, PackedP
     open_ = {name: product for name, product in named_products(fused).items() if name not in packed}
     if weights:
         found = {name: _ways_that_hold(name, product, weights) for name, product in open_.items()}
-        return HoldingPlan(_fastest(open_, found), packed, narrow=True)
+        return HoldingPlan(_fastest(open_, found), packed, narrow=True, words=weights in ROUNDED_ROWS)
     exact = _exact(open_) if kept is None else {}
     plain = PLAIN_WAYS + (HALF_WAYS if _all_half([each for name, each in open_.items() if name not in exact]) else ())
     found = {name: (*PLAIN_WAYS, form_of(exact[name])) if name in exact else plain for name in open_}
@@ -197,7 +200,7 @@ def _held(product: Product, owners: Sequence[Any], plan: HoldingPlan, name: str)
         return product
     way = plan.ways.get(name, DENSE)
     if name in plan.packed:
-        made: HeldProduct | None = BlockProduct(plan.packed[name], product.shape[0], product.bias)
+        made: HeldProduct | None = BlockProduct(plan.packed[name], product.shape[0], product.bias, words=plan.words)
     elif way == DENSE:
         return product
     else:
