@@ -66,6 +66,7 @@ class Bench:
 
     def __init__(self, options: argparse.Namespace) -> None:
         self.model: str = options.model
+        self._weights: str = options.weights
         self.quick: bool = options.quick
         self.rounds: int = options.rounds or (1 if options.quick else ROUNDS)
         """Rounds of every comparison, behind a first one that does not count."""
@@ -89,8 +90,8 @@ class Bench:
 
     @property
     def ours(self) -> SpeculationArm:
-        """Our engine with the weights as they are."""
-        return self.ours_in("f32")
+        """Our engine with the weights as they are, or as ``--weights`` says."""
+        return self.ours_in(self._weights)
 
     def _ours_in(self, bits: str) -> SpeculationArm:
         options = {} if bits == "f32" else {"weights": bits}
@@ -132,6 +133,9 @@ def parse() -> argparse.Namespace:
     parser.add_argument("--rounds", type=int, default=0, help="default: 5, or 1 with --quick; more take their time")
     parser.add_argument("--prepare", action="store_true", help="fetch llama.cpp, make its files, and measure nothing")
     parser.add_argument("--model", default="smollm2-135m")
+    parser.add_argument(
+        "--weights", default="f32", help="how we hold them where no peer has other ones: f32, int8 or int4"
+    )
     parser.add_argument("--only", default=",".join(PARTS), help="parts, separated by commas")
     return parser.parse_args()
 
