@@ -5,6 +5,7 @@ from __future__ import annotations
 from array import array
 from collections.abc import Sequence
 from concurrent.futures import Executor
+from dataclasses import replace
 
 from inferd_runtime.speculation.drafter import Drafter
 from inferd_runtime.speculation.drafts import NOTHING, ROOT, Proposal
@@ -14,6 +15,9 @@ from inferd_runtime.speculation.words import NEWEST, WordIndex
 MAX_DRAFT = 16
 WORD_MATCH = 1
 """What a word that was found by its first letters counts as, in tokens that agree: fewer than any other match has."""
+SIGNS_MATCH = 0
+"""The same for up to SIGNS tokens without a letter or a digit in any: what follows line breaks and brackets is new more often."""
+SIGNS = 3
 BRANCH_SHARE = 4
 """If two continuations are proposed, the second gets one of so many tokens."""
 
@@ -62,9 +66,13 @@ class NgramDrafter(Drafter):
         """Return the continuation of the longest match, as a chain or a tree of two chains that part at the root."""
         limit, tail = min(limit, self._max_draft), self._index.tail(ahead)
         proposal = look_up(self._index, tail, limit, ahead, self._tree)
-        if proposal.tokens or self._words is None or limit <= 0:
+        if self._words is None or limit <= 0:
             return proposal
-        return self._look_up_word(self._words, tail, limit, ahead)
+        if not proposal.tokens:
+            return self._look_up_word(self._words, tail, limit, ahead)
+        agreed = tail[-proposal.match :]
+        only_signs = proposal.match <= SIGNS and not self._words.any_letter(agreed)
+        return replace(proposal, match=SIGNS_MATCH) if only_signs else proposal
 
     def _look_up_word(self, words: WordIndex, tail: array[int], limit: int, ahead: Sequence[int]) -> Proposal:
         first, text = self._index.newest(NEWEST)

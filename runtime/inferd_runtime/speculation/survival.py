@@ -6,7 +6,9 @@ from bisect import bisect_right
 from collections.abc import Sequence
 
 MATCHES = (1, 2, 3, 5, 8, 12)
-"""Lower bounds of the buckets of match lengths, after the first: 0, 1 (the letters of a word), 2, 3-4, 5-7, 8-11, 12 and more."""
+"""Lower bounds of the buckets of match lengths, after the first: 0 (signs alone), 1 (the letters of a word), 2, 3-4, 5-7, 8-11,
+12 and more.
+"""
 PLACES = (1, 2, 4, 8, 16)
 """Lower bounds of the groups of places in a draft, after the first: 0, 1, 2-3, 4-7, 8-15, 16 and later."""
 GROUPS = tuple(bisect_right(PLACES, place) for place in range(64))

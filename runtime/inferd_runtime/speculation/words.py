@@ -56,6 +56,8 @@ class WordIndex:
         self._first = np.where(is_word[first] & (lengths > 0), first, 0).astype(np.uint8)
         """By token: the letter that it may begin a word with, behind a space or not; 0 for none."""
         self._spaced = spaced
+        letters = np.concatenate(([0], np.cumsum(is_word[text])))
+        self._has_letter = letters[starts + lengths] > letters[starts]
         self._ends_word = is_word[text[starts + np.maximum(lengths, 1) - 1]] & (lengths > 0)
 
     def find(self, text: array[int], tail: Sequence[int]) -> FoundWord | None:
@@ -75,6 +77,10 @@ class WordIndex:
             if spelled[:count] == written and (len(spelled) > count or behind >= 0):
                 return FoundWord(spelled[count:], behind)
         return None
+
+    def any_letter(self, tokens: Sequence[int]) -> bool:
+        """True if there is a letter or a digit in one of the tokens."""
+        return any(self._has_letter[token] for token in tokens)
 
     def _words(self, text: array[int], begun: bytes) -> Iterator[tuple[bytes, int]]:
         """Yield the different words of a text that begin so, oldest first, each with the place behind it."""

@@ -10,7 +10,7 @@ from collections.abc import Sequence
 import pytest
 from tiers import examples
 
-from inferd_runtime.speculation.ngram import WORD_MATCH, NgramDrafter
+from inferd_runtime.speculation.ngram import SIGNS, SIGNS_MATCH, WORD_MATCH, NgramDrafter
 from inferd_runtime.speculation.words import NEWEST, WordIndex
 
 PIECES = [
@@ -76,6 +76,19 @@ def test_the_rest_of_a_word_has_the_tokens_that_it_would_have_behind_what_is_wri
     drafter.observe([IDS[b"gri"]])  # not as it would be encoded: nothing is known of what follows
     assert not drafter.propose(4).tokens
     assert drafter.fork().propose(4) == drafter.propose(4)
+
+
+@pytest.mark.parametrize(
+    ("agrees", "match"),
+    [("\n\n", SIGNS_MATCH), ("});", SIGNS_MATCH), ("x)", 2), ("7;\n", 3), ("é\n", 3), ('");})', SIGNS + 2)],
+)
+def test_signs_that_agree_count_less_than_words_that_do(agrees: str, match: int) -> None:
+    """What stood behind two line breaks was drafted at full length, and was right in one of four, not in two of three."""
+    drafter = NgramDrafter(4, words=WordIndex(PIECES, encode))
+    drafter.begin([*encode(f"A{agrees}def"), *encode(f"B{agrees}")])
+    found = drafter.propose(4)
+    assert written(found.tokens).startswith("def")
+    assert found.match == match
 
 
 def test_tokens_that_are_forced_next_may_begin_the_word() -> None:
