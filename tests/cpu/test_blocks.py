@@ -25,6 +25,7 @@ from inferd_runtime.kernels.native.blocks import block_kernels
 from inferd_runtime.kernels.native.compiler import compiled
 from inferd_runtime.models.checks.probe import attach
 from inferd_runtime.models.passes.fused import FusedPass, fuse
+from inferd_runtime.models.passes.products import DenseProduct
 from inferd_runtime.models.weights import held as held_module
 from inferd_runtime.models.weights.block_products import BlockProduct
 from inferd_runtime.models.weights.exact_blocks import exact_blocks, packed8
@@ -352,14 +353,18 @@ def test_a_processor_without_the_instructions_is_told(tmp_path: Path, monkeypatc
 # -- A whole model ----------------------------------------------------------------------------------------------------
 
 
+def in_four_bits(shape: torch.Size) -> torch.Tensor:
+    groups = torch.randint(0, 16, (shape[0], shape[1] // 32, 32))
+    groups[..., 0], groups[..., 5] = 0, 15
+    return ((groups - 8) * 0.015625).reshape(shape)
+
+
 def model_in_blocks() -> tuple[FusedPass, torch.nn.Module]:
     """A small model whose layers hold numbers of 4 bits and whose head any."""
     model = make("llama", hidden_size=64, intermediate_size=128, head_dim=32, tie_word_embeddings=False)
     for name, weight in model.named_parameters():
         if "layers" in name and weight.ndim == 2:
-            groups = torch.randint(0, 16, (len(weight), weight.shape[1] // 32, 32))
-            groups[..., 0], groups[..., 5] = 0, 15
-            weight.data = ((groups - 8) * 0.015625).reshape(weight.shape)
+            weight.data = in_four_bits(weight.shape)
     probed = attach(model, "blocks")
     dense = fuse(model, probed.kv, probed.rules)
     assert isinstance(dense, FusedPass)
@@ -374,6 +379,20 @@ def blocks_win(monkeypatch: pytest.MonkeyPatch) -> None:
         return {shape: Way(names[-1]) if names[-1].startswith(("blocks", "words")) else DENSE for shape in shapes}  # type: ignore[attr-defined]
 
     monkeypatch.setattr(held_module, "ways_of", fastest)
+
+
+@needs_kernels
+@pytest.mark.usefixtures("blocks_win")
+def test_of_weights_in_four_bits_the_head_has_eight_but_where_it_came_in_four() -> None:
+    dense, _ = model_in_blocks()
+    assert plan_holding(dense, "int4").ways["head"].name == "words8"
+    assert isinstance(dense.head, DenseProduct)
+    dense.head.weight.data.copy_(in_four_bits(dense.head.weight.shape))
+    plan = plan_holding(dense, "int4")
+    assert {way.name for way in plan.ways.values()} == {"words4"}
+    assert plan.words
+    assert plan_holding(dense, "int8").ways["head"].name == "words8"
+    assert not plan_holding(dense).words
 
 
 @needs_kernels

@@ -20,9 +20,9 @@ from inferd_runtime.models.passes.fused import PRODUCTS, FusedLayer, FusedPass
 from inferd_runtime.models.passes.products import DenseProduct, Product
 from inferd_runtime.models.weights.block_products import BlockProduct, PackedParts
 from inferd_runtime.models.weights.choice import HALF_WAYS, PLAIN_WAYS, Shape, ways_of
-from inferd_runtime.models.weights.exact_blocks import Packed, exact_blocks
+from inferd_runtime.models.weights.exact_blocks import Packed, exact_blocks, packed_exactly
 from inferd_runtime.models.weights.file_blocks import file_blocks
-from inferd_runtime.models.weights.held_product import HeldProduct
+from inferd_runtime.models.weights.held_product import HeldProduct, filled
 from inferd_runtime.models.weights.host_products import DENSE, Way, can_hold, held
 from inferd_runtime.models.weights.packed_store import PackedStore
 from inferd_runtime.models.weights.stored import HEAD
@@ -34,7 +34,7 @@ FORMS = {"half": HALF_WAYS, "int8": ("int8", "words8"), "int4": ("int4", "words4
 """By the name of a setting the ways to hold weights so, of which the fastest is taken."""
 ROUNDED_ROWS = ("int8", "int4")
 HEAD_FORMS = {"half": "half", "int8": "int8", "int4": "int8"}
-"""The head in 4 bits would cost more text than it saves time: the quantized models that people use keep it in more."""
+"""The head in 4 bits would cost more text than it saves time, but where it came so: other quantized models keep it in more."""
 NARROW_EMBEDDING = torch.float16
 
 
@@ -92,6 +92,9 @@ def _exact(products: Mapping[str, DenseProduct]) -> dict[str, Packed]:
 
 
 def _ways_that_hold(name: str, product: DenseProduct, weights: str) -> tuple[str, ...]:
+    lossless = weights == "int4" and can_hold("words4", product.shape, product.dtype)
+    if name == HEAD and lossless and packed_exactly("blocks4", filled(product.weight).float()) is not None:
+        return ("words4",)
     form = HEAD_FORMS[weights] if name == HEAD else weights
     found = tuple(way for way in FORMS[form] if can_hold(way, product.shape, product.dtype))
     if not found:
