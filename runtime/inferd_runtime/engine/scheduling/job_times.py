@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections import Counter
+from collections import defaultdict
 from collections.abc import Callable
 
 from inferd_runtime.engine.job import Job
@@ -27,9 +27,9 @@ class JobTimes:
         self._spent[job] = self._spent.get(job, 0.0) + now - self._since
         self._since = now
 
-    def take(self) -> Counter[str]:
+    def take(self) -> dict[str, float]:
         """Return the seconds by tenant, and begin anew. Each job's are noted as what its next part in a step will take."""
-        taken: Counter[str] = Counter()
+        taken: dict[str, float] = defaultdict(float)
         for job, seconds in self._spent.items():
             taken[job.context.tenant] += seconds
             job.context.row_seconds = seconds
