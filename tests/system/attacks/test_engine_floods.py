@@ -332,6 +332,7 @@ FLOODS: list[Attack] = [
         BUSY,
     ),
     Calls("30 streams that speculate", streams(30, prompt="abcabcabc" * 9, start={"system_speculation": True}), BUSY),
+    Calls("20 streams with 32 distributions", streams(20, start={"probes": [{"kind": "distribution"}] * 32}), BUSY),
     Calls("6 long prompts, over and over", repeated(long_prompts), BUSY),
     Calls("constraints, over and over", repeated(compiles), BUSY, seconds=60),
     Calls("starting and closing", repeated(churn), BUSY),

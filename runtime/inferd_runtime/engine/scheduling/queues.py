@@ -151,9 +151,9 @@ class Queues:
         if seconds is None or not self._cost.timed:
             spent = NOTHING_SPENT
         common = None if seconds is None else max(0.0, seconds - sum(spent.values()))
-        for charges in (self._meter.shares(tokens, common), spent):
-            for tenant, share in charges.items():
-                self._clock.charge(tenant, share)
+        shared = self._meter.shares(tokens, common)
+        for tenant in {**shared, **spent}:
+            self._clock.charge(tenant, shared.get(tenant, 0.0) + spent.get(tenant, 0.0))
         if seconds is not None:
             self._meter.learn_budget(sum(tokens.values()), seconds, self._most)
 
