@@ -18,6 +18,7 @@ from inferd_runtime.engine.prepare import prepare
 from inferd_runtime.engine.sampling.device_sampling import sampled_rows, sampling_inputs
 from inferd_runtime.engine.scheduling.draft_budget import DraftBudget, StepPrice
 from inferd_runtime.engine.scheduling.fairness import FairClock, StepCost
+from inferd_runtime.engine.scheduling.job_times import JobTimes
 from inferd_runtime.engine.scheduling.scheduler import Scheduler
 from inferd_runtime.engine.scheduling.tenants import Accounts, Tenancy
 from inferd_runtime.engine.sequences.cached_sequence import CachedSequence, SequenceSet
@@ -83,6 +84,7 @@ class Engine:
             token_budget=options.token_budget,
             cost=options.cost,
             clock=options.fairness,
+            times=JobTimes(options.clock),
         )
         self._sampler = driver if isinstance(driver, SamplingDriver) else None
         overlaps = options.overlap and self._sampler is not None
@@ -161,7 +163,7 @@ class Engine:
     def _forward(self, plan: list[Planned], batch: Batch | InternalError, since: float) -> InFlightStep:
         """Run the batch, or only launch it if the driver samples."""
         launched = batch if isinstance(batch, InternalError) else attempt(partial(self._run, plan, batch))
-        return InFlightStep(plan, launched, since)
+        return InFlightStep(plan, launched, since, times=self.scheduler.times)
 
     def _run(self, plan: Sequence[Planned], batch: Batch) -> Launched | Begun | StepResult:
         if self._sampler is None:

@@ -9,6 +9,7 @@ from typing import TypeVar
 from inferd.protocol import InternalError
 from inferd_runtime.engine.driver import Begun, DeviceLost, Launched, StepResult
 from inferd_runtime.engine.job import Job, Planned
+from inferd_runtime.engine.scheduling.job_times import JobTimes
 from inferd_runtime.engine.stages import Verified
 
 T = TypeVar("T")
@@ -34,6 +35,7 @@ class InFlightStep:
 
     ``since`` is where the step's time starts (``time.perf_counter``): at its planning, or at the end of the step before it if
     that was still running then, and ``ahead`` is True. ``waited``: for so much of it the host waited for the device.
+    ``times``: what of it goes into single jobs.
     """
 
     plan: list[Planned]
@@ -41,6 +43,7 @@ class InFlightStep:
     since: float
     ahead: bool = False
     waited: float = 0.0
+    times: JobTimes = field(default_factory=JobTimes)
     _starts: list[tuple[int, int]] = field(init=False)
     _refuted: set[Job] = field(default_factory=set)
 

@@ -136,7 +136,11 @@ def chance_of_all(draft: Draft) -> float:
 
 def complete(step: InFlightStep) -> None:
     """Fill in what was not known of the rows of a step in flight before the step before it was committed."""
-    step.plan = [_completed(item) if step.is_wanted(index) else item for index, item in enumerate(step.plan)]
+    step.times.begin()
+    for index, item in enumerate(step.plan):
+        if step.is_wanted(index):
+            step.plan[index] = _completed(item)
+            step.times.spent_on(item.job)
 
 
 def _completed(item: Planned) -> Planned:

@@ -51,6 +51,7 @@ class JobOutcome(NamedTuple):
 def verify_step(step: InFlightStep, result: StepResult, price: StepPrice | None = None) -> list[JobOutcome]:
     """Return the outcome of every job that still wants one. A job whose verification raises ends alone."""
     outcomes: list[JobOutcome] = []
+    step.times.begin()
     for index, part in enumerate(split_result(step.plan, result)):
         if not step.is_wanted(index):
             part.item.table.trim_unplanned()
@@ -58,6 +59,7 @@ def verify_step(step: InFlightStep, result: StepResult, price: StepPrice | None 
         with JobBoundary(part.item.job):
             verified = verify_job(part)
             outcomes.append(JobOutcome(index, verified if price is None else price.annotate(verified)))
+        step.times.spent_on(part.item.job)
     return outcomes
 
 
@@ -138,6 +140,7 @@ def commit_step(step: InFlightStep, outcomes: Sequence[JobOutcome], driver: Driv
     K and V of rejected tokens stay after the table's length, where they are not read.
     """
     compact([(step.plan[index], verified) for index, verified in outcomes], driver)
+    step.times.begin()
     for index, verified in outcomes:
         item = step.plan[index]
         # Compaction, or another job's commit, may have ended this job.
@@ -148,6 +151,7 @@ def commit_step(step: InFlightStep, outcomes: Sequence[JobOutcome], driver: Driv
             advance_table(item, verified)
             item.job.commit(verified)
             item.table.publish(item.job.context.tokens)
+        step.times.spent_on(item.job)
 
 
 def compact(outcomes: Sequence[tuple[Planned, Verified]], driver: Driver) -> None:

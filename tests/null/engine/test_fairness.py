@@ -7,22 +7,25 @@ from collections import Counter
 
 import pytest
 
-from inferd.protocol import Sampling
+from inferd.protocol import Sampling, TokenProbes
 from inferd_runtime.engine.engine import Engine, EngineOptions
 from inferd_runtime.engine.job import Planned
 from inferd_runtime.engine.jobs.generation import Generation, GenerationSpec
+from inferd_runtime.engine.jobs.step_probes import StepProbes
 from inferd_runtime.engine.jobs.text import TextAssembler
 from inferd_runtime.engine.prepare import prepare
 from inferd_runtime.engine.sampling.host_sampling import RowSampler
 from inferd_runtime.engine.scheduling.fairness import (
     LINGER_LEADS,
     QUANTUM_SECONDS,
+    SAVED_SECONDS,
     FairClock,
     StepCost,
     StepMeter,
 )
 from inferd_runtime.engine.scheduling.tenants import Tenancy, TenantLimits
 from inferd_runtime.engine.sequences.cached_sequence import CachedSequence
+from inferd_runtime.engine.stages import Verified
 from inferd_runtime.models.batch import Batch, Outputs
 from inferd_runtime.testing.null_driver import NullDriver
 
@@ -284,6 +287,51 @@ def test_a_stream_keeps_half_of_the_time_beside_prompts_of_another_model() -> No
     assert made(stream, machine, 1.0, prompts) >= 0.9 * alone / 2
 
 
+class SlowRows(StepProbes):
+    """Takes its time over each row."""
+
+    def __init__(self, machine: Timed, seconds: float) -> None:
+        super().__init__((), 1)
+        self._machine, self._seconds = machine, seconds
+
+    def read(self, done: Verified) -> list[TokenProbes]:
+        self._machine.now += self._seconds
+        return super().read(done)
+
+
+def start_slow(machine: Timed, seconds: float) -> Generation:
+    """A generation of another tenant whose rows are each worked on for so long."""
+    context = machine.engines[0].create_context("slow")
+    context.append([1])
+    spec = GenerationSpec(GREEDY, 3000, (), probes=SlowRows(machine, seconds))
+    generation = Generation(context, spec, TextAssembler(str, ()))
+    machine.engines[0].submit(generation)
+    return generation
+
+
+@pytest.mark.parametrize("streams", [1, 20])
+def test_a_stream_keeps_half_of_the_time_beside_rows_that_take_long_to_read(streams: int) -> None:
+    machine = Timed(1, fixed=2e-3, row=1e-4)
+    alone = made(machine.start(0, "one"), machine, 1.0, [])
+    machine = Timed(1, fixed=2e-3, row=1e-4)
+    stream, slow = machine.start(0, "one"), [start_slow(machine, 0.014) for _ in range(streams)]
+    assert made(stream, machine, 3.0, slow) >= 0.9 * 3 * alone / 2
+
+
+def test_a_step_waits_for_few_rows_that_take_long_to_read() -> None:
+    machine = Timed(1, fixed=2e-3, row=1e-4)
+    stream, slow, longest = machine.start(0, "one"), list[Generation](), 0.0
+    for number in range(100):
+        if number % 10 == 0:
+            slow += [start_slow(machine, 0.014) for _ in range(20)]
+        before = machine.now
+        machine.engines[0].step()
+        for generation in (stream, *slow):
+            generation.take()
+        longest = max(longest, machine.now - before)
+    assert longest <= 0.15, "all together took 0.28 s"
+
+
 def test_steps_are_short_while_another_tenant_may_wait_for_their_end() -> None:
     machine = Timed(1, fixed=2e-3, row=1e-3)
     stream, prompts = machine.start(0, "one"), [machine.start(0, "many", prompt=3000) for _ in range(4)]
@@ -325,6 +373,37 @@ def test_who_is_away_for_a_moment_keeps_its_place_and_who_is_away_for_long_does_
         clock.next_round(["a"])
         clock.charge("a", 1.0)
     assert clock.next_round(["a", "b"]) == ["a", "b"], "it starts where the other is"
+
+
+@pytest.mark.parametrize("pinging", [("b",), ("b", "c")])
+def test_who_asks_for_a_trifle_now_and_then_saves_up_no_turns(pinging: tuple[str, ...]) -> None:
+    """Ten seconds of it would have kept a stream from its next token for ten seconds."""
+    clock: FairClock[str] = FairClock(lambda tenant: 1.0, 0.004, linger=LINGER_LEADS)
+    for _ in range(5000):
+        for one in pinging:
+            clock.next_round([one], "requests")
+            clock.charge(one, 1e-5)
+        clock.next_round([], "requests")
+        clock.next_round(["stream"], "steps")
+        clock.charge("stream", 2e-3)
+    waited = 0.0
+    while "stream" not in (first := clock.next_round(["stream", *pinging], "steps")) and waited < 1.0:
+        clock.charge(first[0], 2e-3)
+        waited += 2e-3
+    assert waited <= 1.1 * len(pinging) * SAVED_SECONDS
+
+
+def test_what_is_owed_is_still_owed_after_a_moment_in_which_nothing_was_wanted() -> None:
+    clock: FairClock[str] = FairClock(lambda tenant: 1.0, 0.004, linger=LINGER_LEADS)
+    clock.next_round(["stream", "slow"])
+    clock.charge("slow", 0.5)
+    clock.next_round(["slow"])
+    clock.charge("slow", 0.5)
+    owed = 0.0
+    while clock.next_round(["stream", "slow"]) == ["stream"] and owed < 2.0:
+        clock.charge("stream", 2e-3)
+        owed += 2e-3
+    assert 0.45 <= owed <= 0.55, "what it had while the stream wanted something"
 
 
 def test_what_is_paid_while_away_is_owed_when_one_is_back() -> None:

@@ -378,6 +378,19 @@ def test_a_tree_near_the_end_of_the_context_is_cut_to_what_fits() -> None:
     assert len(context.tokens) <= 8
 
 
+def test_a_draft_has_no_more_masks_than_others_can_wait_for(table: TokenTable) -> None:
+    """Each of a text of an ambiguous grammar takes longer: a draft of some hundred tokens held the step loop for 7 s."""
+    compiled, none = GrammarCompiler(table).compile(RegexGrammar("[ab]+")), draft_of(([], []))
+    long = draft_of((list(b"abababab"), [-1, 0, 1, 2, 3, 4, 5, 6]))
+    now = iter([0.0, 0.02, 1.0, 1.04, 2.0, 2.001, 3.0, 3.001])
+    cursor = GrammarCursor(compiled.matcher(), table.words, [END], clock=lambda: next(now))
+    cursor.masks(none)
+    assert len(cursor.completed(long, 100)) == 2
+    assert len(cursor.masks(long)[0]) == 2
+    cursor.masks(none)
+    assert len(cursor.masks(long)[0]) == 8, "masks are quick again"
+
+
 def test_a_mask_that_takes_too_long_ends_its_generation_by_name(table: TokenTable) -> None:
     """All streams wait for it, and the next one would take as long."""
     compiled, draft = GrammarCompiler(table).compile(RegexGrammar("[ab]+")), draft_of(([], []))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import base64
+import itertools
 import random
 import re
 from typing import Any
@@ -14,7 +15,7 @@ from inferd import protocol as p
 from inferd.masks import TokenMask, pack_bits
 from inferd.protocol.grammar import MAX_NESTING
 from inferd_grammar import Compiled, GrammarMatcher, JsonSchemaGrammar, RegexGrammar
-from inferd_runtime.session.constraints.held_grammars import MAX_GRAMMARS, MAX_MATCHERS
+from inferd_runtime.session.constraints.held_grammars import MAX_GRAMMARS, MAX_MATCHERS, HeldMatcher
 from inferd_runtime.session.served_model import ServedModel
 from inferd_runtime.testing.byte_tokenizer import END, VOCAB_SIZE
 from inferd_runtime.testing.direct import DirectSession
@@ -28,6 +29,19 @@ SCHEMA = (
 )
 LETTERS = '{"type":"array","items":{"type":"string","pattern":"^[a-d]$"},"minItems":3,"maxItems":3,"uniqueItems":true}'
 BEST_EFFORT = p.ConstraintSpec("json_schema", LETTERS, mode="best_effort")
+
+
+def test_tokens_that_take_a_matcher_too_long_are_not_taken(model: ServedModel) -> None:
+    """Each of a text of an ambiguous grammar takes longer than the one before: a few hundred held the step loop for seconds."""
+    matcher = model.grammars.compile(RegexGrammar("[ab]*")).matcher()
+    held, ticks = HeldMatcher(matcher, model), itertools.count()
+    letters = list(b"abababab")
+    assert held.accept(letters[:3], lambda: 0.0) == 3
+    with pytest.raises(p.LimitExceeded) as error:
+        held.accept(letters, lambda: 0.1 * next(ticks))
+    assert error.value.detail["limit"] == "mask_seconds"
+    assert matcher.depth == 3
+    assert held.accept([*letters[:2], 1], lambda: 0.0) == 2
 
 
 OUTSIDE = pack_bits((1 << VOCAB_SIZE + 3).to_bytes(VOCAB_SIZE // 8 + 1, "little"))

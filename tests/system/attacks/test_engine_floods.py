@@ -19,6 +19,7 @@ TYPED = "ok client.invalid client.constraint limit"
 BUSY = f"{TYPED} closed unavailable"
 MEGABYTE = 1 << 20
 FLOOD_SECONDS = 3.0
+AMBIGUOUS = 'start: s\ns: s s | "a" | "b" | "(" s ")" | s "+" s'
 Body = Callable[[Wire], Mapping[str, Any]]
 
 
@@ -323,7 +324,22 @@ GRAMMARS: list[Attack] = [
     )
 ]
 
+
+def ambiguous(wire: Wire) -> Mapping[str, Any]:
+    """Have a matcher of an ambiguous grammar take tokens until it takes no more: each takes longer than the one before."""
+    grammar = wire.call("grammar.compile", constraint={"kind": "lark", "value": AMBIGUOUS})["grammar"]
+    matcher = wire.call("grammar.matcher", grammar=grammar)["matcher"]
+    token = wire.call("model.tokenize", text="a")["tokens"]
+    last: Mapping[str, Any] = {}
+    for _ in range(40):
+        last = wire.call("grammar.accept", matcher=matcher, tokens=token * 32)
+        if "err" in last:
+            break
+    return last
+
+
 FLOODS: list[Attack] = [
+    Calls("a text of an ambiguous grammar", ambiguous, "limit:mask_seconds client.constraint", seconds=20),
     Calls("50 streams", streams(50), BUSY),
     Calls("50 streams of the highest priority", streams(50, start={"priority": 3}), BUSY),
     Calls(
@@ -332,6 +348,7 @@ FLOODS: list[Attack] = [
         BUSY,
     ),
     Calls("30 streams that speculate", streams(30, prompt="abcabcabc" * 9, start={"system_speculation": True}), BUSY),
+    Calls("20 streams with 32 distributions", streams(20, start={"probes": [{"kind": "distribution"}] * 32}), BUSY),
     Calls("6 long prompts, over and over", repeated(long_prompts), BUSY),
     Calls("constraints, over and over", repeated(compiles), BUSY, seconds=60),
     Calls("starting and closing", repeated(churn), BUSY),

@@ -5,12 +5,14 @@ from __future__ import annotations
 from collections.abc import Callable
 from contextlib import ExitStack
 
-from .arena import Arena, checked
+from .arena import Arena, bounded_gateway, checked
 from .attack import OK, Attack, Conduct, answered, attacks, ended, ending, withstood
 from .clients import REFUSED, SIMPLE, SLEEP, connected, others_are_served, request_head
 
 MEGABYTE = 1 << 20
 MOST_GROWN_MB = 400
+MOST_HELD_MB = 120
+"""Of the gateway, for children that are over: 32 MiB of a tenant, or the newest, beside what is being stored."""
 
 
 def hoard(count: int, source: str = SLEEP, **body: object) -> Callable[[Arena], str]:
@@ -131,7 +133,19 @@ def forks_in_ten_sessions(arena: Arena) -> str:
     return end
 
 
+def children_of_one_session(arena: Arena) -> str:
+    """Launch children whose results are large, one after the other, and never say that their names were received."""
+    program = checked(arena.mallory.upload("async def main(): return 'x' * (20 << 20)"))["id"]
+    limits, end = {"output_bytes": 64 << 20, "memory_mb": 1024}, OK
+    with arena.mallory.session() as session, bounded_gateway(arena, MOST_HELD_MB):
+        for _ in range(12):
+            child = session.call("launch.start", program=program, limits=limits)["child"]
+            end = answered(session.call("launch.result", child=child))
+    return others_are_served(arena, end)
+
+
 HOARDS: list[Attack] = [
+    Conduct("12 children with results of 20 MB", children_of_one_session, REFUSED, seconds=120),
     Conduct("10 sessions of forks of a long matcher", forks_in_ten_sessions, REFUSED, seconds=120),
     Conduct("400 sleeping programs", hoard(400), REFUSED, seconds=120),
     Conduct(

@@ -17,6 +17,8 @@ from inferd_runtime.models.batch import Seen
 from inferd_runtime.speculation.drafts import NO_DRAFT, ROOT, Draft
 
 UNBOUNDED = 1 << 30
+DRAFT_SECONDS = 0.05
+"""Processor time that the masks of a draft may take."""
 MASK_SECONDS = 0.25
 """Processor time of one mask: all streams wait for it. Compiling tries the first ones, and allows them a fifth of this."""
 FORCED = "grammar"
@@ -136,6 +138,8 @@ class GrammarCursor:
         self._planner = planner
         self._bounded = bounded
         self._walked: list[int] = []
+        self._row_seconds = 0.0
+        """What a mask took in the last step, with the way to it."""
         self._rest: Masks = ~bit_mask(eos_tokens, words * 32)
 
     def forced(self) -> list[int]:
@@ -144,7 +148,10 @@ class GrammarCursor:
         return self._matcher.forced_tokens()
 
     def completed(self, draft: Draft, limit: int) -> Draft:
-        """Return a chain followed by what the grammar forces after it."""
+        """Return a chain followed by what the grammar forces after it. One that takes too long is cut."""
+        affordable = self._affordable(draft)
+        if len(affordable) < len(draft):
+            return affordable
         self._roll_back()
         forced = self._forced_after(draft.tokens)
         return draft.followed_by(forced[: limit - len(draft)], FORCED)
@@ -166,11 +173,18 @@ class GrammarCursor:
         Raises LimitExceeded if one takes longer than MASK_SECONDS.
         """
         started = self._clock()
-        found = self._masks(draft)
-        if self._clock() - started > MASK_SECONDS * len(found[1]):
+        found = self._masks(self._affordable(draft))
+        self._row_seconds = (self._clock() - started) / len(found[1])
+        if self._row_seconds > MASK_SECONDS:
             text = f"a mask of the constraint takes more than {MASK_SECONDS:g} s"
             raise LimitExceeded(text, limit="mask_seconds", value=MASK_SECONDS, raise_with="a smaller constraint")
         return found
+
+    def _affordable(self, draft: Draft) -> Draft:
+        """Return as much of a draft as has masks within DRAFT_SECONDS, if they take as long as in the last step: others wait."""
+        if self._row_seconds * len(draft) <= DRAFT_SECONDS:
+            return draft
+        return draft.likeliest(int(DRAFT_SECONDS / self._row_seconds))
 
     def _masks(self, draft: Draft) -> tuple[Draft, Masks]:
         masks = np.empty((len(draft) + 1, self._rest.shape[0]), np.int32)

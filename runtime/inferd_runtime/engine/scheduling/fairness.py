@@ -29,7 +29,8 @@ FIRST_BUDGET, LEAST_BUDGET = 1 / 4, 1 / 32
 """Parts of the tokens that a step may have."""
 LINGER_LEADS = 2
 """For so many leads of service to others a tenant that wants nothing counts as there: it may be about to ask again. It is also
-how far it can be behind when it does, for as long as which the others then wait."""
+how far it can be behind when it does, or ``SAVED_SECONDS``, for as long as which the others then wait."""
+SAVED_SECONDS = 5 * QUANTUM_SECONDS
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,7 +95,8 @@ class FairClock(Generic[K]):
     """One clock per key. A key that comes back starts no earlier than the one furthest behind, so that none saves up turns.
 
     Several sources of work may share it: models, and the queue of operations. ``lead``: how far a clock may be ahead of the
-    others; ``linger``: for the service of so many leads, a key that wants nothing keeps its place.
+    others; ``linger``: for the service of so many leads, a key that wants nothing keeps its place, and comes to be no further
+    behind than that, or ``SAVED_SECONDS``, by what others get meanwhile.
     """
 
     def __init__(self, weight: Callable[[K], float], lead: float = 0.0, *, linger: int = 0) -> None:
@@ -137,7 +139,7 @@ class FairClock(Generic[K]):
 
     def charge(self, key: K, service: float) -> None:
         """Advance a clock by the service that its key received, unless nobody else is there."""
-        self._served += service
+        self._served += min(service, self.lead) or service  # however long it took, it was one turn
         self._given[key] = self._given.get(key, 0.0) + service
         self._advance(key, service)
 
@@ -163,6 +165,17 @@ class FairClock(Generic[K]):
             clock = max(clock, behind)  # as if it came back now: what it pays is not forgotten when it does
         advanced = clock + service / weight
         self._clocks[key] = advanced if most is None else max(clock, min(advanced, behind + most / weight))
+        self._pass_by(key, self._clocks[key] - clock)
+
+    def _pass_by(self, key: K, advance: float) -> None:
+        """Have those that want nothing follow a clock that has advanced, but for ``SAVED_SECONDS``: who asks for a trifle now and
+        then would save up turns without end. Less would leave who asks for one thing after the other without its share.
+        """
+        most = max(self.linger, SAVED_SECONDS)
+        for other in self._seen:
+            if other != key and not any(other in wanting for wanting in self._active.values()):
+                behind = self._clocks[key] - self._clocks[other] - most / self._weight(other)
+                self._clocks[other] += max(0.0, min(advance, behind))
 
     def _start(self, active: set[K]) -> None:
         """Start the clocks of new keys, and forget who has been away for long."""

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from types import MappingProxyType
 
 from inferd_runtime.engine.job import Job, Planned
 from inferd_runtime.engine.scheduling.fairness import LINGER_LEADS, FairClock, StepCost, StepMeter, priority_weight
 from inferd_runtime.engine.scheduling.tenants import Accounts
+
+NOTHING_SPENT: Mapping[str, float] = MappingProxyType({})
 
 
 @dataclass(frozen=True, slots=True)
@@ -134,17 +137,31 @@ class Queues:
         """Note that no job whose turn it was can run now, so that nobody waits for them."""
         self._clock.next_round((), self)
 
-    def charge(self, plan: Sequence[Planned], seconds: float | None = None) -> None:
-        """Charge the tenants for a step: for what it took, and for the tokens that they fed. Who is alone is not charged."""
+    def charge(
+        self, plan: Sequence[Planned], seconds: float | None = None, spent: Mapping[str, float] = NOTHING_SPENT
+    ) -> None:
+        """Charge the tenants for a step: for what it took, and for the tokens that they fed. Who is alone is not charged.
+
+        ``spent``: seconds of it that went into single tenants' jobs, who pay for these alone.
+        """
         shares: dict[str, list[Planned]] = {}
         for planned in plan:
             shares.setdefault(planned.job.context.tenant, []).append(planned)
         tokens = {tenant: self._tenants[tenant].charge(share) for tenant, share in shares.items()}
-        for tenant, share in self._meter.shares(tokens, seconds).items():
-            self._clock.charge(tenant, share)
+        if seconds is None or not self._cost.timed:
+            spent = NOTHING_SPENT
+        common = None if seconds is None else max(0.0, seconds - sum(spent.values()))
+        shared = self._meter.shares(tokens, common)
+        for tenant in {**shared, **spent}:
+            self._clock.charge(tenant, shared.get(tenant, 0.0) + spent.get(tenant, 0.0))
         if seconds is not None:
             self._meter.learn_budget(sum(tokens.values()), seconds, self._most)
 
+    @property
+    def contended(self) -> bool:
+        """True if other tenants may wait for the end of a step."""
+        return self._clock.contended
+
     def budget(self) -> int:
         """Return how many tokens the next step may have: fewer where other tenants may wait for its end."""
-        return self._meter.budget(self._most) if self._clock.contended else self._most
+        return self._meter.budget(self._most) if self.contended else self._most

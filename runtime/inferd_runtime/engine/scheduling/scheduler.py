@@ -8,7 +8,8 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from inferd.protocol import MAX_DRAFT, LimitExceeded
 from inferd_runtime.engine.job import Continuation, Job, Planned
 from inferd_runtime.engine.jobs.boundary import JobBoundary
-from inferd_runtime.engine.scheduling.fairness import FairClock, StepCost
+from inferd_runtime.engine.scheduling.fairness import QUANTUM_SECONDS, FairClock, StepCost
+from inferd_runtime.engine.scheduling.job_times import JobTimes
 from inferd_runtime.engine.scheduling.queues import Queues, ReadyJobs
 from inferd_runtime.engine.scheduling.tenants import Accounts
 from inferd_runtime.engine.sequences.cached_sequence import CachedSequence, SequenceSet, quota_error
@@ -20,6 +21,10 @@ Allocate = Callable[[Sequence[Job], int, Mapping[Job, Continuation | None]], dic
 """Returns which draft each of the jobs may verify in a step of so many tokens; jobs without one are left out. Given are jobs in
 flight, too, with how they go on."""
 
+SLOW_SECONDS = 1e-3
+"""A job that takes less in a step, beside its rows, is as good as free there."""
+NEW_SECONDS = QUANTUM_SECONDS / 8
+"""What one is taken to take that had no part in a step yet."""
 PREFILL_SHARE = 8
 """Where decode rows alone would fill the budget, one part in so many is kept for prefill."""
 PATIENCE = 128
@@ -45,7 +50,10 @@ class Scheduler:
         token_budget: int,
         cost: StepCost,
         clock: FairClock[str] | None = None,
+        times: JobTimes | None = None,
     ) -> None:
+        """``times``: what goes into single jobs, of what the steps take."""
+        self.times = times or JobTimes()
         self._contexts = contexts
         self._budget = token_budget
         self._allocate = drafts
@@ -60,6 +68,8 @@ class Scheduler:
         self._waiting: dict[Job, int] = {}
         """Jobs that found no room, and the step in which they first did not."""
         self._step = 0
+        self._slow = 0.0
+        """Seconds of the step that is planned which will go into single jobs that take long."""
         self._no_idle_left = False
         """True once all idle contexts have left the cache in this round."""
 
@@ -70,6 +80,7 @@ class Scheduler:
 
     def add(self, job: Job) -> None:
         """Let a job take part from the next step on."""
+        job.context.row_seconds = NEW_SECONDS
         self._queues.add(job)
 
     def plan(self) -> list[Planned]:
@@ -119,8 +130,8 @@ class Scheduler:
         return ReadyJobs(carried + short, chunks + long)
 
     def charge(self, plan: Sequence[Planned], seconds: float | None = None) -> None:
-        """Charge the tenants of a step that has ended and took ``seconds``."""
-        self._queues.charge(plan, seconds)
+        """Charge the tenants of a step that has ended and took ``seconds``, and for what went into their jobs alone."""
+        self._queues.charge(plan, seconds, self.times.take())
 
     def _fill(self, first: Sequence[Job], ready: Sequence[ReadyJobs]) -> list[Planned]:
         """Plan short work, then long work with what is left of the budget, of which a part is always kept for it."""
@@ -128,6 +139,7 @@ class Scheduler:
         short = [job for entry in ready for job in entry.short if job not in first]
         long = [job for entry in ready for job in entry.long if job not in first]
         self._ready = [*first, *short, *long]
+        self._slow = 0.0
         self._demand = None
         self._drafts = self._allocate(self._ready, self._budget - kept, self._in_flight)
         plan = self._admit(first, self._budget)
@@ -141,20 +153,34 @@ class Scheduler:
     def _admit(self, jobs: Iterable[Job], budget: int, refusals: int = 1 << 30) -> list[Planned]:
         """Plan the jobs in order, until so many tokens are planned or so many jobs found no room."""
         plan: list[Planned] = []
+        self.times.begin()
         for job in jobs:
             if budget <= 0 or refusals <= 0:
                 break
-            if job.finished():
+            if job.finished() or not self._has_time(job.context.row_seconds):
                 continue
             with JobBoundary(job):
                 step = self._in_flight.get(job)
-                planned = self._reserve(job, budget) if step is None else self._go_on(job, step, budget)
+                try:
+                    planned = self._reserve(job, budget) if step is None else self._go_on(job, step, budget)
+                finally:
+                    self.times.spent_on(job)
                 if planned is None:
                     refusals -= 1
                     continue
                 plan.append(planned)
                 budget -= len(planned.work.tokens)
         return plan
+
+    def _has_time(self, seconds: float) -> bool:
+        """True if a job that takes so long, beside its rows, may take part in the step: where other tenants may wait for its end,
+        those that take long together take no more than its time, or one of them is there.
+        """
+        if seconds <= SLOW_SECONDS or not self._queues.contended:
+            return True
+        fits = not self._slow or self._slow + seconds <= QUANTUM_SECONDS
+        self._slow += seconds if fits else 0.0
+        return fits
 
     def _go_on(self, job: Job, step: Continuation, budget: int) -> Planned | None:
         """Return the job's work behind what it has in flight, or None if pages are short or nothing is left to do."""

@@ -88,6 +88,7 @@ class _OpenCall:
     op: str
     payload: bytes
     size: int
+    held: int = 0
     refusal: LimitExceeded | None = None
     scope: anyio.CancelScope = field(default_factory=anyio.CancelScope)
 
@@ -122,13 +123,10 @@ class ServiceTable:
     def begin(self, call: _OpenCall) -> None:
         """Start an operation when it is its tenant's turn. One that is too much is refused with LimitExceeded, in turn, too."""
         tenant = call.desk.caller.tenant
-        if self._bytes[tenant] + call.size > MAX_TENANT_BYTES:
-            text = f"open requests of the tenant take {MAX_TENANT_BYTES} bytes already"
-            call.refusal = LimitExceeded(
-                text, limit="tenant_gateway_bytes", value=MAX_TENANT_BYTES, raise_with="fewer at a time"
-            )
-            call.payload, call.size = b"", 0
-        self._bytes[tenant] += call.size
+        try:
+            self._hold(call, call.size)
+        except LimitExceeded as refusal:
+            call.refusal, call.payload, call.size = refusal, b"", 0
         if tenant in self._backlog:
             self._backlog[tenant].append(call)
         elif self.pace.wait(tenant, self._clock()) > 0 or not self.replies.may_begin(tenant):
@@ -137,6 +135,18 @@ class ServiceTable:
         else:
             self._start(call)
 
+    def _hold(self, call: _OpenCall, size: int) -> None:
+        """Count that an open request takes so many bytes. Raises LimitExceeded, and counts nothing of it any more."""
+        tenant = call.desk.caller.tenant
+        self._bytes[tenant] -= call.held
+        call.held = size if self._bytes[tenant] + size <= MAX_TENANT_BYTES else 0
+        self._bytes[tenant] += call.held
+        if call.held < size:
+            text = f"open requests of the tenant take {MAX_TENANT_BYTES} bytes already"
+            raise LimitExceeded(
+                text, limit="tenant_gateway_bytes", value=MAX_TENANT_BYTES, raise_with="fewer at a time"
+            )
+
     def open_bytes(self, tenant: str) -> int:
         """Return the bytes of a tenant's open requests."""
         return self._bytes[tenant]
@@ -144,7 +154,7 @@ class ServiceTable:
     def ended(self, call: _OpenCall) -> None:
         """Note that an operation is over."""
         tenant = call.desk.caller.tenant
-        self._bytes[tenant] -= call.size
+        self._bytes[tenant] -= call.held
         if not self._bytes[tenant]:
             del self._bytes[tenant]
 
@@ -234,8 +244,9 @@ class ServiceTable:
         handler = self._handlers.get(call.op)
         if handler is None:
             raise InvalidRequest(f"{shown(call.op)} is not served here")
-        request = call.desk.wire.request(call.op, call.payload)
+        request, size = call.desk.wire.request(call.op, call.payload)
         call.payload = b""
+        self._hold(call, max(size, call.size))
         return await handler(call.desk.caller, request)
 
 

@@ -41,13 +41,15 @@ class JsonText:
 
 @dataclass(frozen=True)
 class ServiceWire:
-    """``read(payload, what, kind)`` raises InvalidRequest that begins with ``what``; ``write`` packs what is carriable."""
+    """``read(payload, what, kind)`` returns a request and the bytes that it takes as JSON, which is how values wait here; raises
+    InvalidRequest that begins with ``what``. ``write`` packs what is carriable.
+    """
 
-    read: Callable[[bytes, str, Any], Any]
+    read: Callable[[bytes, str, Any], tuple[Any, int]]
     write: Callable[[Any], bytes]
 
-    def request(self, op: str, payload: bytes) -> Any:
-        """Return the request of an operation. Raises InvalidRequest."""
+    def request(self, op: str, payload: bytes) -> tuple[Any, int]:
+        """Return the request of an operation, and its bytes as JSON. Raises InvalidRequest."""
         return self.read(payload, op, GATEWAY_OPERATIONS[op])
 
     def error(self, error: InferdError) -> bytes:
@@ -55,22 +57,26 @@ class ServiceWire:
         return self.write(error.to_wire())
 
 
-def _read_msgpack(payload: bytes, what: str, kind: Any) -> Any:
+def _read_msgpack(payload: bytes, what: str, kind: Any) -> tuple[Any, int]:
     request = read_msgpack(payload, what, kind)
-    if not _is_json(request, payload):
+    text = _json_of(request, payload)
+    if text is None:
         raise InvalidRequest(f"{what}: a number, key or text that JSON does not have")
-    return request
+    return request, len(text)
 
 
-def _is_json(request: Any, payload: bytes) -> bool:
-    """Return True if JSON can hold a request. Nothing here goes from value to value in Python: a MiB holds a million of them."""
+def _json_of(request: Any, payload: bytes) -> bytes | None:
+    """Return a request as JSON, None if that cannot hold it. Nothing here goes from value to value in Python: a MiB holds a
+    million of them.
+    """
     try:
         text = msgspec.json.encode(request)
     except (TypeError, ValueError, OverflowError, RecursionError):
-        return False
+        return None
     if MAYBE_NOT_FINITE.search(payload) is None:
-        return True
-    return bool(read_checked_json(text) == msgspec.to_builtins(request, str_keys=True))  # a NaN has become null
+        return text
+    same = read_checked_json(text) == msgspec.to_builtins(request, str_keys=True)  # a NaN has become null
+    return text if same else None
 
 
 def _raw(value: Any) -> msgspec.Raw:
@@ -89,6 +95,7 @@ def _text_of(value: Any) -> bytes:
 
 
 JSON_WIRE = ServiceWire(
-    lambda payload, what, kind: read_json(payload, what, kind), msgspec.json.Encoder(enc_hook=_raw).encode
+    lambda payload, what, kind: (read_json(payload, what, kind), len(payload)),
+    msgspec.json.Encoder(enc_hook=_raw).encode,
 )
 MSGPACK_WIRE = ServiceWire(_read_msgpack, msgspec.msgpack.Encoder(enc_hook=_plain).encode)

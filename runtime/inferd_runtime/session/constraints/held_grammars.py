@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import base64
 import itertools
-from collections.abc import Callable, Iterable
+import time
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -12,6 +13,7 @@ import numpy as np
 from inferd import protocol as p
 from inferd.masks import pack_bits, worth_listing
 from inferd_grammar import Compiled, GrammarMatcher
+from inferd_runtime.engine.jobs.grammar_masks import MASK_SECONDS
 from inferd_runtime.engine.sampling.host_sampling import allowed_tokens
 from inferd_runtime.session.served_model import ServedModel
 
@@ -39,6 +41,22 @@ class HeldMatcher:
 
     matcher: GrammarMatcher
     model: ServedModel
+
+    def accept(self, tokens: Sequence[int], clock: Callable[[], float] = time.thread_time) -> int:
+        """Take tokens up to the first illegal one; return how many. Raises LimitExceeded, and takes none, where that takes longer
+        than a mask may: what a text of an ambiguous grammar costs grows with its length, and the step loop waits.
+        """
+        end = clock() + MASK_SECONDS
+        for taken, token in enumerate(tokens):
+            if not self.matcher.accept([token]):
+                return taken
+            if clock() > end:
+                self.matcher.rollback(taken + 1)
+                text = f"taking {taken + 1} tokens takes more than {MASK_SECONDS:g} s"
+                raise p.LimitExceeded(
+                    text, limit="mask_seconds", value=MASK_SECONDS, raise_with="fewer tokens, or a smaller constraint"
+                )
+        return len(tokens)
 
     def mask(self) -> p.AllowedTokens:
         """Return the tokens that may come next. Raises GrammarFailure if the matcher breaks."""

@@ -38,7 +38,7 @@ def accept(state: SessionState, call: Call) -> None:
     p.check_accept(request)
     opened = state.grammars.matcher(request.matcher)
     state.grammars.check_tokens(opened, len(request.tokens))
-    taken = opened.matcher.accept(request.tokens)
+    taken = opened.accept(request.tokens)
     call.respond(_state(request.matcher, opened, taken))
 
 

@@ -16,6 +16,8 @@ from inferd_runtime.sandbox.messages import MAX_ASKED, MAX_REQUEST_BYTES
 from inferd_runtime.server.services import reply_room
 from inferd_runtime.server.services.caller import Caller
 from inferd_runtime.server.services.table import Answer, Handed, Handler, ServiceTable
+from inferd_runtime.server.services.topics.buffers import MessageRoom
+from inferd_runtime.server.services.topics.queues import Queues
 from inferd_runtime.server.services.wires import MSGPACK_WIRE, JsonText
 from inferd_runtime.testing.services import service_table
 
@@ -107,7 +109,7 @@ def test_a_message_of_a_million_values_does_not_hold_the_gateway_up(element: byt
     payload = pushed(element, MILLION - len(behind), behind)
     started = time.thread_time()
     try:
-        values = MSGPACK_WIRE.request("queue.push", payload).values
+        values = MSGPACK_WIRE.request("queue.push", payload)[0].values
     except InvalidRequest as refused:
         assert "lists and objects" in refused.message  # noqa: PT017 - both are right
     else:
@@ -117,7 +119,9 @@ def test_a_message_of_a_million_values_does_not_hold_the_gateway_up(element: byt
 
 def test_a_long_text_of_any_alphabet_is_no_list() -> None:
     values = ["語言模型" * 20_000] * 2
-    assert MSGPACK_WIRE.request("queue.push", msgspec.msgpack.encode({"queue": "q", "values": values})).values == values
+    request, size = MSGPACK_WIRE.request("queue.push", msgspec.msgpack.encode({"queue": "q", "values": values}))
+    assert request.values == values
+    assert size >= len(msgspec.json.encode(values))
 
 
 @pytest.mark.parametrize(
@@ -175,6 +179,23 @@ async def test_what_waits_for_its_turn_to_be_sent_can_be_withdrawn(monkeypatch: 
         script.take()
         script.pull(3)
         await until(lambda: len(script.answers) == 3)
+
+
+async def test_requests_that_wait_count_as_the_json_that_they_wait_as(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of control characters that is six times as much: 64 MiB that were allowed took 445."""
+    monkeypatch.setattr("inferd_runtime.server.services.table.MAX_TENANT_BYTES", 1 << 20)
+    value = "\x01" * 40_000
+    full = msgspec.msgpack.encode({"queue": "q", "values": ["x" * 250_000] * 4})
+    async with service_table(Queues(MessageRoom())) as table:
+        script = Script(table, "mallory")
+        script.desk.ask(1, "queue.push", full)
+        await until(lambda: script.answers)
+        for ticket in (2, 3):
+            script.desk.ask(ticket, "queue.push", msgspec.msgpack.encode({"queue": "q", "values": [value] * 3}))
+        await until(lambda: len(script.answers) == 2)
+        assert [answer.ok for answer in script.answers] == [True, False]
+        assert b"tenant_gateway_bytes" in script.answers[1].payload
+        assert table.open_bytes("mallory") >= 3 * len(msgspec.json.encode(value))
 
 
 async def test_requests_that_are_too_much_are_refused_no_faster_than_others_are_answered(

@@ -15,7 +15,7 @@ import inferd
 from inferd.program.interface import Interface
 from inferd.program.manifest import Manifest
 from inferd.protocol import ErrorInfo, InvalidRequest, LimitExceeded, NotFound, Unavailable
-from inferd.protocol.launches import AwaitChild, ReceiveFromChild
+from inferd.protocol.launches import AwaitChild, ReceiveFromChild, StartChild
 from inferd.transport import restore_transport, use_transport
 from inferd_runtime.sandbox.messages import Bundle, Limits, RunFinished, RunUsage, Sent, Used
 from inferd_runtime.server.programs.bundles import Program
@@ -128,6 +128,33 @@ async def test_a_childs_error_reaches_who_waits_for_it() -> None:
             with pytest.raises(LimitExceeded, match="too long") as error:
                 await child.result()
             assert error.value.detail["child"] == w.child.id
+
+
+async def test_children_that_are_over_hold_no_more_than_a_bound_of_their_tenants_bytes(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """A hundred results of 20 MB were held for as long as a script's session, whatever the tenant's quotas."""
+    monkeypatch.setattr(launches, "MAX_FINISHED_BYTES", 3 << 10)
+    async with world() as w:
+        with calling(w.table) as one, calling(w.table, name="run-2") as other:
+            children = []
+            for parent in (one, other, one, other):
+                children.append((await parent.call(StartChild("p", {}, {}))).child)
+                w.launcher.finish(w.child, '"' + "x" * 1000 + '"')
+            for parent, child in zip((one, other), children[:2], strict=True):
+                with pytest.raises(NotFound, match="forgotten"):
+                    await parent.call(AwaitChild(child))
+            for parent, child in zip((one, other), children[2:], strict=True):
+                assert (await parent.call(AwaitChild(child))).result == "x" * 1000
+
+
+async def test_the_newest_child_that_is_over_is_kept_however_large(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(launches, "MAX_FINISHED_BYTES", 10)
+    async with world() as w:
+        with calling(w.table):
+            child = await inferd.launch("p")
+            w.launcher.finish(w.child, "7")
+            assert await child.result() == 7
 
 
 async def test_messages_that_were_not_kept_are_an_error_and_not_silence() -> None:

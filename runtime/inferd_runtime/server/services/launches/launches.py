@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import math
 import time
+from collections import defaultdict
 from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass, field
 from functools import partial
@@ -44,7 +45,9 @@ ROOM_SECONDS = 5.0
 MAX_RESULT_BYTES = 1 << 20
 """Of a child's result, for its parent: what is longer can be sent in messages, or read by a client."""
 MAX_FINISHED = 256
-"""Children that are over and whose end their parent can still ask for: then the oldest ones are forgotten."""
+"""Children of one parent that are over and whose end it can still ask for: then the oldest ones are forgotten."""
+MAX_FINISHED_BYTES = 32 << 20
+"""Of events and results of all such children of a tenant, but for the newest one's."""
 IDLE_SECONDS = 60.0
 FindProgram = Callable[[str, str], Awaitable[Program]]
 """Returns a tenant's program by its reference. Raises NotFound."""
@@ -74,9 +77,37 @@ class RunLauncher(Protocol):
 
 @dataclass(eq=False)
 class _Parent:
+    caller: Caller
     node: TreeNode
     children: dict[str, Run] = field(default_factory=dict)
     nodes: dict[str, TreeNode] = field(default_factory=dict)
+
+
+class _Ended:
+    """A tenant's children that are over, oldest first, each with its parent and the bytes that it holds."""
+
+    def __init__(self) -> None:
+        self._held: dict[str, tuple[_Parent, int]] = {}
+        self._bytes = 0
+
+    def __bool__(self) -> bool:
+        return bool(self._held)
+
+    def add(self, parent: _Parent, run: Run) -> None:
+        """Add one; its parent, or another one, forgets the oldest beyond what may be held."""
+        self._held[run.id] = parent, run.buffer.size
+        self._bytes += run.buffer.size
+        while len(parent.children) - len(parent.nodes) > MAX_FINISHED:
+            self.forget(next(name for name in parent.children if name in self._held))
+        while self._bytes > MAX_FINISHED_BYTES and len(self._held) > 1:
+            self.forget(next(iter(self._held)))
+
+    def forget(self, name: str) -> None:
+        """Have a child's parent forget it. Nothing happens for one that goes on."""
+        if name in self._held:
+            parent, size = self._held.pop(name)
+            del parent.children[name]
+            self._bytes -= size
 
 
 class Launches:
@@ -92,6 +123,7 @@ class Launches:
         self._parents: dict[Caller, _Parent] = {}
         self._nodes: dict[str, TreeNode] = {}
         """Of the children that go on, by run."""
+        self._ended: defaultdict[str, _Ended] = defaultdict(_Ended)
         self._runs: dict[str, Run] = {}
         """The runs of all trees that go on, but for roots that are scripts."""
 
@@ -112,8 +144,12 @@ class Launches:
             return
         if caller.id not in self._nodes:
             self._runs.pop(caller.id, None)
-        for run in parent.children.values():
+        ended = self._ended[caller.tenant]
+        for run in list(parent.children.values()):
+            ended.forget(run.id)
             run.cancel(f"what launched it, {caller.id}, is over")
+        if not ended:
+            del self._ended[caller.tenant]
 
     async def _start(self, caller: Caller, request: StartChild) -> Handed:
         program = await self._find_program(request.program, caller.tenant)
@@ -133,7 +169,13 @@ class Launches:
         except BaseException:
             run.cancel("its parent does not wait for it any more")
             raise
-        return Handed(ChildStarted(run.id), partial(run.cancel, "its parent never heard of it"))
+        return Handed(ChildStarted(run.id), partial(self._unheard_of, run.id))
+
+    def _unheard_of(self, name: str) -> None:
+        """End a child whose parent never heard of it. By name: who never says that it did would hold runs that are over."""
+        run = self._runs.get(name)
+        if run is not None:
+            run.cancel("its parent never heard of it")
 
     def _limits(self, node: TreeNode, tenant: str, program: Program, changes: dict[str, Any]) -> Limits:
         """Return a child's limits. Raises what :func:`check_limits` raises, and LimitExceeded if there can be no child."""
@@ -142,8 +184,6 @@ class Launches:
         return node.room_for(wanted, time.monotonic())
 
     def _note(self, parent: _Parent, run: Run, now: float) -> None:
-        while len(parent.children) - len(parent.nodes) >= MAX_FINISHED:
-            del parent.children[next(name for name in parent.children if name not in parent.nodes)]
         node = parent.node.add(run.id, run.limits, now)
         parent.children[run.id], parent.nodes[run.id] = run, node
         self._nodes[run.id], self._runs[run.id] = node, run
@@ -211,7 +251,7 @@ class Launches:
 
     def _parent(self, caller: Caller) -> _Parent:
         if caller not in self._parents:
-            self._parents[caller] = _Parent(self._node_of(caller))
+            self._parents[caller] = _Parent(caller, self._node_of(caller))
         return self._parents[caller]
 
     def _node_of(self, caller: Caller) -> TreeNode:
@@ -241,6 +281,9 @@ class Launches:
         self._nodes.pop(run.id, None)
         self._runs.pop(run.id, None)
         parent.node.remove(node)
+        run.on_used, run.on_over = (lambda used: None), (lambda run: None)  # which lead back to it, by its parent
+        if self._parents.get(parent.caller) is parent:
+            self._ended[run.tenant].add(parent, run)
 
     def _write_audit(self, caller: Caller, run: Run) -> None:
         program = f"{run.program.name}@{run.program.version}"
