@@ -159,8 +159,8 @@ class Queues:
 
     @property
     def contended(self) -> bool:
-        """True if other tenants may wait for the end of a step."""
-        return self._clock.contended
+        """True if other tenants may wait for the end of a step, and what steps take counts."""
+        return self._cost.timed and self._clock.contended
 
     def budget(self) -> int:
         """Return how many tokens the next step may have: fewer where other tenants may wait for its end."""
