@@ -20,7 +20,9 @@ UNBOUNDED = 1 << 30
 DRAFT_SECONDS = 0.05
 """Processor time that the masks of a draft may take."""
 MASK_SECONDS = 0.25
-"""Processor time of one mask: all streams wait for it. Compiling tries the first ones, and allows them a fifth of this."""
+"""Processor time of one mask, the token before it included: all streams wait for it. Compiling tries the first ones, and allows
+them a fifth of this.
+"""
 FORCED = "grammar"
 """The source of tokens that the grammar forces."""
 
@@ -140,6 +142,8 @@ class GrammarCursor:
         self._walked: list[int] = []
         self._row_seconds = 0.0
         """What a mask took in the last step, with the way to it."""
+        self._way_seconds = 0.0
+        """What each token took that has been accepted last."""
         self._rest: Masks = ~bit_mask(eos_tokens, words * 32)
 
     def forced(self) -> list[int]:
@@ -170,11 +174,11 @@ class GrammarCursor:
     def masks(self, draft: Draft) -> tuple[Draft, Masks]:
         """Walk the matcher along the draft, and return its legal part with the masks. See :class:`OutputMasks`.
 
-        Raises LimitExceeded if one takes longer than MASK_SECONDS.
+        Raises LimitExceeded if one takes longer than MASK_SECONDS, with the token before it.
         """
         started = self._clock()
         found = self._masks(self._affordable(draft))
-        self._row_seconds = (self._clock() - started) / len(found[1])
+        self._row_seconds = (self._clock() - started) / len(found[1]) + self._way_seconds
         if self._row_seconds > MASK_SECONDS:
             text = f"a mask of the constraint takes more than {MASK_SECONDS:g} s"
             raise LimitExceeded(text, limit="mask_seconds", value=MASK_SECONDS, raise_with="a smaller constraint")
@@ -248,6 +252,11 @@ class GrammarCursor:
 
     def advance(self, tokens: Sequence[int]) -> None:
         """Roll back to where the tokens leave the walked draft, and accept the rest of them."""
+        started = self._clock()
+        self._advance(tokens)
+        self._way_seconds = (self._clock() - started) / max(1, len(tokens))
+
+    def _advance(self, tokens: Sequence[int]) -> None:
         common = 0
         while common < min(len(self._walked), len(tokens) - 1) and self._walked[common] == tokens[common]:
             common += 1
