@@ -39,7 +39,8 @@ static Rounded rounded_rows(const float *in, long count, long inputs) {
 
 // Returns numbers as `looked_up_pair` does. Those that count from zero on are what their index is.
 INLINE __m512i words_of(const uint8_t *part, int eight, const int s, const uint16_t *book) {
-  if (BITS < 8 && meaning(0) == 0 && meaning(LOWEST - 1) == LOWEST - 1) return index_pair(part, eight, s);
+  const int counts = meaning(0) == 0 && meaning(LOWEST - 1) == LOWEST - 1;
+  if (BITS < 8 && counts) return _mm512_and_si512(index_pair(part, eight, s), _mm512_set1_epi16((1 << BITS) - 1));
   if (BITS < 8) return looked_up_pair(part, eight, s, book);
   const __m256i turns = _mm256_set_epi8(31, 15, 30, 14, 29, 13, 28, 12, 27, 11, 26, 10, 25, 9, 24, 8, 23, 7, 22, 6, 21, 5, 20, 4, 19, 3, 18, 2, 17, 1, 16, 0);
   const __m256i both = _mm256_loadu_si256((const __m256i *)(part + (8 * eight + s) * LANES));
