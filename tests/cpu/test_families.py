@@ -223,10 +223,10 @@ float16. The device is the CPU unless they say otherwise. `auto` is bfloat16 on 
 that was measured to be faster, else float32. Weights of Llama-shaped models are held on the CPU in the form that was measured
 to be fastest for their shape (as they are, in oneDNN's blocks, or in half precision where that holds every number), once for
 a machine. `--weights` holds them in less: `half` (float16, arithmetic in float32), `int8` (a scale for each output) or `int4`
-(a scale and an offset for 32 numbers; the head in 8 bits, but where it came in 4), the embedding in half precision. Products of these
-round rows to bfloat16 (PyTorch's) or, for each 32 inputs, to 16 bits (ours, on processors with AVX-512 VNNI; elsewhere ours
-round none), whichever was measured to be faster. The first load still reads the weights whole; other families and `--tensor-parallel`
-refuse the option by name; on a GPU there are [others](guides/gpu.md#weights-in-8-and-4-bits).
+(a scale and an offset for 32 numbers; the head in 8 bits, but where it came in 4), the embedding in half precision. Products of
+these round rows to bfloat16 (PyTorch's) or, for each 32 inputs, to 16 bits (ours, on processors with AVX-512 VNNI; elsewhere
+ours round none), whichever was measured to be faster. The first load still reads the weights whole; other families and
+`--tensor-parallel` refuse the option by name; on a GPU there are [others](guides/gpu.md#weights-in-8-and-4-bits).
 What each costs: [benchmarks](benchmarks.md#weights-on-the-cpu-python-benchmarksweightspy).
 
 ## Several models in one process
