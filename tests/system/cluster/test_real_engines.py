@@ -75,7 +75,7 @@ async def main(here: str, there: str) -> list:
     return found
 """
 CHILD = "async def main(name: str) -> str:\n    return 'child of ' + name\n"
-SETTLE_SECONDS, MEASURED_SECONDS = 1.0, 7.0
+SETTLE_SECONDS, MEASURED_SECONDS = 3.0, 14.0
 
 
 @pytest.fixture(scope="module")
@@ -200,7 +200,7 @@ async def test_tenants_get_the_clusters_time_by_weight_wherever_they_work(real: 
     ann, bob = (after[name] - before[name] for name in ("ann", "bob"))
     assert ann + bob > 0.5 * 2 * MEASURED_SECONDS, "both engines were at work"
     print(f"ann {ann:.2f} s, bob {bob:.2f} s, ratio {ann / bob:.3f}")
-    assert ann / bob == pytest.approx(2, rel=0.2)  # 2.0 to 2.3 beside other work
+    assert ann / bob == pytest.approx(2, rel=0.1)
 
 
 async def test_a_stored_response_is_there_though_its_replica_has_just_been_killed(real: Cluster) -> None:

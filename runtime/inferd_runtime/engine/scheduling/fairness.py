@@ -107,6 +107,8 @@ class FairClock(Generic[K]):
         self._clocks: dict[K, float] = {}
         self._active: dict[object, Collection[K]] = {}
         self._seen: dict[K, float] = {}
+        self._idle: list[K] = []
+        """Those of the seen that want nothing."""
         self._served = 0.0
         self._given: dict[K, float] = {}
 
@@ -172,8 +174,8 @@ class FairClock(Generic[K]):
         then would save up turns without end. Less would leave who asks for one thing after the other without its share.
         """
         most = max(self.linger, SAVED_SECONDS)
-        for other in self._seen:
-            if other != key and not any(other in wanting for wanting in self._active.values()):
+        for other in self._idle:
+            if other != key:
                 behind = self._clocks[key] - self._clocks[other] - most / self._weight(other)
                 self._clocks[other] += max(0.0, min(advance, behind))
 
@@ -190,6 +192,7 @@ class FairClock(Generic[K]):
             gone = [key for key, when in seen.items() if key not in active and now - when >= self.linger]
             for key in gone:
                 del seen[key]
+        self._idle = [key for key in seen if key not in active] if len(seen) > len(active) else []
 
 
 def priority_weight(priority: int) -> float:
