@@ -44,7 +44,7 @@ async def stream():
     while True:
         await Context().user("Tell me.").generate(Sampler.multinomial(), max_tokens=400).collect_text()
 async def main():
-    await asyncio.gather(*(stream() for _ in range(4)))
+    await asyncio.gather(*(stream() for _ in range(8)))
 """
 ALL_SERVICES = """
 # /// script
@@ -75,7 +75,7 @@ async def main(here: str, there: str) -> list:
     return found
 """
 CHILD = "async def main(name: str) -> str:\n    return 'child of ' + name\n"
-SETTLE_SECONDS, MEASURED_SECONDS = 3.0, 14.0
+SETTLE_SECONDS, MEASURED_SECONDS = 1.0, 7.0
 
 
 @pytest.fixture(scope="module")
