@@ -258,31 +258,31 @@ def test_a_row_alone_has_the_same_bits_in_and_without_the_matrix_unit(name: str)
         assert torch.equal(product(rows[:1]), expected)
 
 
-def in_words() -> bool:
-    return block_kernels() is not None and blocks._product("blocks4", words=True).__name__ == blocks.WORDS
+def in_16_bits() -> bool:
+    return block_kernels() is not None and blocks._product("blocks4", rows16=True).__name__ == blocks.ROWS16
 
 
-needs_words = pytest.mark.skipif(
-    not in_words(), reason="a processor without products of 16 bits (AVX-512 VNNI), or with a matrix unit"
+needs_rows16 = pytest.mark.skipif(
+    not in_16_bits(), reason="a processor without products of 16 bits (AVX-512 VNNI), or with a matrix unit"
 )
-IN_WORDS = [name for name in MULTIPLIED if name != "blocks16"]
+IN_16_BITS = [name for name in MULTIPLIED if name != "blocks16"]
 
 
-def rounded_to_words(rows: torch.Tensor, group: int) -> torch.Tensor:
+def rounded_to_16_bits(rows: torch.Tensor, group: int) -> torch.Tensor:
     """Return rows whose numbers are multiples of a 32767th of the largest one of their group."""
     groups = rows.view(len(rows), -1, group)
     step = groups.abs().amax(-1, keepdim=True) / 32767
     return (torch.round(groups / torch.where(step == 0, 1, step)) * step).flatten(1)
 
 
-@needs_words
-@pytest.mark.parametrize("name", IN_WORDS)
+@needs_rows16
+@pytest.mark.parametrize("name", IN_16_BITS)
 def test_rows_of_sixteen_bits_are_multiplied_as_if_they_had_been_rounded(name: str) -> None:
     packed, form = packed_in(name, 176), FORMS[name]
-    dense, product = unpack(packed).double(), BlockProduct((packed,), words=True)
+    dense, product = unpack(packed).double(), BlockProduct((packed,), rows16=True)
     for count in (*range(1, 14), 24, 25, 40):
         rows = torch.randn(count, WIDE)
-        exact, near = rows.double() @ dense.t(), rounded_to_words(rows, form.group).double() @ dense.t()
+        exact, near = rows.double() @ dense.t(), rounded_to_16_bits(rows, form.group).double() @ dense.t()
         largest = exact.abs().max()
         assert (product(rows) - exact).abs().max() < 2e-4 * largest
         if not form.offsets:  # those are multiplied with rows that are not rounded
@@ -291,23 +291,23 @@ def test_rows_of_sixteen_bits_are_multiplied_as_if_they_had_been_rounded(name: s
         assert torch.equal(product.onto(rows, residual.clone()), residual + product(rows))
 
 
-@needs_words
-@pytest.mark.parametrize("name", IN_WORDS)
+@needs_rows16
+@pytest.mark.parametrize("name", IN_16_BITS)
 def test_no_bit_of_a_row_of_sixteen_bits_depends_on_the_rows_beside_it(name: str) -> None:
-    product = BlockProduct((packed_in(name, 176),), words=True)
+    product = BlockProduct((packed_in(name, 176),), rows16=True)
     rows = torch.randn(40, WIDE) * 10.0 ** torch.randint(-9, 9, (40, WIDE))
     alone = torch.cat([product(row[None]) for row in rows])
     for count in range(1, 41):
         assert torch.equal(product(rows[:count].contiguous()), alone[:count]), count
 
 
-@needs_words
+@needs_rows16
 def test_what_is_no_number_in_a_row_of_sixteen_bits_is_in_its_product() -> None:
     """A model that computes nonsense must not look as if it did not."""
     rows = torch.randn(5, WIDE)
     rows[1, 40], rows[2, 300], rows[3] = float("nan"), float("inf"), 1e-38
     for name in ("blocks4", "blocks8"):
-        found = BlockProduct((packed_in(name, 16),), words=True)(rows)
+        found = BlockProduct((packed_in(name, 16),), rows16=True)(rows)
         assert found[[1, 2]].isnan().all()
         assert found[[0, 4]].isfinite().all()
         assert (found[3].abs() < 1e-30).all()
@@ -376,7 +376,7 @@ def blocks_win(monkeypatch: pytest.MonkeyPatch) -> None:
     """The last way of those that a weight can be held in is the fastest."""
 
     def fastest(shapes: object, dtype: object, names: tuple[str, ...]) -> dict[object, Way]:
-        return {shape: Way(names[-1]) if names[-1].startswith(("blocks", "words")) else DENSE for shape in shapes}  # type: ignore[attr-defined]
+        return {shape: Way(names[-1]) if names[-1].startswith(("blocks", "w")) else DENSE for shape in shapes}  # type: ignore[attr-defined]
 
     monkeypatch.setattr(held_module, "ways_of", fastest)
 
@@ -385,14 +385,16 @@ def blocks_win(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.usefixtures("blocks_win")
 def test_of_weights_in_four_bits_the_head_has_eight_but_where_it_came_in_four() -> None:
     dense, _ = model_in_blocks()
-    assert plan_holding(dense, "int4").ways["head"].name == "words8"
+    assert plan_holding(dense, "int4").ways["head"].name == "w8a16"
     assert isinstance(dense.head, DenseProduct)
     dense.head.weight.data.copy_(in_four_bits(dense.head.weight.shape))
     plan = plan_holding(dense, "int4")
-    assert {way.name for way in plan.ways.values()} == {"words4"}
-    assert plan.words
-    assert plan_holding(dense, "int8").ways["head"].name == "words8"
-    assert not plan_holding(dense).words
+    assert {way.name for way in plan.ways.values()} == {"w4a16"}
+    assert [form_of(part) for part in plan.packed["head"]] == ["blocks4"]
+    assert torch.equal(unpack(plan.packed["head"][0])[: len(dense.head.weight)], dense.head.weight)
+    assert plan.rows16
+    assert plan_holding(dense, "int8").ways["head"].name == "w8a16"
+    assert not plan_holding(dense).rows16
 
 
 @needs_kernels

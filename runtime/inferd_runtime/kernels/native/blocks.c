@@ -214,7 +214,7 @@ void product(const uint8_t *weight, const float *in, float *out, long count, lon
 #if WIDE && __AVX512VBMI__ && BITS < 16
 #include "pairs.h"
 #if __AVX512VNNI__
-#include "words.h"
+#include "rows16.h"
 #endif
 #if __linux__ && __AMX_BF16__
 #include "tiles.h"

@@ -14,7 +14,7 @@ from inferd_runtime.kernels.native.compiler import compiled, source_digest
 
 SOURCE = Path(__file__).with_name("blocks.c")
 FLOAT_BYTES = 4
-PLAIN, TILED, WORDS = "product", "product_in_tiles", "product_in_words"
+PLAIN, TILED, ROWS16 = "product", "product_in_tiles", "product_of_rows16"
 """The functions of a library. The second one is taken where this process may use a matrix unit of the processor (AMX), the third
 one, on a processor that has such products (AVX-512 VNNI), for weights whose rows may be rounded to 16 bits."""
 
@@ -30,11 +30,11 @@ class BlockKernels:
 class BlockWeight:
     """A packed weight with the function of its form: looked up once, because a step of a small model has hundreds of products.
 
-    ``words``: rows may be rounded to 16 bits for each group of inputs, where that is faster.
+    ``rows16``: rows may be rounded to 16 bits for each group of inputs, where that is faster.
     """
 
-    def __init__(self, packed: Tensor, *, words: bool = False) -> None:
-        product = _product(form_of(packed), words=words)
+    def __init__(self, packed: Tensor, *, rows16: bool = False) -> None:
+        product = _product(form_of(packed), rows16=rows16)
         assert product is not None, "blocks are chosen only where there are kernels"
         self.outputs = packed.shape[0] * LANES
         self._packed = packed
@@ -51,14 +51,14 @@ class BlockWeight:
 
 
 @functools.cache
-def _product(form: str, *, words: bool = False) -> Any:
+def _product(form: str, *, rows16: bool = False) -> Any:
     """Return the function of a form; None on a machine without a compiler or of another kind."""
     library = compiled(SOURCE, defines=FORMS[form].defines())
     if library is None:
         return None
     in_tiles = hasattr(library, TILED) and library.ask_for_tiles() == 0
-    in_words = words and hasattr(library, WORDS)
-    product = getattr(library, TILED if in_tiles else WORDS if in_words else PLAIN)
+    in_16_bits = rows16 and hasattr(library, ROWS16)
+    product = getattr(library, TILED if in_tiles else ROWS16 if in_16_bits else PLAIN)
     product.argtypes = [ctypes.c_void_p] * 3 + [ctypes.c_long] * 4 + [ctypes.c_int]
     product.restype = None
     return product

@@ -15,22 +15,22 @@ from inferd_runtime.models.weights.exact_blocks import Packed, packed8, packed_e
 from inferd_runtime.models.weights.held_product import HeldProduct, filled, finished
 from inferd_runtime.models.weights.quantize import MIDDLE, Blocks
 
-WORD_WAYS = {"words4": "blocks4", "words8": "blocks8"}
+A16_WAYS = {"w4a16": "blocks4", "w8a16": "blocks8"}
 """The forms of weights that are multiplied with rows of 16 bits, where the processor is faster with those."""
-BLOCK_WAYS = {"blocks4": "blocks4", "blocks8": "blocks8", "blocks16": "blocks16", **WORD_WAYS}
+BLOCK_WAYS = {"blocks4": "blocks4", "blocks8": "blocks8", "blocks16": "blocks16", **A16_WAYS}
 """The forms that any weight can be rounded to."""
 PackedParts = tuple[Packed, ...]
 """A weight in tiles, the parts of several forms one below the other."""
 
 
 class BlockProduct(HeldProduct):
-    """See the head of this file. ``outputs``: how many of the tiles' are the weight's, all if 0. ``words``: see BlockWeight."""
+    """See the head of this file. ``outputs``: how many of the tiles' are the weight's, all if 0. ``rows16``: see BlockWeight."""
 
     def __init__(
-        self, packed: PackedParts, outputs: int = 0, bias: Tensor | None = None, *, words: bool = False
+        self, packed: PackedParts, outputs: int = 0, bias: Tensor | None = None, *, rows16: bool = False
     ) -> None:
         self.packed, self.bytes = packed, sum(part.nbytes for part in packed)
-        self._parts, self._bias = [BlockWeight(part, words=words) for part in packed], bias
+        self._parts, self._bias = [BlockWeight(part, rows16=rows16) for part in packed], bias
         self._width = sum(part.outputs for part in self._parts)
         self._outputs = outputs or self._width
 
@@ -72,7 +72,7 @@ def rounded(name: str, weight: Tensor) -> Packed:
 
 def block_product(name: str, weight: Tensor, bias: Tensor | None) -> BlockProduct:
     """Return the product of a weight that is held in the way of this name."""
-    return BlockProduct((rounded(name, weight),), len(weight), bias, words=name in WORD_WAYS)
+    return BlockProduct((rounded(name, weight),), len(weight), bias, rows16=name in A16_WAYS)
 
 
 def kept_in_blocks(name: str, weight: Tensor) -> Tensor:

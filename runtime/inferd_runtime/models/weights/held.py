@@ -18,7 +18,7 @@ from inferd_runtime.models.host_memory import LARGE, forget_file_pages, huge_pag
 from inferd_runtime.models.passes.device import dense_products
 from inferd_runtime.models.passes.fused import PRODUCTS, FusedLayer, FusedPass
 from inferd_runtime.models.passes.products import DenseProduct, Product
-from inferd_runtime.models.weights.block_products import BlockProduct, PackedParts
+from inferd_runtime.models.weights.block_products import A16_WAYS, BlockProduct, PackedParts
 from inferd_runtime.models.weights.choice import HALF_WAYS, PLAIN_WAYS, Shape, ways_of
 from inferd_runtime.models.weights.exact_blocks import Packed, exact_blocks, packed_exactly
 from inferd_runtime.models.weights.file_blocks import file_blocks
@@ -30,9 +30,8 @@ from inferd_runtime.models.weights.stored import HEAD
 logger = logging.getLogger(__name__)
 SMALLEST = 2.0**-25
 """Half of the step between float16's smallest numbers: what an exact weight may be off by there, far below its row's sums."""
-FORMS = {"half": HALF_WAYS, "int8": ("int8", "words8"), "int4": ("int4", "words4")}
+FORMS = {"half": HALF_WAYS, "int8": ("int8", "w8a16"), "int4": ("int4", "w4a16")}
 """By the name of a setting the ways to hold weights so, of which the fastest is taken."""
-ROUNDED_ROWS = ("int8", "int4")
 HEAD_FORMS = {"half": "half", "int8": "int8", "int4": "int8"}
 """The head in 4 bits would cost more text than it saves time, but where it came so: other quantized models keep it in more."""
 NARROW_EMBEDDING = torch.float16
@@ -42,14 +41,14 @@ NARROW_EMBEDDING = torch.float16
 class HoldingPlan:
     """The way for each product by its name: "head", or a layer's number and a name of PRODUCTS, as in "3.qkv".
 
-    ``packed``: weights that are in blocks already, and are held so; ``words``: and multiplied with rows of 16 bits.
+    ``packed``: weights that are in blocks already, and are held so; ``rows16``: and multiplied with rows of 16 bits.
     ``narrow``: the embedding is held in 16 bits.
     """
 
     ways: Mapping[str, Way]
     packed: Mapping[str, PackedParts] = field(default_factory=dict)
     narrow: bool = False
-    words: bool = False
+    rows16: bool = False
 
     @classmethod
     def uniform(cls, fused: FusedPass, way: Way, head: Way | None = None) -> HoldingPlan:
@@ -70,11 +69,14 @@ def plan_holding(fused: FusedPass, weights: str = "", kept: Mapping[str, PackedP
     ``kept``: which weights an earlier start held in blocks; None if there was none. Raises InvalidRequest that names a shape
     which cannot be held so.
     """
-    packed = dict(kept or {})
-    open_ = {name: product for name, product in named_products(fused).items() if name not in packed}
+    products = named_products(fused)
+    packed = {**(kept or {}), **(_head_as_it_came(products[HEAD], weights) if kept is None else {})}
+    open_ = {name: product for name, product in products.items() if name not in packed}
     if weights:
         found = {name: _ways_that_hold(name, product, weights) for name, product in open_.items()}
-        return HoldingPlan(_fastest(open_, found), packed, narrow=True, words=weights in ROUNDED_ROWS)
+        return HoldingPlan(
+            _fastest(open_, found), packed, narrow=True, rows16=not A16_WAYS.keys().isdisjoint(FORMS[weights])
+        )
     exact = _exact(open_) if kept is None else {}
     plain = PLAIN_WAYS + (HALF_WAYS if _all_half([each for name, each in open_.items() if name not in exact]) else ())
     found = {name: (*PLAIN_WAYS, form_of(exact[name])) if name in exact else plain for name in open_}
@@ -91,10 +93,15 @@ def _exact(products: Mapping[str, DenseProduct]) -> dict[str, Packed]:
     return {name: packed for name, packed in found.items() if packed is not None}
 
 
+def _head_as_it_came(head: DenseProduct, weights: str) -> dict[str, PackedParts]:
+    """Return the head in blocks of 4 bits, if those are asked for and hold it exactly."""
+    if weights != "int4" or not can_hold("w4a16", head.shape, head.dtype):
+        return {}
+    found = packed_exactly("blocks4", filled(head.weight).float())
+    return {} if found is None else {HEAD: (found,)}
+
+
 def _ways_that_hold(name: str, product: DenseProduct, weights: str) -> tuple[str, ...]:
-    lossless = weights == "int4" and can_hold("words4", product.shape, product.dtype)
-    if name == HEAD and lossless and packed_exactly("blocks4", filled(product.weight).float()) is not None:
-        return ("words4",)
     form = HEAD_FORMS[weights] if name == HEAD else weights
     found = tuple(way for way in FORMS[form] if can_hold(way, product.shape, product.dtype))
     if not found:
@@ -203,7 +210,7 @@ def _held(product: Product, owners: Sequence[Any], plan: HoldingPlan, name: str)
         return product
     way = plan.ways.get(name, DENSE)
     if name in plan.packed:
-        made: HeldProduct | None = BlockProduct(plan.packed[name], product.shape[0], product.bias, words=plan.words)
+        made: HeldProduct | None = BlockProduct(plan.packed[name], product.shape[0], product.bias, rows16=plan.rows16)
     elif way == DENSE:
         return product
     else:

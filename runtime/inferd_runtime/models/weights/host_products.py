@@ -38,8 +38,8 @@ TOLERANCES = {
     "blocks16": 1e-4,
     "blocks8": 1e-4,
     "blocks4": 1e-4,
-    "words8": 1e-3,
-    "words4": 1e-3,
+    "w8a16": 1e-3,
+    "w4a16": 1e-3,
 }
 """How far a product may be from the dense one of the same weight (of what is left of it), as a share of the largest output."""
 ROUNDED = 2e-2

@@ -3,12 +3,12 @@
 // The numbers of a group of a row are rounded to 16 bits, of which its largest one takes 15. Sums over a group are exact. They are added up
 // as float32, in the order of the inputs: no bit of a row depends on the rows beside it.
 
-#define MOST_WORDS 12    // sums of a group in registers, beside as many of the row
+#define MOST_FOUND 12    // sums of a group in registers, beside as many of the row
 #define LARGEST 32767.0f
 #define SMALLEST 1e-30f  // a group of smaller numbers counts as zeros
 
 typedef struct {
-  int16_t *words;  // [inputs / GROUP][count][GROUP]
+  int16_t *numbers;  // [inputs / GROUP][count][GROUP]
   float *scales;   // [inputs / GROUP][count]
   float *sums;     // the same, what offsets are multiplied with
   long count, inputs;
@@ -16,8 +16,8 @@ typedef struct {
 
 static Rounded rounded_rows(const float *in, long count, long inputs) {
   const long groups = inputs / GROUP;
-  float *numbers = malloc(2 * count * groups * sizeof(float));
-  Rounded rows = {malloc(count * inputs * sizeof(int16_t)), numbers, numbers + count * groups, count, inputs};
+  float *each = malloc(2 * count * groups * sizeof(float));
+  Rounded rows = {malloc(count * inputs * sizeof(int16_t)), each, each + count * groups, count, inputs};
   for (long row = 0; row < count; row++)
     for (long group = 0; group < groups; group++, in += GROUP) {
       Lanes most = all(0), sum = all(0);
@@ -29,7 +29,7 @@ static Rounded rounded_rows(const float *in, long count, long inputs) {
       const Lanes times_of = all(top < SMALLEST ? 0 : LARGEST / top);
       UNROLL for (int at = 0; at < GROUP; at += LANES) {
         __m512i whole = _mm512_cvtps_epi32(times(load(in + at), times_of));
-        _mm256_storeu_si256((__m256i *)(rows.words + (group * count + row) * GROUP + at), _mm512_cvtepi32_epi16(whole));
+        _mm256_storeu_si256((__m256i *)(rows.numbers + (group * count + row) * GROUP + at), _mm512_cvtepi32_epi16(whole));
       }
       rows.scales[group * count + row] = total - total == 0 ? top / LARGEST : NAN;  // what is no number, or has no end, is passed on
       rows.sums[group * count + row] = total;
@@ -38,7 +38,7 @@ static Rounded rounded_rows(const float *in, long count, long inputs) {
 }
 
 // Returns numbers as `looked_up_pair` does. Those that count from zero on are what their index is.
-INLINE __m512i words_of(const uint8_t *part, int eight, const int s, const uint16_t *book) {
+INLINE __m512i numbers_of_pair(const uint8_t *part, int eight, const int s, const uint16_t *book) {
   const int counts = meaning(0) == 0 && meaning(LOWEST - 1) == LOWEST - 1;
   if (BITS < 8 && counts) return _mm512_and_si512(index_pair(part, eight, s), _mm512_set1_epi16((1 << BITS) - 1));
   if (BITS < 8) return looked_up_pair(part, eight, s, book);
@@ -54,17 +54,17 @@ INLINE __m512i in_every_lane(const int16_t *pair) {
 }
 
 // Multiplies `count` rows from `from` on with `tiles` tiles, which are constants where this is called.
-INLINE void multiply_words(const int count, const int tiles, const uint8_t *weight, const Rounded rows, long from, const uint16_t *book,
+INLINE void multiply_tiles16(const int count, const int tiles, const uint8_t *weight, const Rounded rows, long from, const uint16_t *book,
                            float *out, long width, int add) {
   const long inputs = rows.inputs, tile = inputs / SPAN * BLOCK;
-  Lanes sums[MOST_WORDS];
+  Lanes sums[MOST_FOUND];
   UNROLL for (int each = 0; each < count * tiles; each++) sums[each] = all(0);
   for (long first = 0; first < inputs; first += GROUP) {
     const uint8_t *part = part_of(weight, first);
     const uint8_t *ahead = part + AHEAD + (part + AHEAD < weight + tile ? 0 : (tiles - 1) * tile);
-    const int16_t *at = rows.words + first * rows.count + from * GROUP;
+    const int16_t *at = rows.numbers + first * rows.count + from * GROUP;
     const int eights = first % PART / 8;
-    __m512i found[MOST_WORDS];
+    __m512i found[MOST_FOUND];
     UNROLL for (int each = 0; each < count * tiles; each++) found[each] = _mm512_setzero_si512();
     for (int eight = eights; eight < eights + GROUP / 8; eight++, at += 8) {
       UNROLL for (int t = 0; t < tiles; t++)
@@ -72,18 +72,18 @@ INLINE void multiply_words(const int count, const int tiles, const uint8_t *weig
           _mm_prefetch(ahead + t * tile + eight * (PART_BYTES / 4) + line, _MM_HINT_T0);
       UNROLL for (int s = 0; s < 8; s += 2)
         UNROLL for (int t = 0; t < tiles; t++) {
-          __m512i words = words_of(part + t * tile, eight, s, book);
+          __m512i pairs = numbers_of_pair(part + t * tile, eight, s, book);
           UNROLL for (int r = 0; r < count; r++)
-            found[r * tiles + t] = _mm512_dpwssd_epi32(found[r * tiles + t], words, in_every_lane(at + r * GROUP + s));
+            found[r * tiles + t] = _mm512_dpwssd_epi32(found[r * tiles + t], pairs, in_every_lane(at + r * GROUP + s));
         }
     }
-    const long numbers = first / GROUP * rows.count + from;
+    const long at_row = first / GROUP * rows.count + from;
     UNROLL for (int t = 0; t < tiles; t++) {
       const Group group = group_of(weight + t * tile, first);
       UNROLL for (int r = 0; r < count; r++) {
         Lanes sum = sums[r * tiles + t];
-        if (OFFSETS) sum = times_plus(group.offset, all(rows.sums[numbers + r]), sum);
-        Lanes scale = times(group.scale, all(rows.scales[numbers + r]));
+        if (OFFSETS) sum = times_plus(group.offset, all(rows.sums[at_row + r]), sum);
+        Lanes scale = times(group.scale, all(rows.scales[at_row + r]));
         sums[r * tiles + t] = times_plus(_mm512_cvtepi32_ps(found[r * tiles + t]), scale, sum);
       }
     }
@@ -94,39 +94,39 @@ INLINE void multiply_words(const int count, const int tiles, const uint8_t *weig
   }
 }
 
-INLINE void multiply_words_of(const int count, const int tiles, int every, const uint8_t *weight, const Rounded rows, long from,
+INLINE void multiply_by_tiles16(const int count, const int tiles, int every, const uint8_t *weight, const Rounded rows, long from,
                               const uint16_t *book, float *out, long width, int add) {
   const long tile = rows.inputs / SPAN * BLOCK;
   int t = 0;
   for (; t + tiles <= every; t += tiles)
-    multiply_words(count, tiles, weight + t * tile, rows, from, book, out + t * LANES, width, add);
+    multiply_tiles16(count, tiles, weight + t * tile, rows, from, book, out + t * LANES, width, add);
   if (tiles > 1)
-    for (; t < every; t++) multiply_words(count, 1, weight + t * tile, rows, from, book, out + t * LANES, width, add);
+    for (; t < every; t++) multiply_tiles16(count, 1, weight + t * tile, rows, from, book, out + t * LANES, width, add);
 }
 
 // Multiplies all rows with `every` tiles, divided evenly.
-INLINE void multiply_all_words(int every, const uint8_t *weight, const Rounded rows, const uint16_t *book, float *out, long width, int add) {
+INLINE void multiply_all16(int every, const uint8_t *weight, const Rounded rows, const uint16_t *book, float *out, long width, int add) {
   for (long from = 0; from < rows.count;) {
-    const long left = rows.count - from, passes = (left + MOST_WORDS - 1) / MOST_WORDS, count = (left + passes - 1) / passes;
+    const long left = rows.count - from, passes = (left + MOST_FOUND - 1) / MOST_FOUND, count = (left + passes - 1) / passes;
     float *to = out + from * width;
-#define WORDS(rows_, tiles) \
-  case rows_: multiply_words_of(rows_, tiles, every, weight, rows, from, book, to, width, add); break;
+#define ROWS16(rows_, tiles) \
+  case rows_: multiply_by_tiles16(rows_, tiles, every, weight, rows, from, book, to, width, add); break;
     switch (count) {
-      WORDS(1, 8) WORDS(2, 4) WORDS(3, 4) WORDS(4, 2) WORDS(5, 2) WORDS(6, 2) WORDS(7, 1) WORDS(8, 1) WORDS(9, 1) WORDS(10, 1)
-      WORDS(11, 1) WORDS(12, 1)
+      ROWS16(1, 8) ROWS16(2, 4) ROWS16(3, 4) ROWS16(4, 2) ROWS16(5, 2) ROWS16(6, 2) ROWS16(7, 1) ROWS16(8, 1) ROWS16(9, 1) ROWS16(10, 1)
+      ROWS16(11, 1) ROWS16(12, 1)
     }
     from += count;
   }
 }
 
 // As `product`, with rows of 16 bits.
-void product_in_words(const uint8_t *weight, const float *in, float *out, long count, long inputs, long outputs, long width, int add) {
+void product_of_rows16(const uint8_t *weight, const float *in, float *out, long count, long inputs, long outputs, long width, int add) {
   const long tiles = outputs / LANES, tile = inputs / SPAN * BLOCK;
   const Rounded rows = rounded_rows(in, count, inputs);
   uint16_t book[ENTRIES] __attribute__((aligned(64)));
   for (int at = 0; at < ENTRIES; at++) book[at] = (uint16_t)(int16_t)meaning(at);
   _Pragma("omp parallel for schedule(static) if (inputs * outputs >= SMALL)")
   for (long first = 0; first < tiles; first += TILES)
-    multiply_all_words(tiles - first < TILES ? tiles - first : TILES, weight + first * tile, rows, book, out + first * LANES, width, add);
-  free(rows.words), free(rows.scales);
+    multiply_all16(tiles - first < TILES ? tiles - first : TILES, weight + first * tile, rows, book, out + first * LANES, width, add);
+  free(rows.numbers), free(rows.scales);
 }
