@@ -199,6 +199,7 @@ def test_a_slow_attempt_never_gets_a_lower_nice_value_than_the_server(
     assert given == [19]
 
 
+@pytest.mark.usefixtures("patient")
 def test_a_closed_pool_ends_its_children_and_refuses(table: TokenTable) -> None:
     pool = TrialPool()
     compiler = GrammarCompiler(table, trials=pool)
