@@ -62,7 +62,7 @@ class Served:
 
         beside = Beside(CompileQueue(trials, charge=clock.charge), Lanes(1, "text", clock.charge))
         hub = SessionHub({self.model.info.name: self.model}, send, self.grants, None, beside.compiles, beside.texts)
-        self.loop = EngineLoop(socket, hub, models, Mailbox(hub, clock), beside)
+        self.loop = EngineLoop(socket, hub, models, Mailbox(hub, clock), beside, clock)
         self._socket = socket
         self.seconds = 0.0
 

@@ -103,6 +103,10 @@ class Mailbox:
         """True if a request could be handled now."""
         return bool(self._ready())
 
+    def wants(self, tenant: str) -> bool:
+        """True if a request of a tenant waits."""
+        return tenant in self._tenants and self._tenants[tenant].count > 0
+
     def put(self, identity: bytes, frames: Frames) -> None:
         """Take a request that has arrived: it is queued, carried out at once, or refused."""
         tenant = self._handler.tenant_of(identity)

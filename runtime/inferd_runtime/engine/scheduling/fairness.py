@@ -28,9 +28,9 @@ SHRINK, GROW, FILLED = 0.4, 1.2, 0.8
 FIRST_BUDGET, LEAST_BUDGET = 1 / 4, 1 / 32
 """Parts of the tokens that a step may have."""
 LINGER_LEADS = 2
-"""For so many leads of service to others a tenant that wants nothing counts as there: it may be about to ask again. It is also
-how far it can be behind when it does, or ``SAVED_SECONDS``, for as long as which the others then wait."""
 SAVED_SECONDS = 5 * QUANTUM_SECONDS
+"""For so much service to others, or that of so many leads, a tenant that wants nothing counts as there: it may be about to ask
+again. It is also how far it can be behind when it does, for as long as which the others then wait."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,15 +95,15 @@ class FairClock(Generic[K]):
     """One clock per key. A key that comes back starts no earlier than the one furthest behind, so that none saves up turns.
 
     Several sources of work may share it: models, and the queue of operations. ``lead``: how far a clock may be ahead of the
-    others; ``linger``: for the service of so many leads, a key that wants nothing keeps its place, and comes to be no further
-    behind than that, or ``SAVED_SECONDS``, by what others get meanwhile.
+    others; ``linger``: for the service of so many leads, or ``SAVED_SECONDS``, a key that wants nothing keeps its place, and comes
+    to be no further behind than that by what others get meanwhile.
     """
 
     def __init__(self, weight: Callable[[K], float], lead: float = 0.0, *, linger: int = 0) -> None:
         self._weight: Callable[[K], float] = weight
         self._leads = linger
         self.lead = lead
-        self.linger = linger * lead
+        self.linger = max(linger * lead, SAVED_SECONDS) if linger else 0.0
         self._clocks: dict[K, float] = {}
         self._active: dict[object, Collection[K]] = {}
         self._seen: dict[K, float] = {}
@@ -111,11 +111,12 @@ class FairClock(Generic[K]):
         """Those of the seen that want nothing."""
         self._served = 0.0
         self._given: dict[K, float] = {}
+        self._just_served: set[K] = set()
 
     def allow(self, lead: float) -> None:
         """Let clocks be ahead by ``lead``, or by more if that was allowed before."""
         self.lead = max(self.lead, lead)
-        self.linger = self._leads * self.lead
+        self.linger = max(self._leads * self.lead, self.linger)
 
     def next_round(self, keys: Collection[K], source: object = None) -> list[K]:
         """Note that ``keys`` want something of ``source``, and return those that may take part, furthest behind first.
@@ -141,8 +142,9 @@ class FairClock(Generic[K]):
 
     def charge(self, key: K, service: float) -> None:
         """Advance a clock by the service that its key received, unless nobody else is there."""
-        self._served += min(service, self.lead) or service  # however long it took, it was one turn
+        self._served += min(service, max(self.lead, QUANTUM_SECONDS))  # however long it took, it was one turn
         self._given[key] = self._given.get(key, 0.0) + service
+        self._just_served.add(key)
         self._advance(key, service)
 
     def charge_elsewhere(self, key: K, service: float, most: float) -> None:
@@ -158,6 +160,19 @@ class FairClock(Generic[K]):
         given, self._given = self._given, {}
         return given
 
+    def first_of_served(self) -> K | None:
+        """Return which of the keys that were served since the last call is furthest behind, if others want something and none of
+        them could take part in a round with it; else None.
+        """
+        served, self._just_served = self._just_served & self._seen.keys(), set()
+        if not served or not self.contended:
+            return None
+        clocks = self._clocks
+        first = min(served, key=lambda key: (clocks[key], key))
+        others = {key for keys in self._active.values() for key in keys if key != first}
+        ahead = min(((clocks[key] - clocks[first]) * self._weight(key) for key in others), default=0.0)
+        return first if ahead > self.lead else None
+
     def _advance(self, key: K, service: float, most: float | None = None) -> None:
         others = [self._clocks[other] for other in self._seen if other != key]
         if not others:
@@ -170,13 +185,12 @@ class FairClock(Generic[K]):
         self._pass_by(key, self._clocks[key] - clock)
 
     def _pass_by(self, key: K, advance: float) -> None:
-        """Have those that want nothing follow a clock that has advanced, but for ``SAVED_SECONDS``: who asks for a trifle now and
-        then would save up turns without end. Less would leave who asks for one thing after the other without its share.
+        """Have those that want nothing follow a clock that has advanced, but for ``linger``: who asks for a trifle now and then
+        would save up turns without end. Less would leave who asks for one thing after the other without its share.
         """
-        most = max(self.linger, SAVED_SECONDS)
         for other in self._idle:
             if other != key:
-                behind = self._clocks[key] - self._clocks[other] - most / self._weight(other)
+                behind = self._clocks[key] - self._clocks[other] - self.linger / self._weight(other)
                 self._clocks[other] += max(0.0, min(advance, behind))
 
     def _start(self, active: set[K]) -> None:

@@ -65,6 +65,11 @@ class TenantQueue:
         """The number of unfinished jobs."""
         return sum(len(queue.jobs) for queue in self._queues.values())
 
+    @property
+    def wants(self) -> bool:
+        """True if a job could run now."""
+        return any(not job.finished() and job.ready() for queue in self._queues.values() for job in queue.jobs)
+
     def add(self, job: Job) -> None:
         """Put a job into the queue of its priority."""
         if job.priority not in self._queues:
@@ -116,6 +121,10 @@ class Queues:
         if tenant not in self._tenants:
             self._tenants[tenant] = TenantQueue(self._cost)
         self._tenants[tenant].add(job)
+
+    def wants(self, tenant: str) -> bool:
+        """True if a job of a tenant could run now."""
+        return tenant in self._tenants and self._tenants[tenant].wants
 
     def next_round(self) -> tuple[list[ReadyJobs], list[ReadyJobs]]:
         """Begin the round of a step. Returns the runnable jobs whose turn it is, furthest behind first, and the other ones.

@@ -78,6 +78,10 @@ class Scheduler:
         """The number of unfinished jobs."""
         return self._queues.jobs
 
+    def wants(self, tenant: str) -> bool:
+        """True if a job of a tenant could run now."""
+        return self._queues.wants(tenant)
+
     def add(self, job: Job) -> None:
         """Let a job take part from the next step on."""
         job.context.row_seconds = NEW_SECONDS

@@ -60,7 +60,7 @@ def serve(start: EngineStart, stop: StopRequest, phases: Phases) -> None:
     grants = SessionGrants(bytes.fromhex(start.key))
     served = {model.info.name: model for model in models}
     hub = SessionHub(served, send, grants, store, beside.compiles, beside.texts, clock)
-    loop = EngineLoop(socket, hub, models, Mailbox(hub, clock), beside)
+    loop = EngineLoop(socket, hub, models, Mailbox(hub, clock), beside, clock)
     share_interpreter()
     gc.freeze()  # what is loaded stays: collections, which the step loop waits for, do not look at it
     loop.run(stop, check=settings.check)
