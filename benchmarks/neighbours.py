@@ -269,7 +269,7 @@ def snapshots(served: Served) -> list[Script]:
 
     def loop() -> Script:
         root = (yield p.CreateContext()).context
-        yield p.AppendContext(root, [p.Part("tokens", tokens=[random.randrange(3, 4000) for _ in range(3000)])])
+        yield p.AppendContext(root, [p.Part("tokens", tokens=[random.randrange(3, 4000) for _ in range(2000)])])
         yield p.FlushContext(root)
         while True:
             exported = yield p.ExportContext(root)

@@ -3,8 +3,8 @@
 Who sends its next request when it has the answer to the last one wants nothing in between, for less than a millisecond. If the
 thread then went on with others, each of its requests would wait for the end of a step of theirs, and however far behind it was,
 it would have a small part of its share (anticipatory scheduling: Iyer and Druschel, SOSP 2001). The tenant pays for the wait,
-so that nobody has less than a fair share by it. Where steps are short there is nothing to win and no wait; little of the time
-goes into waiting at all; and where a tenant was awaited in vain, its next pauses are passed over.
+so that nobody has less than a fair share by it. Where steps and requests are short there is nothing to win and no wait; little
+of the time goes into waiting at all; and where a tenant was awaited in vain, its next pauses are passed over.
 """
 
 from __future__ import annotations
@@ -14,10 +14,12 @@ from collections.abc import Callable
 from inferd_runtime.engine.scheduling.fairness import FairClock
 
 LEAST_SECONDS, MOST_SECONDS = 1e-3, 4e-3
-"""A wait for one request takes a quarter of the time of a long step at most, and no more than this; one for less is none."""
-STEP_PART = 1 / 4
+"""A wait for one request takes a quarter of the time of a long turn of the loop at most, and no more than this; where that is
+less than the least, there is none.
+"""
+TURN_PART = 1 / 4
 HALVING_SECONDS = 0.1
-"""A long step counts half as much after so long."""
+"""A long turn counts half as much after so long."""
 SHARE = 0.1
 """The part of the time that may go into waiting."""
 PASSED = 3
@@ -33,19 +35,19 @@ class Anticipation:
         self._seconds = seconds
         self._since = seconds()
         self._credit = MOST_SECONDS
-        self._long_step = 0.0
+        self._long_turn = 0.0
         self._to_pass: dict[str, int] = {}
 
     @property
     def patience(self) -> float:
         """Seconds that one wait takes at most."""
-        return min(MOST_SECONDS, STEP_PART * self._long_step)
+        return min(MOST_SECONDS, TURN_PART * self._long_turn)
 
-    def stepped(self, seconds: float) -> None:
-        """Note what a step took, and the time that has passed since the last one."""
+    def turned(self, seconds: float) -> None:
+        """Note what a turn of the loop took without its waits, and the time that has passed since the last one."""
         now = self._seconds()
         elapsed, self._since = now - self._since, now
-        self._long_step = max(seconds, self._long_step * 0.5 ** (elapsed / HALVING_SECONDS))
+        self._long_turn = max(seconds, self._long_turn * 0.5 ** (elapsed / HALVING_SECONDS))
         self._credit = min(MOST_SECONDS, self._credit + SHARE * elapsed)
 
     def awaited(self) -> str | None:

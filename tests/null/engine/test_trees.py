@@ -394,7 +394,7 @@ def test_a_draft_has_no_more_masks_than_others_can_wait_for(table: TokenTable) -
 def test_a_token_that_takes_too_long_counts_with_the_mask_behind_it(table: TokenTable) -> None:
     """A text of an ambiguous grammar took as long for each token as for its mask, and others waited for both."""
     compiled, draft = GrammarCompiler(table).compile(RegexGrammar("[ab]+")), draft_of(([], []))
-    now = iter([0.0, 0.2, 1.0, 1.1, 2.0, 2.2])
+    now = iter([0.0, 0.1, 1.0, 1.08, 2.0, 2.1])
     cursor = GrammarCursor(compiled.matcher(), table.words, [END], clock=lambda: next(now))
     cursor.masks(draft)
     cursor.advance(b"a")
@@ -405,7 +405,7 @@ def test_a_token_that_takes_too_long_counts_with_the_mask_behind_it(table: Token
 def test_a_mask_that_takes_too_long_ends_its_generation_by_name(table: TokenTable) -> None:
     """All streams wait for it, and the next one would take as long."""
     compiled, draft = GrammarCompiler(table).compile(RegexGrammar("[ab]+")), draft_of(([], []))
-    now = iter([0.0, 0.2, 1.0, 1.3])
+    now = iter([0.0, 0.1, 1.0, 1.2])
     cursor = GrammarCursor(compiled.matcher(), table.words, [END], clock=lambda: next(now))
     cursor.masks(draft)
     with pytest.raises(LimitExceeded) as caught:

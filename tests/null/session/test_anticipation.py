@@ -7,7 +7,7 @@ import pytest
 from inferd_runtime.engine.scheduling.fairness import LINGER_LEADS, FairClock
 from inferd_runtime.session.anticipation import SHARE, Anticipation
 
-REQUEST = 4e-3
+REQUEST = 2e-3
 """What a request takes."""
 
 
@@ -45,15 +45,15 @@ class Machine:
         self.anticipation.waited(tenant, seconds, vain=not self.asked)
 
     def turn(self, *, waits: bool) -> None:
+        before, waited = self.now, self.waited
         self.work()
         while waits and (tenant := self.anticipation.awaited()) is not None:
             self.wait(tenant)
             self.work()
-        before = self.now
         if self.clock.next_round(["busy"], "steps"):
             self.spend("busy", self.step)
             self.steps += 1
-        self.anticipation.stepped(self.now - before)
+        self.anticipation.turned(self.now - before - (self.waited - waited))
 
     def run(self, seconds: float, *, waits: bool = True) -> Machine:
         while self.now < seconds:
@@ -89,7 +89,7 @@ def test_who_was_awaited_in_vain_is_passed_over() -> None:
 def test_nobody_is_waited_for_that_is_ahead_or_has_nobody_beside_it() -> None:
     machine = Machine(3e-4, 20e-3)
     machine.clock.next_round(["serial", "busy"], "steps")
-    machine.anticipation.stepped(20e-3)
+    machine.anticipation.turned(20e-3)
     machine.clock.charge("busy", 0.02)
     machine.clock.next_round(["busy"], "steps")
     machine.due = 1.0

@@ -19,9 +19,9 @@ from inferd_runtime.speculation.drafts import NO_DRAFT, ROOT, Draft
 UNBOUNDED = 1 << 30
 DRAFT_SECONDS = 0.05
 """Processor time that the masks of a draft may take."""
-MASK_SECONDS = 0.25
+MASK_SECONDS = 0.15
 """Processor time of one mask, the token before it included: all streams wait for it. Compiling tries the first ones, and allows
-them a fifth of this.
+them a third of this.
 """
 FORCED = "grammar"
 """The source of tokens that the grammar forces."""

@@ -95,8 +95,8 @@ class FairClock(Generic[K]):
     """One clock per key. A key that comes back starts no earlier than the one furthest behind, so that none saves up turns.
 
     Several sources of work may share it: models, and the queue of operations. ``lead``: how far a clock may be ahead of the
-    others; ``linger``: for the service of so many leads, or ``SAVED_SECONDS``, a key that wants nothing keeps its place, and comes
-    to be no further behind than that by what others get meanwhile.
+    others; ``linger``: for the service of so many leads, or ``SAVED_SECONDS``, a key that wants nothing keeps its place, and
+    comes to be no further behind than that by what others get meanwhile.
     """
 
     def __init__(self, weight: Callable[[K], float], lead: float = 0.0, *, linger: int = 0) -> None:

@@ -7,6 +7,10 @@ from collections import defaultdict
 from collections.abc import Callable
 
 from inferd_runtime.engine.job import Job
+from inferd_runtime.engine.scheduling.fairness import QUANTUM_SECONDS
+
+NEW_SECONDS = QUANTUM_SECONDS / 8
+"""What a job is taken to take that had no part in a step yet, where nothing is known of its tenant's others."""
 
 
 class JobTimes:
@@ -16,6 +20,7 @@ class JobTimes:
         self._clock = clock
         self._since = 0.0
         self._spent: dict[Job, float] = {}
+        self._slowest: dict[str, float] = {}
 
     def begin(self) -> None:
         """Begin with the first job of several."""
@@ -30,8 +35,17 @@ class JobTimes:
     def take(self) -> dict[str, float]:
         """Return the seconds by tenant, and begin anew. Each job's are noted as what its next part in a step will take."""
         taken: dict[str, float] = defaultdict(float)
+        slowest: dict[str, float] = defaultdict(float)
         for job, seconds in self._spent.items():
-            taken[job.context.tenant] += seconds
+            tenant = job.context.tenant
+            taken[tenant] += seconds
+            slowest[tenant] = max(slowest[tenant], seconds)
             job.context.row_seconds = seconds
+        self._slowest.update(slowest)
         self._spent = {}
         return taken
+
+    def expected(self, job: Job) -> float:
+        """Return what a job will take in a step. One that is new is like the slowest of its tenant in their last step."""
+        seconds = job.context.row_seconds
+        return max(NEW_SECONDS, self._slowest.get(job.context.tenant, 0.0)) if seconds is None else seconds

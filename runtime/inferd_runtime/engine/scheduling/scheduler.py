@@ -23,8 +23,6 @@ flight, too, with how they go on."""
 
 SLOW_SECONDS = 1e-3
 """A job that takes less in a step, beside its rows, is as good as free there."""
-NEW_SECONDS = QUANTUM_SECONDS / 8
-"""What one is taken to take that had no part in a step yet."""
 PREFILL_SHARE = 8
 """Where decode rows alone would fill the budget, one part in so many is kept for prefill."""
 PATIENCE = 128
@@ -84,7 +82,7 @@ class Scheduler:
 
     def add(self, job: Job) -> None:
         """Let a job take part from the next step on."""
-        job.context.row_seconds = NEW_SECONDS
+        job.context.row_seconds = None
         self._queues.add(job)
 
     def plan(self) -> list[Planned]:
@@ -161,7 +159,7 @@ class Scheduler:
         for job in jobs:
             if budget <= 0 or refusals <= 0:
                 break
-            if job.finished() or not self._has_time(job.context.row_seconds):
+            if job.finished() or not self._has_time(self.times.expected(job)):
                 continue
             with JobBoundary(job):
                 step = self._in_flight.get(job)

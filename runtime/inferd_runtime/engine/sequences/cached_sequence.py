@@ -96,7 +96,7 @@ class CachedSequence:
     requested from that token on, so its K and V must not be reused (None: from the last one). ``memory`` is the drafter of the
     last generation, for the next one to take over. ``salt`` is a part of what its pages are found by. ``cuts`` counts how often
     tokens were taken away: what a step in flight computes of a context that was cut may be of others than now stand there.
-    ``row_seconds``: what its job took in a step, or may take, beside the rows.
+    ``row_seconds``: what its job took in its last step, beside the rows; None before the first.
     """
 
     def __init__(self, family: SequenceSet, account: Account, salt: str, marks: PromptMarks) -> None:
@@ -116,7 +116,7 @@ class CachedSequence:
         self.forks = 0
         self.cuts = 0
         self.memory: Memory | None = None
-        self.row_seconds = 0.0
+        self.row_seconds: float | None = None
 
     @property
     def _root(self) -> tuple[str, str, str]:
