@@ -45,7 +45,6 @@ class Machine:
         self.anticipation.waited(tenant, seconds, vain=not self.asked)
 
     def turn(self, *, waits: bool) -> None:
-        before, waited = self.now, self.waited
         self.work()
         while waits and (tenant := self.anticipation.awaited()) is not None:
             self.wait(tenant)
@@ -53,7 +52,6 @@ class Machine:
         if self.clock.next_round(["busy"], "steps"):
             self.spend("busy", self.step)
             self.steps += 1
-        self.anticipation.turned(self.now - before - (self.waited - waited))
 
     def run(self, seconds: float, *, waits: bool = True) -> Machine:
         while self.now < seconds:
@@ -89,7 +87,6 @@ def test_who_was_awaited_in_vain_is_passed_over() -> None:
 def test_nobody_is_waited_for_that_is_ahead_or_has_nobody_beside_it() -> None:
     machine = Machine(3e-4, 20e-3)
     machine.clock.next_round(["serial", "busy"], "steps")
-    machine.anticipation.turned(20e-3)
     machine.clock.charge("busy", 0.02)
     machine.clock.next_round(["busy"], "steps")
     machine.due = 1.0
@@ -102,3 +99,18 @@ def test_nobody_is_waited_for_that_is_ahead_or_has_nobody_beside_it() -> None:
     machine.clock.charge("serial", 0.001)
     machine.clock.next_round([], "steps")
     assert machine.anticipation.awaited() is None, "nobody else wants anything"
+
+
+def test_who_floods_is_not_waited_for_by_who_takes_little_at_a_time() -> None:
+    """Its own requests take long together; a step of the other one, which they would wait for, does not."""
+    machine = Machine(3e-4, 1e-3)
+    machine.due = 10.0
+    machine.clock.next_round(["serial", "busy"], "steps")
+    machine.clock.charge("serial", 0.02)
+    machine.clock.charge("busy", 0.1)
+    machine.clock.next_round(["busy"], "steps")
+    assert machine.anticipation.awaited() == "serial"
+    machine.now += 1.0
+    machine.clock.charge("serial", 0.02)
+    machine.clock.charge("busy", 1e-3)
+    assert machine.anticipation.awaited() is None

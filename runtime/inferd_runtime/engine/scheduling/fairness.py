@@ -12,7 +12,7 @@ whole process: all models' steps and all operations advance it, so that a tenant
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Generic, TypeVar
 
@@ -111,7 +111,7 @@ class FairClock(Generic[K]):
         """Those of the seen that want nothing."""
         self._served = 0.0
         self._given: dict[K, float] = {}
-        self._just_served: set[K] = set()
+        self._just: dict[K, float] = {}
 
     def allow(self, lead: float) -> None:
         """Let clocks be ahead by ``lead``, or by more if that was allowed before."""
@@ -144,7 +144,7 @@ class FairClock(Generic[K]):
         """Advance a clock by the service that its key received, unless nobody else is there."""
         self._served += min(service, max(self.lead, QUANTUM_SECONDS))  # however long it took, it was one turn
         self._given[key] = self._given.get(key, 0.0) + service
-        self._just_served.add(key)
+        self._just[key] = self._just.get(key, 0.0) + service
         self._advance(key, service)
 
     def charge_elsewhere(self, key: K, service: float, most: float) -> None:
@@ -160,18 +160,21 @@ class FairClock(Generic[K]):
         given, self._given = self._given, {}
         return given
 
-    def first_of_served(self) -> K | None:
-        """Return which of the keys that were served since the last call is furthest behind, if others want something and none of
-        them could take part in a round with it; else None.
-        """
-        served, self._just_served = self._just_served & self._seen.keys(), set()
-        if not served or not self.contended:
-            return None
-        clocks = self._clocks
-        first = min(served, key=lambda key: (clocks[key], key))
-        others = {key for keys in self._active.values() for key in keys if key != first}
-        ahead = min(((clocks[key] - clocks[first]) * self._weight(key) for key in others), default=0.0)
-        return first if ahead > self.lead else None
+    def take_served(self) -> dict[K, float]:
+        """Return the same since the last call of this method."""
+        just, self._just = self._just, {}
+        return just
+
+    def furthest_behind(self, keys: Iterable[K]) -> K | None:
+        """Return which of the keys is, among those that are there; None if none or nobody else is."""
+        there = [key for key in keys if key in self._seen]
+        return min(there, key=lambda key: (self._clocks[key], key)) if there and self.contended else None
+
+    def excluded_by(self, key: K) -> set[K]:
+        """Return the others that want something, if none of them could take part in a round with this key; else nothing."""
+        others = {other for keys in self._active.values() for other in keys if other != key}
+        clocks, own = self._clocks, self._clocks[key]
+        return others if all((clocks[other] - own) * self._weight(other) > self.lead for other in others) else set()
 
     def _advance(self, key: K, service: float, most: float | None = None) -> None:
         others = [self._clocks[other] for other in self._seen if other != key]

@@ -99,10 +99,9 @@ class EngineLoop:
         self._poll()
         self._mailbox.work(REQUEST_SECONDS)
         self._gather()
-        waited = self._anticipate()
+        self._anticipate()
         progressed = step(self._models, self._hub.profile)
         self._last = time.perf_counter() - started
-        self._anticipation.turned(self._last - waited)
         return progressed or self._mailbox.ready
 
     def close(self) -> None:
@@ -137,9 +136,8 @@ class EngineLoop:
                     self._mailbox.work(REQUEST_SECONDS)
                 self._mailbox.charge_tenants(tenants, time.perf_counter() - started)
 
-    def _anticipate(self) -> float:
-        """Wait a moment for the tenant whose turn it is, where it asks for one thing after the other. Returns the seconds."""
-        waited = 0.0
+    def _anticipate(self) -> None:
+        """Wait a moment for the tenant whose turn it is, where it asks for one thing after the other; it pays for that."""
         while (tenant := self._anticipation.awaited()) is not None:
             started = now = time.perf_counter()
             while not (back := self._wants(tenant)) and now - started < self._anticipation.patience:
@@ -148,9 +146,7 @@ class EngineLoop:
                     self._poll()
                 now = time.perf_counter()
             self._anticipation.waited(tenant, now - started, vain=not back)
-            waited += now - started
             self._mailbox.work(REQUEST_SECONDS)
-        return waited
 
     def _wants(self, tenant: str) -> bool:
         return self._mailbox.wants(tenant) or any(model.engine.scheduler.wants(tenant) for model in self._models)
