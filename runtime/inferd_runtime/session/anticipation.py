@@ -27,13 +27,13 @@ PASSED = 3
 
 
 class Anticipation:
-    """Belongs to the thread of the step loop. ``wants``: whether a tenant has a request or a job that could run now."""
+    """Belongs to the thread of the step loop. ``needs_none``: whether a tenant needs no wait, as something of it could run."""
 
-    def __init__(self, clock: FairClock[str], wants: Callable[[str], bool], seconds: Callable[[], float]) -> None:
+    def __init__(self, clock: FairClock[str], needs_none: Callable[[str], bool], seconds: Callable[[], float]) -> None:
         self.patience = 0.0
         """Seconds to wait at most for the tenant that :meth:`awaited` returned."""
         self._clock = clock
-        self._wants = wants
+        self._needs_none = needs_none
         self._seconds = seconds
         self._since = seconds()
         self._credit = MOST_SECONDS
@@ -45,7 +45,7 @@ class Anticipation:
         served = self._clock.take_served()
         self._note(served)
         tenant = self._clock.furthest_behind(served)
-        if tenant is None or self._credit <= 0 or self._wants(tenant):
+        if tenant is None or self._credit <= 0 or self._needs_none(tenant):
             return None
         others = self._clock.excluded_by(tenant)
         self.patience = min(MOST_SECONDS, PART * max((self._long.get(other, 0.0) for other in others), default=0.0))

@@ -113,6 +113,22 @@ def test_everybody_runs_in_every_step_where_rows_cost_nothing() -> None:
     assert machine.served["b+0"] >= 48
 
 
+def test_who_comes_back_shuts_nobody_out_where_rows_cost_nothing() -> None:
+    """It is owed time; were the others' rows left out of its steps for that, they would lose as much and it would win nothing."""
+    machine = Machine(1000.0)
+    many = [machine.start("many") for _ in range(60)]
+    guest = machine.start("guest")
+    machine.run(10 * 1061.0, [*many, guest])
+    scheduler = machine.engine.scheduler
+    theirs = [item for item in scheduler.plan() if item.job is not guest]
+    for _ in range(20):
+        scheduler.charge(theirs)
+    machine.served.clear()
+    machine.run(machine.now + 20 * 1061.0, [*many, guest])
+    assert machine.served["guest+0"] >= 19
+    assert machine.served["many+0"] >= 60 * 19
+
+
 def test_a_long_prompt_of_one_tenant_does_not_stall_the_stream_of_another() -> None:
     machine = Machine(8.0)
     stream = machine.start("stream")
@@ -219,7 +235,7 @@ def plain_rows(item: Planned) -> list[tuple[int, int, int]]:
 
 
 def test_the_step_behind_one_in_flight_is_for_those_whose_turn_it_is() -> None:
-    machine = Machine(fixed=100.0)
+    machine = Machine(fixed=4.0)
     mine, other = machine.start("a"), machine.start("b")
     scheduler = machine.engine.scheduler
     in_flight = [item for item in scheduler.plan() if item.job is mine]

@@ -8,8 +8,11 @@ from types import MappingProxyType
 
 from inferd_runtime.engine.job import Job, Planned
 from inferd_runtime.engine.scheduling.fairness import LINGER_LEADS, FairClock, StepCost, StepMeter, priority_weight
+from inferd_runtime.engine.scheduling.job_times import is_quick
 from inferd_runtime.engine.scheduling.tenants import Accounts
 
+FREE_PART = 1 / 4
+"""Of the fixed part of a step, what all decode rows may take together for nobody to be left out of it."""
 NOTHING_SPENT: Mapping[str, float] = MappingProxyType({})
 
 
@@ -109,6 +112,8 @@ class Queues:
         self._tenants: dict[str, TenantQueue] = {}
         self._clock = clock or FairClock(accounts.weight, linger=LINGER_LEADS)
         self._clock.allow(cost.lead)
+        self.shares_steps = True
+        """True if all decode rows of the last round cost next to nothing beside the step itself."""
 
     @property
     def jobs(self) -> int:
@@ -127,9 +132,10 @@ class Queues:
         return tenant in self._tenants and self._tenants[tenant].wants
 
     def next_round(self) -> tuple[list[ReadyJobs], list[ReadyJobs]]:
-        """Begin the round of a step. Returns the runnable jobs whose turn it is, furthest behind first, and the other ones.
+        """Begin the round of a step. Returns the runnable jobs that may take part, and the other ones.
 
-        It may be the turn of none of them, where tenants wait for something else that are further behind.
+        Those whose turn it is may, furthest behind first. It may be the turn of none of them, where tenants wait for something
+        else that are further behind. Where rows cost next to nothing, the decode rows of all others may take part as well.
         """
         runnable = {tenant: ready for tenant, queue in self._tenants.items() if (ready := queue.next_round())}
         fair = [
@@ -140,7 +146,12 @@ class Queues:
         rest = [
             entry for ready in runnable.values() for entry in ready.values() if not any(entry is one for one in fair)
         ]
-        return fair, rest
+        self.shares_steps = sum(len(entry.short) for entry in (*fair, *rest)) <= FREE_PART * self._cost.fixed
+        if not fair or not self.shares_steps:
+            return fair, rest
+        fair += [ReadyJobs(riders, []) for entry in rest if (riders := [job for job in entry.short if is_quick(job)])]
+        left = [ReadyJobs([job for job in entry.short if not is_quick(job)], entry.long) for entry in rest]
+        return fair, [entry for entry in left if entry.jobs]
 
     def stuck(self) -> None:
         """Note that no job whose turn it was can run now, so that nobody waits for them."""

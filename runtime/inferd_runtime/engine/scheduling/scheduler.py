@@ -9,7 +9,7 @@ from inferd.protocol import MAX_DRAFT, LimitExceeded
 from inferd_runtime.engine.job import Continuation, Job, Planned
 from inferd_runtime.engine.jobs.boundary import JobBoundary
 from inferd_runtime.engine.scheduling.fairness import QUANTUM_SECONDS, FairClock, StepCost
-from inferd_runtime.engine.scheduling.job_times import JobTimes
+from inferd_runtime.engine.scheduling.job_times import SLOW_SECONDS, JobTimes
 from inferd_runtime.engine.scheduling.queues import Queues, ReadyJobs
 from inferd_runtime.engine.scheduling.tenants import Accounts
 from inferd_runtime.engine.sequences.cached_sequence import CachedSequence, SequenceSet, quota_error
@@ -21,8 +21,6 @@ Allocate = Callable[[Sequence[Job], int, Mapping[Job, Continuation | None]], dic
 """Returns which draft each of the jobs may verify in a step of so many tokens; jobs without one are left out. Given are jobs in
 flight, too, with how they go on."""
 
-SLOW_SECONDS = 1e-3
-"""A job that takes less in a step, beside its rows, is as good as free there."""
 PREFILL_SHARE = 8
 """Where decode rows alone would fill the budget, one part in so many is kept for prefill."""
 PATIENCE = 128
@@ -79,6 +77,11 @@ class Scheduler:
     def wants(self, tenant: str) -> bool:
         """True if a job of a tenant could run now."""
         return self._queues.wants(tenant)
+
+    @property
+    def shares_steps(self) -> bool:
+        """True if nobody is left out of steps, as all decode rows cost next to nothing beside the step itself."""
+        return self._queues.shares_steps
 
     def add(self, job: Job) -> None:
         """Let a job take part from the next step on."""

@@ -78,7 +78,7 @@ class EngineLoop:
         self._beside = beside
         self._drafts = [model.drafts for model in models if model.drafts is not None]
         self._last = 0.0
-        self._anticipation = Anticipation(clock, self._wants, time.perf_counter)
+        self._anticipation = Anticipation(clock, self._needs_no_wait, time.perf_counter)
         self._poller = zmq.Poller()
         for source in (socket, *beside.sources, *(source for one in self._drafts for source in one.waits_on)):
             self._poller.register(source, zmq.POLLIN)
@@ -140,7 +140,7 @@ class EngineLoop:
         """Wait a moment for the tenant whose turn it is, where it asks for one thing after the other; it pays for that."""
         while (tenant := self._anticipation.awaited()) is not None:
             started = now = time.perf_counter()
-            while not (back := self._wants(tenant)) and now - started < self._anticipation.patience:
+            while not (back := self._needs_no_wait(tenant)) and now - started < self._anticipation.patience:
                 if self._poller.poll(GATHER_MS):
                     receive(self._socket, self._mailbox, RECEIVE_SECONDS)
                     self._poll()
@@ -148,8 +148,11 @@ class EngineLoop:
             self._anticipation.waited(tenant, now - started, vain=not back)
             self._mailbox.work(REQUEST_SECONDS)
 
-    def _wants(self, tenant: str) -> bool:
-        return self._mailbox.wants(tenant) or any(model.engine.scheduler.wants(tenant) for model in self._models)
+    def _needs_no_wait(self, tenant: str) -> bool:
+        """Return True if a tenant has a request or a job that could run now, or others would take part in its steps anyway."""
+        schedulers = [model.engine.scheduler for model in self._models]
+        wants = self._mailbox.wants(tenant) or any(scheduler.wants(tenant) for scheduler in schedulers)
+        return wants or all(scheduler.shares_steps for scheduler in schedulers)
 
     def _poll(self) -> None:
         for source in self._beside.sources:
