@@ -10,7 +10,7 @@ from __future__ import annotations
 import contextlib
 import gc
 import re
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from functools import partial
 from typing import Annotated, Any
@@ -60,6 +60,19 @@ def check_carriable(value: Any, what: str) -> None:
         raise InvalidRequest(f"{what}: an integer does not fit into 64 bits") from None
     except (TypeError, ValueError) as error:  # a lone surrogate is a ValueError, too
         raise InvalidRequest(f"{what}: {cut(str(error), MAX_REASON)}") from None
+
+
+def members(value: Any) -> Iterable[Any]:
+    """Return what a list or an object holds; nothing for any other JSON value."""
+    return value.values() if isinstance(value, dict) else value if isinstance(value, list) else ()
+
+
+def is_deeper(value: Any, most: int) -> bool:
+    """Return True if a JSON value has more than ``most`` levels; it is the first itself, also where it holds nothing."""
+    level = [value]
+    for _ in range(most):
+        level = [member for each in level for member in members(each)]
+    return bool(level)
 
 
 def read_json(

@@ -14,10 +14,11 @@ import msgspec
 
 import inferd
 import inferd_runtime
-from inferd_runtime.isolation import launcher
 from inferd_runtime.isolation.environment import order_environment, start_environment
 from inferd_runtime.isolation.kinds import ChildKind
 from inferd_runtime.isolation.settings_json import encode_settings
+
+LAUNCHER = str(Path(__file__).resolve().with_name("launcher.py"))
 
 
 @dataclass(frozen=True)
@@ -74,7 +75,7 @@ class Launch:
     @property
     def command(self) -> list[str]:
         """The command line; what it is about is there for people to see."""
-        return [sys.executable, "-I", str(Path(launcher.__file__).resolve()), self.target]
+        return [sys.executable, "-I", LAUNCHER, self.target]
 
     @property
     def environment(self) -> dict[str, str]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from struct import pack
 from typing import Any
 
@@ -21,7 +21,6 @@ from inferd_runtime.kernels.rows import FEW_ROWS
 from inferd_runtime.models.batch import Batch, Ids, Placement, Span
 
 BITS = 64
-Arrays = Mapping[str, npt.NDArray[Any]]
 Int32s = npt.NDArray[np.int32]
 
 

@@ -5,15 +5,15 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from inferd.protocol import InferdError, TokenLogprob, Usage
-from inferd_runtime.engine.jobs.forward_pass import ContextJob, rows_per_step
+from inferd_runtime.engine.jobs.forward_pass import Prefill, rows_per_step
 from inferd_runtime.engine.sampling.probes import check_numbers, token_logprob
 from inferd_runtime.engine.sequences.cached_sequence import CachedSequence
 from inferd_runtime.engine.stages import Verified, Work
 from inferd_runtime.speculation.drafts import Draft
 
 
-class PromptScoring(ContextJob):
-    """Appends tokens, and records each one's log-probability and the ``top`` most likely tokens at its place.
+class PromptScoring(Prefill):
+    """A prefill that appends tokens, and records each one's log-probability and the ``top`` most likely tokens at its place.
 
     A token's row scores the next token. So the row before the first new token is computed (again, if need be), and the last
     token stays pending: its logits belong to the next generation.
@@ -41,15 +41,6 @@ class PromptScoring(ContextJob):
     def usage(self) -> Usage:
         """A token for each row that was read: the first token of an empty context has none."""
         return Usage(tokens=len(self._results) - (self._base == 0), steps=self.steps)
-
-    def ready(self) -> bool:
-        """True while more than the last token is pending."""
-        return not self._ended and self.context.pending > 1
-
-    def end_if_done(self) -> None:
-        """End the job if nothing is left to compute."""
-        if not self._ended and self.context.pending <= 1:
-            self._end()
 
     def work(self, budget: int, draft: Draft, ahead: int = 0) -> Work:
         """Return the next chunk, with logits from the row before the first new token on."""

@@ -11,7 +11,7 @@ import msgspec
 
 from inferd.chat import OutputFormat, Tool, ToolChoice
 from inferd.protocol import InferdError, InvalidRequest, cut
-from inferd_runtime.carriable import check_carriable, read_json
+from inferd_runtime.carriable import check_carriable, members, read_json
 from inferd_runtime.json_cost import containers, refuse_many_strings, refuse_slow_numbers, without_strings
 
 T = TypeVar("T")
@@ -93,13 +93,9 @@ def _check_depth(fields: Mapping[str, Any]) -> None:
     for name, value in fields.items():
         level = [value]
         for _ in range(MAX_BODY_DEPTH):
-            level = [part for each in level for part in _parts(each) if isinstance(part, (dict, list))]
+            level = [part for each in level for part in members(each) if isinstance(part, (dict, list))]
         if level:
             raise invalid(name, f"{name}: nested in more than {MAX_BODY_DEPTH} levels")
-
-
-def _parts(value: Any) -> Iterable[Any]:
-    return value.values() if isinstance(value, dict) else value if isinstance(value, list) else ()
 
 
 def _check_schemas(value: Mapping[str, Any]) -> None:

@@ -12,6 +12,7 @@ import msgspec
 from inferd.program.json_values import is_carried
 from inferd.protocol import LimitExceeded, Unavailable, cut, shown
 from inferd.protocol.mcp import McpTool, McpTools
+from inferd_runtime.carriable import is_deeper, members
 
 MAX_TOOLS = 256
 MAX_PAGES = 16
@@ -98,7 +99,7 @@ def form_problem(schema: Any) -> str:
         return "cannot be sent"
     if len(msgspec.json.encode(schema)) > MAX_SCHEMA_BYTES:
         return f"has more than {MAX_SCHEMA_BYTES} bytes"
-    if depth_of(schema) > MAX_SCHEMA_DEPTH:
+    if is_deeper(schema, MAX_SCHEMA_DEPTH):
         return f"is nested more than {MAX_SCHEMA_DEPTH} deep"
     return ""
 
@@ -107,18 +108,9 @@ def parts_of(value: Any) -> int:
     """Return how many lists, objects and booleans there are in a JSON value."""
     level, parts = [value], 0
     while level:
-        level = [part for each in level for part in _parts(each) if isinstance(part, (dict, list, bool))]
+        level = [part for each in level for part in members(each) if isinstance(part, (dict, list, bool))]
         parts += len(level)
     return parts
-
-
-def depth_of(value: Any) -> int:
-    """Return how deep a JSON value is nested, up to one more than MAX_SCHEMA_DEPTH."""
-    level, depth = [value], 0
-    while level and depth <= MAX_SCHEMA_DEPTH:
-        level = [part for each in level for part in _parts(each)]
-        depth += 1
-    return depth
 
 
 def checked_objects(values: Iterable[Any], what: str) -> list[dict[str, Any]]:
@@ -146,9 +138,3 @@ def cut_text(text: Any) -> str:
     whole = text if isinstance(text, str) else ""
     whole = whole.encode(errors="replace").decode()
     return whole if len(whole) <= MAX_DESCRIPTION else whole[: MAX_DESCRIPTION - len(CUT)] + CUT
-
-
-def _parts(value: Any) -> Iterable[Any]:
-    if isinstance(value, dict):
-        return value.values()
-    return value if isinstance(value, list) else ()

@@ -17,7 +17,7 @@ import json
 import sys
 import traceback
 import warnings
-from collections.abc import Iterable, Set
+from collections.abc import Set
 from dataclasses import dataclass, replace
 from pathlib import Path, PurePosixPath
 from typing import Any
@@ -47,6 +47,7 @@ from inferd.program.sources import (
 )
 from inferd.protocol import InvalidRequest, ProgramSyntaxError
 from inferd.protocol.mcp import check_server_name
+from inferd_runtime.carriable import is_deeper
 from inferd_runtime.sandbox.messages import Bundle, Limits
 from inferd_runtime.server.egress.origins import read_pattern
 from inferd_runtime.server.packages.requirements import check_python, checked_requirements
@@ -178,7 +179,7 @@ def _check_interface(interface: Interface) -> None:
         raise too_large(f"main has {len(interface.parameters)} parameters", "parameters", MAX_PARAMETERS)
     value: list[Any] = [interface.doc, interface.returns, interface.returns_schema, interface.definitions]
     value += [[one.name, one.annotation, one.schema, one.default, one.default_text] for one in interface.parameters]
-    if _depth(value) > MAX_INTERFACE_DEPTH:
+    if is_deeper(value, MAX_INTERFACE_DEPTH):
         raise InvalidRequest(f"main's annotations make a schema that is nested more than {MAX_INTERFACE_DEPTH} deep")
     if not is_carried(value):
         raise InvalidRequest(
@@ -187,21 +188,6 @@ def _check_interface(interface: Interface) -> None:
         )
     if (size := len(msgspec.json.encode(value))) > MAX_INTERFACE_BYTES:
         raise too_large(f"main's docstring and annotations take {size} bytes", "interface_bytes", MAX_INTERFACE_BYTES)
-
-
-def _depth(value: Any) -> int:
-    """Return how deep a JSON value is nested, up to one more than MAX_INTERFACE_DEPTH."""
-    level, depth = [value], 0
-    while level and depth <= MAX_INTERFACE_DEPTH:
-        level = [part for each in level for part in _parts(each)]
-        depth += 1
-    return depth
-
-
-def _parts(value: Any) -> Iterable[Any]:
-    if isinstance(value, dict):
-        return value.values()
-    return value if isinstance(value, list) else ()
 
 
 def content_id(bundle: Bundle) -> str:

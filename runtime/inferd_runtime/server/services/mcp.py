@@ -13,7 +13,6 @@ from dataclasses import dataclass
 from typing import Any
 
 import anyio
-import anyio.abc
 import anyio.to_thread
 import msgspec
 
