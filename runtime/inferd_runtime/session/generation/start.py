@@ -9,7 +9,6 @@ from functools import partial
 
 from inferd import protocol as p
 from inferd_grammar import Compiled, EndPlanner
-from inferd_grammar.matchers.matcher import GuardedMatcher
 from inferd_runtime.engine.jobs.generation import Generation, GenerationSpec
 from inferd_runtime.engine.jobs.grammar_masks import GrammarCursor, OutputMasks
 from inferd_runtime.engine.jobs.narrowed_masks import NarrowedMasks
@@ -82,12 +81,7 @@ def _submit(
         masks: OutputMasks | None = inputs.mask
         planner: EndPlanner | None = None
         if compiled is not None:
-            reserved = reserved_tokens(request, model)
-            request = settled_ending(request, compiled, context, reserved)
-            planner = end_planner(request, compiled, context, reserved)
-            matcher = compiled.matcher()
-            masks = _cursor(request, matcher, model, planner)
-            closing.callback(compiled.learn, matcher)
+            request, masks, planner = _constrained(request, compiled, entry, closing)
         masks = with_reasoning(masks, request, model, context, planner)
         with _undone_on_error(context, healing) as undo:
             sources = build_sources(request, model, context, sampler, inputs.draft)
@@ -109,11 +103,18 @@ def _submit(
     return p.GenerationStarted(state.open_generation(opened), len(prompt), prompt if learns else [])
 
 
-def _cursor(
-    request: p.StartGenerate, matcher: GuardedMatcher, model: ServedModel, planner: EndPlanner | None
-) -> GrammarCursor:
+def _constrained(
+    request: p.StartGenerate, compiled: Compiled, entry: OpenContext, closing: ExitStack
+) -> tuple[p.StartGenerate, GrammarCursor, EndPlanner | None]:
+    """Return the request with its ending settled, the masks of its constraint, and what plans its end."""
+    model = entry.model
+    reserved = reserved_tokens(request, model)
+    request = settled_ending(request, compiled, entry.context, reserved)
+    planner = end_planner(request, compiled, entry.context, reserved)
+    matcher = compiled.matcher()
+    closing.callback(compiled.learn, matcher)
     words, bounded = -(-model.info.vocab_size // 32), request.on_length != "cut"
-    return GrammarCursor(matcher, words, model.tokenizer.eos_tokens, planner, bounded=bounded)
+    return request, GrammarCursor(matcher, words, model.tokenizer.eos_tokens, planner, bounded=bounded), planner
 
 
 def _narrowed(
