@@ -11,7 +11,7 @@ from typing import Any
 
 import msgspec
 
-from inferd_runtime.server.services.topics.signals import Signal
+from inferd_runtime.change_signal import ChangeSignal
 
 MESSAGES_PATH = "/cluster/messages"
 ADMIT_LAUNCH = "cluster.launch"
@@ -73,7 +73,7 @@ class Outbox:
 
     def __init__(self) -> None:
         self._waiting: deque[Any] = deque()
-        self._signal = Signal()
+        self._signal = ChangeSignal()
 
     def put(self, message: FromReplica | Answered) -> None:
         """Send a message, soon."""

@@ -13,6 +13,7 @@ import pytest
 
 from inferd.protocol import GATEWAY_OPERATIONS, LimitExceeded, Unavailable
 from inferd.protocol.topics import PullValues, PushValues, Subscribe
+from inferd_runtime.change_signal import ChangeSignal
 from inferd_runtime.cluster.hop import FRONT_TENANT
 from inferd_runtime.cluster.relayed import Answered, Ask, FromReplica, Gone, Received, Withdraw
 from inferd_runtime.cluster.replica.relayed_messages import RelayedMessages
@@ -20,7 +21,6 @@ from inferd_runtime.server.gateway.auth import TENANT_KEY
 from inferd_runtime.server.services.caller import Caller
 from inferd_runtime.server.services.table import Handed
 from inferd_runtime.server.services.topics.families import MESSAGE_OPERATIONS
-from inferd_runtime.server.services.topics.signals import Signal
 from inferd_runtime.server.services.wires import JSON_WIRE
 
 pytestmark = pytest.mark.anyio
@@ -35,7 +35,7 @@ class Front:
         self._relayed = relayed
         self._said: deque[dict[str, Any]] = deque()
         self._heard: deque[FromReplica] = deque()
-        self._changed = Signal()
+        self._changed = ChangeSignal()
 
     async def run(self, *, task_status: anyio.abc.TaskStatus[None]) -> None:
         self._accepted = task_status.started

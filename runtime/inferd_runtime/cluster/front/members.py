@@ -12,6 +12,7 @@ from dataclasses import dataclass
 import anyio
 
 from inferd.protocol import Unavailable
+from inferd_runtime.change_signal import ChangeSignal
 from inferd_runtime.cluster.front.hop_client import ReplicaGone
 from inferd_runtime.cluster.front.start_keys import Beginning
 from inferd_runtime.cluster.messages import RUN_ID, JoinCluster, ReplicaReport
@@ -77,7 +78,7 @@ class Members:
         """Those of them that were here, or whose folders were there before this front: what they had will be somewhere."""
         self._launched: dict[str, _Launched] = {}
         self._tokens = (f"start-{number}" for number in itertools.count())
-        self._changed = anyio.Event()
+        self.changed = ChangeSignal()
 
     # Who is there ---------------------------------------------------------------------------------------------------
 
@@ -108,7 +109,7 @@ class Members:
             self.router.drain(member.name)
         else:
             self.router.join(member.name)
-        self.wake()
+        self.changed.wake()
 
     def lost(self, member: Member) -> None:
         """Remove a replica that has ended. What it left is an heir's before long."""
@@ -121,22 +122,13 @@ class Members:
         self._on_lost(member.name)
         gone = set(self.router.leave(member.name))
         self._launched = {run: one for run, one in self._launched.items() if one.token not in gone}
-        self.wake()
+        self.changed.wake()
 
     def missed(self, member: Member) -> None:
         """Note that a round of polls begins. A replica that has missed too many gets nothing new; its sessions wait for it."""
         member.unheard += 1
         if member.silent:
             self.router.pause(member.name)
-
-    def wake(self) -> None:
-        """Have all that wait look again."""
-        changed, self._changed = self._changed, anyio.Event()
-        changed.set()
-
-    async def change(self) -> None:
-        """Wait until something has changed."""
-        await self._changed.wait()
 
     # Where things are -----------------------------------------------------------------------------------------------
 
@@ -155,7 +147,7 @@ class Members:
                 name = self.heir(name)
                 if name in self.live or name not in self.without_heir:
                     return self.live.get(name)
-                await self.change()
+                await self.changed.wait()
         raise Unavailable("the replica of this run has ended, and nobody has taken it over yet", retry_after_s=1.0)
 
     def heir(self, name: str) -> str:
@@ -171,7 +163,7 @@ class Members:
         self.heirs[name] = heir
         self.without_heir.discard(name)
         self.missing.discard(name)
-        self.wake()
+        self.changed.wake()
 
     def any(self) -> Member:
         """Return the replica that answers the fewest requests. Raises Unavailable if there is none."""
@@ -248,7 +240,7 @@ class Members:
         start = RunStart(next(self._tokens), tenant, beginning.session, blocks)
         with anyio.move_on_after(PLACE_SECONDS):
             while not self.usable():
-                await self.change()
+                await self.changed.wait()
         routed = self.router.start(start)
         return start.run, self.live[routed.replica]
 

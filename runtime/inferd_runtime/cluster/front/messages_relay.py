@@ -68,7 +68,7 @@ class MessagesRelay:
                     tasks.start_soon(self._keep, self.members.live[name])
                 self._forget_idle()
                 with anyio.move_on_after(LOOK_SECONDS):
-                    await self.members.change()
+                    await self.members.changed.wait()
 
     async def _keep(self, member: Member) -> None:
         """Serve a replica until the connection ends; :meth:`run` makes another one."""

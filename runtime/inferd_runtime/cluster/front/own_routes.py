@@ -120,7 +120,7 @@ class OwnRoutes:
         """Answer the tenant's runs of all replicas without their results, newest first."""
         with anyio.move_on_after(SECONDS):  # what replicas that ended left is an heir's before long
             while self.members.missing:
-                await self.members.change()
+                await self.members.changed.wait()
         answers = await self._asked(hop_request(request, self.key))
         runs = [run for _, data in answers for run in msgspec.json.decode(data)["runs"]]
         return reply({"runs": sorted(runs, key=lambda run: -run["created_at"])})

@@ -62,7 +62,7 @@ class Watcher:
         while True:
             await self._find_heirs()
             with anyio.move_on_after(POLL_SECONDS):
-                await self.members.change()
+                await self.members.changed.wait()
 
     async def join(self, joining: JoinCluster) -> None:
         """Take a replica in that says it is there, once it answers. Raises ReplicaGone, and the error that it answers."""

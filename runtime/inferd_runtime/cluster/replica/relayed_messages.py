@@ -18,6 +18,7 @@ import msgspec
 from starlette.websockets import WebSocket, WebSocketDisconnect
 
 from inferd.protocol import ErrorInfo, InferdError, Unavailable
+from inferd_runtime.change_signal import ChangeSignal
 from inferd_runtime.cluster.hop import require_cluster
 from inferd_runtime.cluster.relayed import ADMIT_LAUNCH, Answered, Ask, Gone, Outbox, Received, Withdraw
 from inferd_runtime.server.gateway.replies import deny
@@ -25,7 +26,6 @@ from inferd_runtime.server.processes.background import background_tasks
 from inferd_runtime.server.services.caller import Caller
 from inferd_runtime.server.services.table import Handed, Handler
 from inferd_runtime.server.services.topics.families import MESSAGE_OPERATIONS
-from inferd_runtime.server.services.topics.signals import Signal
 from inferd_runtime.server.services.wires import JSON_WIRE, JsonText
 
 LINK_SECONDS = 5.0
@@ -57,7 +57,7 @@ class RelayedMessages:
 
     def __init__(self) -> None:
         self._link: Outbox | None = None
-        self._linked = Signal()
+        self._linked = ChangeSignal()
         self._numbers = itertools.count(1)
         self._callers: dict[Caller, _Known] = {}
         self._open: dict[int, _Open] = {}

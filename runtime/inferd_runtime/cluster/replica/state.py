@@ -8,6 +8,7 @@ from pathlib import Path
 
 import anyio
 
+from inferd_runtime.change_signal import ChangeSignal
 from inferd_runtime.cluster.messages import FrontOrder
 
 HEIR_FILE = "heir-of"
@@ -27,13 +28,12 @@ class ReplicaState:
         self.heir_of = _read_names(folder)
         self.heard_at = time.monotonic()
         self._order = FrontOrder(front="")
-        self._changed = anyio.Event()
+        self._changed = ChangeSignal()
 
     def ordered(self, order: FrontOrder) -> None:
         """Take in what the front says."""
         self.front, self._order, self.heard_at = order.front, order, time.monotonic()
-        changed, self._changed = self._changed, anyio.Event()
-        changed.set()
+        self._changed.wake()
 
     def inherit(self, name: str) -> list[str]:
         """Note in a file that this replica has what another left. Return that one, and those that it had taken over before.

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import anyio
+from inferd_runtime.change_signal import ChangeSignal
 
 
 class ChunkSlot:
@@ -12,7 +12,7 @@ class ChunkSlot:
         self._chunk: bytes | None = None
         self._last = False
         self._closed = False
-        self._changed = anyio.Event()
+        self._changed = ChangeSignal()
 
     async def put(self, chunk: bytes, *, last: bool = False) -> bool:
         """Hand a piece over, once there is room. Returns False if nobody takes it any more."""
@@ -21,7 +21,7 @@ class ChunkSlot:
         if self._closed:
             return False
         self._chunk, self._last = chunk, last
-        self._notify()
+        self._changed.wake()
         return True
 
     async def take(self) -> tuple[bytes, bool]:
@@ -41,14 +41,10 @@ class ChunkSlot:
         chunk, self._chunk = self._chunk, None
         if self._last:
             self._closed = True
-        self._notify()
+        self._changed.wake()
         return chunk, self._last
 
     def close(self) -> None:
         """Let nobody wait any more. A piece that is there can still be taken."""
         self._closed = True
-        self._notify()
-
-    def _notify(self) -> None:
-        changed, self._changed = self._changed, anyio.Event()
-        changed.set()
+        self._changed.wake()

@@ -33,6 +33,7 @@ from inferd.protocol import (
     Unavailable,
     shown,
 )
+from inferd_runtime.change_signal import ChangeSignal
 from inferd_runtime.sandbox.asked_window import AskedWindow
 from inferd_runtime.server.gateway.auth import ROLE_KEY, TENANT_KEY
 from inferd_runtime.server.gateway.replies import deny
@@ -201,7 +202,7 @@ class ScriptSession:
         self._desk = services.open_desk(caller, MSGPACK_WIRE, self._answered)
         self._answers: deque[Answer] = deque()
         self._answered_more = anyio.Event()
-        self._has_room = anyio.Event()
+        self._has_room = ChangeSignal()
         self._state = OutstandingCalls(places=places, tenant=caller.tenant, model=model)
         self._rate = MinuteBucket()
         self._count = 0
@@ -257,7 +258,6 @@ class ScriptSession:
             self._desk.received(call.t)
             return
         while self._state.frees_itself(call):
-            self._has_room = anyio.Event()
             await self._has_room.wait()
         try:
             self._state.admit(call)
@@ -290,7 +290,7 @@ class ScriptSession:
                 await self._send(encode_answer(answer))
                 self._desk.sent(answer.ticket)
                 self._state.answered(answer.ticket)
-                self._has_room.set()
+                self._has_room.wake()
                 await anyio.lowlevel.checkpoint()
 
     async def _from_engine(self) -> None:

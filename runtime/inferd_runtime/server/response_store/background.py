@@ -13,6 +13,7 @@ import anyio.to_thread
 from anyio.abc import TaskGroup, TaskStatus
 
 from inferd.protocol import InferdError, InternalError
+from inferd_runtime.change_signal import ChangeSignal
 from inferd_runtime.server.chat.answer_pace import AnswerPace, Turn, in_turns
 from inferd_runtime.server.chat.answer_source import AnswerSource
 from inferd_runtime.server.dialects.responses.answer import ResponsesExchange
@@ -31,30 +32,24 @@ class OpenResponse:
     exchange: ResponsesExchange
     scope: anyio.CancelScope
     over: anyio.Event = field(default_factory=anyio.Event)
-    _changed: anyio.Event = field(default_factory=anyio.Event)
-
-    def tell(self) -> None:
-        """Let those who follow it see the events that there are."""
-        self._changed.set()
-        self._changed = anyio.Event()
+    changed: ChangeSignal = field(default_factory=ChangeSignal)
 
     def end(self) -> None:
         """Let everybody know that it is over."""
         self.over.set()
-        self.tell()
+        self.changed.wake()
 
     async def follow(self, kept: KeptEvents, after: int) -> AsyncGenerator[bytes]:
         """Yield those of its events that have higher numbers, until it is over."""
         at = after + 1
         while kept.packed is None:
-            changed, is_over = self._changed, self.over.is_set()
             if more := kept.sent[at : at + EVENTS_AT_ONCE]:
                 at += len(more)
                 yield b"".join(more)
-            elif is_over:
+            elif self.over.is_set():
                 return
             else:
-                await changed.wait()
+                await self.changed.wait()
         async for piece in replayed(kept.packed, at - 1):
             yield piece
 
@@ -124,7 +119,7 @@ async def _read(one: OpenResponse, source: AnswerSource, turn: Turn) -> None:
         async for part in in_turns(events, turn):
             for event in part:
                 one.exchange.chunks(event)
-            one.tell()
+            one.changed.wake()
     one.exchange.closing()
 
 

@@ -13,7 +13,6 @@ from dataclasses import dataclass, field
 from functools import partial
 from typing import Any, Protocol, TypeVar
 
-import anyio
 import msgspec
 
 from inferd.protocol import (
@@ -36,6 +35,7 @@ from inferd.protocol.mcp import (
     WithdrawMcp,
     check_server_name,
 )
+from inferd_runtime.change_signal import ChangeSignal
 from inferd_runtime.server.services.caller import Caller
 from inferd_runtime.server.services.table import Handed, Handler
 from inferd_runtime.server.services.wires import JsonText
@@ -69,19 +69,14 @@ class Offer:
     run: str
     unfetched: deque[RelayedMcpCall] = field(default_factory=deque)
     open: dict[int, OpenMcpCall] = field(default_factory=dict)
-    changed: anyio.Event = field(default_factory=anyio.Event)
+    changed: ChangeSignal = field(default_factory=ChangeSignal)
     gone: bool = False
-
-    def notify(self) -> None:
-        """Have who waits look again."""
-        changed, self.changed = self.changed, anyio.Event()
-        changed.set()
 
     def again(self, number: int) -> None:
         """Have a call fetched once more, unless nobody waits for it any more: then nothing is held of it here."""
         if number in self.open:
             self.unfetched.appendleft(self.open[number].call)
-            self.notify()
+            self.changed.wake()
 
     def lost(self) -> Unavailable:
         """Return the error of a call whose client has left."""
@@ -206,7 +201,7 @@ class McpOffers:
         future = asyncio.get_running_loop().create_future()
         offer.open[call.number] = OpenMcpCall(call, future)
         offer.unfetched.append(call)
-        offer.notify()
+        offer.changed.wake()
         try:
             return _reply(offer, await future, kind)
         finally:
@@ -224,7 +219,7 @@ class McpOffers:
     def _end(self, offer: Offer) -> None:
         del self._offers[offer.caller.tenant, offer.server, offer.run]
         offer.gone = True
-        offer.notify()
+        offer.changed.wake()
         for one in offer.open.values():
             if not one.answer.done():
                 one.answer.set_exception(offer.lost())

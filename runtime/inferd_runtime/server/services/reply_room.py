@@ -6,7 +6,7 @@ from collections import Counter
 from dataclasses import fields, is_dataclass
 from typing import Any
 
-from inferd_runtime.server.services.topics.signals import Signal
+from inferd_runtime.change_signal import ChangeSignal
 from inferd_runtime.server.services.wires import JsonText
 
 MAX_UNSENT = 32 << 20
@@ -21,7 +21,7 @@ class ReplyRoom:
     def __init__(self) -> None:
         self._known: Counter[str] = Counter()
         self._packed: Counter[str] = Counter()
-        self._changed = Signal()
+        self.changed = ChangeSignal()
 
     def may_begin(self, tenant: str) -> bool:
         """Return True if an operation of a tenant may begin."""
@@ -34,16 +34,12 @@ class ReplyRoom:
     def know(self, tenant: str, size: int) -> None:
         """Count a reply that a handler has made; a negative size: count it no more."""
         _add(self._known, tenant, size)
-        self._changed.wake()
+        self.changed.wake()
 
     def pack(self, tenant: str, size: int) -> None:
         """Count a reply that was packed; a negative size: it has left."""
         _add(self._packed, tenant, size)
-        self._changed.wake()
-
-    async def change(self) -> None:
-        """Wait until something has left."""
-        await self._changed.wait()
+        self.changed.wake()
 
 
 def size_of_reply(reply: Any) -> int:

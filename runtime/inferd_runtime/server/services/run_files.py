@@ -293,7 +293,7 @@ class RunFileStore:
                 run.filed(msgspec.json.encode(file.head()).decode())
         else:
             await self._remove(files, file)
-        run.wake()
+        run.changed.wake()
 
     async def read(self, files: FilesOfRun, reader: int, number: int, offset: int) -> FilePiece:
         """Return bytes of a file that the other side has sent. Raises NotFound, InvalidRequest and Unavailable."""
@@ -402,7 +402,7 @@ class FileService:
             if not told:
                 run.awaits_file()
                 told = True
-            await run.change()
+            await run.changed.wait()
 
     async def _read(self, caller: Caller, request: ReadFile) -> FilePiece:
         run = _run(caller)

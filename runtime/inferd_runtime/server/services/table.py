@@ -222,7 +222,7 @@ class ServiceTable:
         """Wait until there is room for a tenant, and it has not taken more than its share of the thread's time."""
         while True:
             if not has_room():
-                await self.replies.change()
+                await self.replies.changed.wait()
             elif (wait := self.pace.wait(tenant, self._clock())) > 0:
                 await anyio.sleep(wait)
             else:

@@ -13,6 +13,7 @@ import anyio
 import zmq
 
 from inferd.protocol import InferdError, ListModels, Models, Unavailable
+from inferd_runtime.change_signal import ChangeSignal
 from inferd_runtime.isolation.order import Launch
 from inferd_runtime.launch_marks import forget_marks
 from inferd_runtime.server.processes.backoff import Backoff
@@ -78,7 +79,7 @@ class EngineSupervisor:
         self._up: StartedEngine | None = None
         self._failure: Unavailable | None = None
         self._start_error: InferdError | None = None
-        self._changed = anyio.Event()
+        self._changed = ChangeSignal()
 
     @property
     def current(self) -> StartedEngine:
@@ -170,7 +171,7 @@ class EngineSupervisor:
     def _announce(self, up: StartedEngine) -> None:
         self._up = up
         self._failure = None
-        self._notify()
+        self._changed.wake()
         log.info("engine %d serves %s", up.child.pid, ", ".join(model.name for model in up.models.models))
 
     def _engine_ended(self, message: str, pid: int | None, printed: str) -> None:
@@ -188,8 +189,4 @@ class EngineSupervisor:
             for session in (up.session, *up.others):
                 session.lose(error)
         self._on_lost(error)
-        self._notify()
-
-    def _notify(self) -> None:
-        changed, self._changed = self._changed, anyio.Event()
-        changed.set()
+        self._changed.wake()

@@ -214,7 +214,7 @@ class RunKeeper:
             return
         name = run.id  # it was sent more than is kept
         run.survives = not archive.save(lambda file: file.forget_relaunch(name), RECORD_BYTES)
-        run.wake()
+        run.changed.wake()
 
     def ended(self, run: Run) -> None:
         """Store a run that is over; it leaves the memory once that has worked."""
@@ -227,7 +227,7 @@ class RunKeeper:
 
         def done(pruned: Pruned, error: InferdError | None) -> None:
             run.storing = run.survives = False
-            run.wake()
+            run.changed.wake()
             if error is None:
                 self._runs.forget(run)
                 self._pruned(tenant, pruned)
@@ -238,7 +238,7 @@ class RunKeeper:
 
         run.storing = self.archive.save(finish, run.buffer.size, done)
         run.survives = run.survives and run.storing
-        run.wake()
+        run.changed.wake()
 
     def _pruned(self, tenant: str, pruned: Pruned) -> None:
         self.kept.pruned(tenant, pruned.count, pruned.size, len(pruned.forgotten), pruned.forgotten_size)

@@ -17,6 +17,7 @@ from typing import Any
 import anyio
 
 from inferd.protocol import Cancelled, ErrorInfo, InvalidRequest, LimitExceeded
+from inferd_runtime.change_signal import ChangeSignal
 from inferd_runtime.json_cost import read_checked_json
 from inferd_runtime.sandbox.messages import Limits, Output, RunFinished, RunUsage, Sent, Used, Waiting
 from inferd_runtime.server.programs.bundles import Program
@@ -69,7 +70,7 @@ class Run:
     created: float = field(default_factory=time.monotonic, repr=False)
     """When it was launched, by the monotonic clock: the times above are for people, and jump with the system's clock."""
     started_mono: float | None = field(default=None, repr=False)
-    _changed: anyio.Event | None = field(default=None, repr=False)
+    changed: ChangeSignal = field(default_factory=ChangeSignal, repr=False)
     retry_safe: bool = False
     """Whether it is started again when its worker or the engine ends: its arguments and messages are kept for that."""
     seed: int | None = None
@@ -265,7 +266,7 @@ class Run:
         self.check_takes_messages()
         self._hand_over(NO_MORE)
         self.messages_ended = True
-        self.wake()
+        self.changed.wake()
 
     def check_takes_messages(self) -> None:
         """Raise InvalidRequest if nothing more can be sent to the program."""
@@ -287,7 +288,7 @@ class Run:
         """Wait for events from ``index`` on. Empty when the time is up, and after the run's last event."""
         with anyio.move_on_after(seconds):
             while index >= self.shown_end and not self.complete:
-                await self.change()
+                await self.changed.wait()
         return self._batch(index)
 
     def _batch(self, index: int) -> list[RunEvent]:
@@ -323,35 +324,23 @@ class Run:
     async def wait(self) -> Ending:
         """Wait until the run is over."""
         while self.ending is None:
-            await self.change()
+            await self.changed.wait()
         return self.ending
-
-    async def change(self) -> None:
-        """Wait until something has changed: look before and after, without waiting for anything in between."""
-        if self._changed is None:
-            self._changed = anyio.Event()
-        await self._changed.wait()
 
     def _record(self, kind: str, payload: Any, size: int) -> None:
         self.buffer.append(kind, payload, size)
         self.on_said(self)
-        self.wake()
+        self.changed.wake()
 
     def show(self, index: int) -> None:
         """Let followers see the events before ``index``."""
         self.shown_index = index
-        self.wake()
+        self.changed.wake()
 
     def leave(self) -> None:
         """Leave it to the next server: streams of its events end."""
         self.left = True
-        self.wake()
-
-    def wake(self) -> None:
-        """Have those that wait for a change look again."""
-        changed, self._changed = self._changed, None
-        if changed is not None:
-            changed.set()
+        self.changed.wake()
 
 
 class RunStore:

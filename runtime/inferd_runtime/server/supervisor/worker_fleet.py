@@ -15,6 +15,7 @@ import anyio.to_thread
 import msgspec
 
 from inferd.protocol import InferdError, Unavailable, cut
+from inferd_runtime.change_signal import ChangeSignal
 from inferd_runtime.isolation.order import Launch
 from inferd_runtime.sandbox.messages import (
     FromWorker,
@@ -111,7 +112,7 @@ class WorkerFleet:
         self._names: dict[bytes, str] = {}
         self._behind: set[str] = set()
         self._failure: Unavailable | None = None
-        self._changed = anyio.Event()
+        self._changed = ChangeSignal()
 
     @property
     def pids(self) -> dict[str, int]:
@@ -202,7 +203,7 @@ class WorkerFleet:
         self._delay = 0.0
         self.pool.ready(name)
         self.apply()
-        self._notify()
+        self._changed.wake()
 
     async def _supervise(self, name: str) -> None:
         """Start a worker, watch it until it ends, and report what it held."""
@@ -254,8 +255,4 @@ class WorkerFleet:
                 runs += [] if self.pool.any_ready else self.pool.waiting
             self._owner.worker_lost(name, runs, error)
         self.apply()
-        self._notify()
-
-    def _notify(self) -> None:
-        changed, self._changed = self._changed, anyio.Event()
-        changed.set()
+        self._changed.wake()

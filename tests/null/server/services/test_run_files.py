@@ -15,6 +15,7 @@ from small_disk import small_disk
 
 from inferd.protocol import LimitExceeded, NotFound, Unavailable
 from inferd.protocol.files import BeginFile, WriteFile
+from inferd_runtime.change_signal import ChangeSignal
 from inferd_runtime.server.services import run_files
 from inferd_runtime.server.services.run_file_folder import WholeFile, note_whole
 from inferd_runtime.server.services.run_files import LAUNCHER, RunFileStore
@@ -32,11 +33,9 @@ class Run:
 
     def __init__(self, name: str) -> None:
         self.id, self.tenant, self.attempts, self.ending = name, "ann", 1, None
+        self.changed = ChangeSignal()
 
     def filed(self, text: str) -> None:
-        pass
-
-    def wake(self) -> None:
         pass
 
     def check_takes_messages(self) -> None:

@@ -14,6 +14,7 @@ import anyio
 
 from inferd.protocol import Done, InferdError, LimitExceeded, Unavailable
 from inferd.protocol.topics import Pulled, PullValues, PushValues, check_pull, check_topic_name, check_values
+from inferd_runtime.change_signal import ChangeSignal
 from inferd_runtime.server.services.caller import Caller
 from inferd_runtime.server.services.table import Handed, Handler
 from inferd_runtime.server.services.topics.buffers import (
@@ -25,7 +26,6 @@ from inferd_runtime.server.services.topics.buffers import (
     written_values,
 )
 from inferd_runtime.server.services.topics.kept_values import KeptValues
-from inferd_runtime.server.services.topics.signals import Signal
 
 
 class QueueKey(NamedTuple):
@@ -56,7 +56,7 @@ class Queue:
     buffer: ValueBuffer = field(default_factory=ValueBuffer)
     pullers: deque[Puller] = field(default_factory=deque)
     turn: anyio.Lock = field(default_factory=anyio.Lock)
-    signal: Signal = field(default_factory=Signal)
+    signal: ChangeSignal = field(default_factory=ChangeSignal)
     loading: anyio.Lock = field(default_factory=anyio.Lock)
     users: int = 0
     loaded: bool = False

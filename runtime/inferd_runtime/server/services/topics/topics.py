@@ -27,6 +27,7 @@ from inferd.protocol.topics import (
     check_topic_name,
     check_values,
 )
+from inferd_runtime.change_signal import ChangeSignal
 from inferd_runtime.server.services.caller import Caller
 from inferd_runtime.server.services.table import Handler
 from inferd_runtime.server.services.topics.buffers import (
@@ -37,7 +38,6 @@ from inferd_runtime.server.services.topics.buffers import (
     size_of,
     written_values,
 )
-from inferd_runtime.server.services.topics.signals import Signal
 
 SLOW_SECONDS = 60.0
 MAX_SUBSCRIPTIONS = 64
@@ -55,7 +55,7 @@ class Subscription:
     number: int
     topic: Topic
     buffer: ValueBuffer = field(default_factory=ValueBuffer)
-    signal: Signal = field(default_factory=Signal)
+    signal: ChangeSignal = field(default_factory=ChangeSignal)
     full_since: float = math.inf
     """When a publisher first had to wait for it, since it was last read."""
     error: InferdError | None = None
@@ -80,7 +80,7 @@ class Topic:
     key: Key
     subscribers: dict[int, Subscription] = field(default_factory=dict)
     turn: anyio.Lock = field(default_factory=anyio.Lock)
-    signal: Signal = field(default_factory=Signal)
+    signal: ChangeSignal = field(default_factory=ChangeSignal)
 
     def has_room(self, values: Sequence[HeldValue]) -> bool:
         """Return True if every subscriber has room."""
