@@ -1,4 +1,4 @@
-"""A cache of compiled grammars: one computation at a time for each key, and a byte limit, over which who holds most gives way."""
+"""A cache of compiled grammars: one computation at a time per key, and a byte limit, at which the largest holder loses some."""
 
 from __future__ import annotations
 
@@ -60,7 +60,7 @@ class OutcomeCache(Generic[Outcome]):
             future.set_result(outcome)
 
     def _shrink(self) -> None:
-        """Over the limit, drop the least recently used outcomes of whoever holds most. The newest one stays, and claimed keys."""
+        """Over the limit, drop the least recently used outcomes of the largest holder. The newest one stays, and claimed keys."""
         kept = [key for key in list(self._entries)[:-1] if self._entries[key][1]]
         while kept and self._held.total() > self._max_bytes:
             key = max(kept, key=lambda key: self._held[key[0]])

@@ -242,7 +242,7 @@ class GrammarCompiler:
             if compiled.refusal is not None and compiled.shortest() is None:
                 return compiled.refusal
             if known.parts is not None:
-                with suppress(GrammarFailure):  # whoever asks for the end gets it again
+                with suppress(GrammarFailure):  # raised again where the end is asked for
                     compiled.planner()  # its search is not for the loop that asks for one
             return compiled
         except GrammarFailure as failure:

@@ -16,7 +16,7 @@ Charge = Callable[[str, float], None]
 
 
 def free(tenant: str, seconds: float) -> None:
-    """Charge nobody."""
+    """Charge no tenant."""
 
 
 def no_more() -> float:

@@ -1,8 +1,8 @@
 """What ends the process while a model is loaded: named on disk before it is tried, so that the next start does without it.
 
 A kernel that hangs, aborts the compiler or makes an illegal access takes the process with it, and the next start would meet it
-again. A process that loads writes what it is about to run into a file of its own. Whoever finds such a file, whose process is
-gone, knows what that was. Death is what leaves a name: an error does not, as the process goes on and serves something else.
+again. A process that loads writes what it is about to run into a file of its own. Such a file of
+a process that is gone tells what ended it. An error leaves none: the process goes on and serves something else.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Queues between the programs and scripts of a tenant: each value goes to one who pulls.
+"""Queues between the programs and scripts of a tenant: each value goes to one puller.
 
 await queue.push("jobs", {"number": 1})
 job = await queue.pull("jobs")
@@ -34,7 +34,7 @@ async def push(name: str, value: Any, *, wait: bool = True, durable: bool = Fals
 
 
 async def pull(name: str, *, durable: bool = False) -> Any:
-    """Take the next value from a queue, once there is one: nobody else gets it. Who waits longest is first.
+    """Take the next value from a queue, once there is one: no other puller gets it. The one that has waited longest is first.
 
     A cancelled call loses no value, and what a program was to get that ended before goes to the next one.
     """

@@ -1,7 +1,7 @@
 """How a front and its replicas know each other: by a key that no one else has, in the place of a token.
 
 A client shows its token to the front. The front shows the replica the cluster's key, with the tenant and the role that the
-token means; who has a token alone gets nothing from a replica.
+token means; a replica accepts no tokens.
 """
 
 from __future__ import annotations

@@ -21,7 +21,7 @@ FRAME_BYTES = 1 << 20
 
 
 class Ask(msgspec.Struct, frozen=True, tag="ask", array_like=True):
-    """An operation. ``caller`` is the replica's number for who asks, ``id`` its run or session; ``payload`` is JSON.
+    """An operation. ``caller`` is the replica's number of the caller, ``id`` its run or session; ``payload`` is JSON.
 
     ``key``: see :attr:`Caller.offer_key`.
     """
@@ -36,14 +36,14 @@ class Ask(msgspec.Struct, frozen=True, tag="ask", array_like=True):
 
 
 class Withdraw(msgspec.Struct, frozen=True, tag="withdraw", array_like=True):
-    """Nobody waits for an operation any more. It is answered all the same; a reply that was sent already is undone."""
+    """The caller does not wait for an operation any more. It is answered all the same; a reply that was sent is undone."""
 
     caller: int
     ticket: int
 
 
 class Received(msgspec.Struct, frozen=True, tag="received", array_like=True):
-    """Who asked has the reply, which brought what nobody else gets."""
+    """The caller has a reply whose values went to it alone."""
 
     caller: int
     ticket: int

@@ -1,4 +1,4 @@
-"""Landlock: what this process may do with files, TCP ports and other processes, whoever it is (Linux 5.13 and later).
+"""Landlock: what this process may do with files, TCP ports and other processes, whatever its user (Linux 5.13 and later).
 
 The rights and structures are those of the kernel's ``include/uapi/linux/landlock.h``.
 """

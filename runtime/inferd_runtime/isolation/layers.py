@@ -163,7 +163,7 @@ class Confinement:
         leave_shared_namespaces(kernel, own_users=True)
 
     def _enter_processes(self, kernel: Kernel) -> None:
-        parent, self._parent = self._parent, 0  # who waits for this process is tied
+        parent, self._parent = self._parent, 0  # the process that waits for this one is tied
         for own_users in (False, True) if effective_capabilities() else (True,):  # a container's root may not without
             try:
                 return enter_own_processes(kernel, parent, own_users=own_users)
@@ -224,7 +224,7 @@ def end_first_without_memory() -> None:
 
 
 def end_no_sooner_than(pid: int) -> None:
-    """Have the kernel end this process no sooner than another one when memory is used up, whatever who started it has set."""
+    """Have the kernel end this process no sooner than another one when memory is used up, whatever its parent has set."""
     with contextlib.suppress(OSError):
         OOM_SCORE.write_text(Path(f"/proc/{pid}/oom_score_adj").read_text())
 

@@ -1,8 +1,8 @@
 """Processes that end with a child, also those that have left its session and its group: it has a namespace of process ids.
 
-Who makes such a namespace is not in it. So there are three processes: the one that the parent has started waits for the first
-one inside, whose end the kernel makes the end of all others there; and that one waits for the child itself. Where there can be
-none, one process waits for the child, and adopts and ends what it leaves; unless it is killed itself.
+The process that makes such a namespace is not in it. So there are three: the one that the parent has started waits for the
+first one inside, with which the kernel ends all others there; and that one waits for the child itself. Where namespaces are
+not to be had, one process waits for the child, and adopts and ends what it leaves; unless it is killed itself.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from inferd_runtime.isolation.tether import die_with
 
 PR_SET_CHILD_SUBREAPER = 36
 BY_SIGNAL = 128
-"""Added to a signal's number it is the exit code of who waited for what the signal ended."""
+"""Added to a signal's number: the exit code of a process that waited for a child which the signal ended."""
 OUTSIDE = 0
 """The id of a parent that is in no namespace of this process."""
 
@@ -29,7 +29,7 @@ OUTSIDE = 0
 def enter_own_processes(kernel: Kernel, parent: int, *, own_users: bool) -> None:
     """Go on as a process in a new namespace; those that wait for it never return. Call it while there is one thread.
 
-    ``parent``: whose end is theirs, 0 for nobody's. Raises OSError, with everything as it was, where there can be none.
+    ``parent``: the process with which they end; 0 for none. Raises OSError, with everything as it was, where there can be none.
     """
     _try(lambda: leave_for_own_processes(kernel, own_users=own_users))
     leave_for_own_processes(kernel, own_users=own_users)
@@ -40,7 +40,7 @@ def enter_own_processes(kernel: Kernel, parent: int, *, own_users: bool) -> None
 
 
 def adopt_descendants(kernel: Kernel, parent: int) -> None:
-    """Go on as a process whose descendants are ended behind it, as long as nobody kills the one that waits for it."""
+    """Go on as a process whose descendants are ended after it, unless the process that waits for it is killed."""
     kernel.prctl(PR_SET_CHILD_SUBREAPER, 1)
     _go_on_in_child(kernel, parent)
     die_with(os.getppid())

@@ -39,8 +39,8 @@ class Account:
 class Allowance:
     """Pages that a context may take beyond what its account would charge, because it held them before it left the cache.
 
-    ``paid`` are on the account already. ``forgiven`` were shared with others then and are not charged twice, though pressure
-    by somebody else tore them apart.
+    ``paid`` are on the account already. ``forgiven`` were shared with others before, and are not charged now that pressure by
+    other tenants has ended the sharing.
     """
 
     paid: int = 0

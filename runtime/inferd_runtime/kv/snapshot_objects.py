@@ -4,8 +4,8 @@ Each snapshot is one object, whose path says whose and which it is, its version 
 finished, and is never opened, so that one upload publishes a snapshot, whether the store shows objects that are still written
 or not. Of several versions the highest is the snapshot, and its writer deletes those that it found.
 
-Stores lock nothing. Who must be alone with a name (a save that may not overwrite, a take) writes a claim, looks whether there
-is another one, and gives way if so: of two that come at once both may, and none succeeds twice.
+Stores have no locks. An operation that needs a name for itself (a save that may not overwrite, a take) writes a claim, looks
+for others, and gives way if there is one: of two at once both may give way, and never do both succeed.
 """
 
 from __future__ import annotations

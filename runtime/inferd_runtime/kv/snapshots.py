@@ -38,7 +38,7 @@ class SnapshotStore:
 
     :meth:`submit`, :meth:`poll` and :meth:`close` belong to one thread, which polls :meth:`fileno` together with its other
     sources and then calls :meth:`poll`, and now and then without. At most ``max_waiting`` bytes wait to be written, a quarter of
-    them of one tenant; who has nothing there may bring any number. A caller waits at most ``seconds``, whatever a place
+    them of one tenant; a tenant with none waiting may bring any number. A caller waits at most ``seconds``, whatever a place
     elsewhere does.
     """
 

@@ -178,8 +178,8 @@ class PageTable:
         self._give_back(length + self.ahead)
 
     def trim(self) -> None:
-        """Release reserved pages that hold no computed token, also those that a step in flight writes: whoever gets those
-        writes later.
+        """Release reserved pages that hold no computed token, also those that a step in flight writes: their
+        next owner writes later.
         """
         self.ahead = 0
         self._give_back(self.length)

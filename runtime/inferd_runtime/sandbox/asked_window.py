@@ -11,9 +11,9 @@ FEWER = "waiting for some of them, as asyncio.Semaphore does"
 class AskedWindow:
     """Open operations of one run, or of one script's session, at the gateway, by ticket. ``most_bytes``: of all their requests.
 
-    A withdrawn one counts until the gateway has answered it: who asks and withdraws in turns gets no further than one that waits.
-    What is too much is refused: who was made to wait here could not do what others wait for. Only where withdrawn ones take the
-    room are they made to wait: the gateway answers these by itself.
+    A withdrawn operation counts until the gateway has answered it, so that asking and withdrawing in turns gains nothing.
+    Operations beyond the limit are refused: a program that was made to wait here could not do what its other operations wait
+    for. It waits only where withdrawn ones take the room, because the gateway answers these by itself.
     """
 
     def __init__(self, most_bytes: int = MAX_ASKED_BYTES) -> None:

@@ -61,7 +61,7 @@ class GenerateArguments:
 
     @property
     def wire_on_length(self) -> str:
-        """What the runtime does when the tokens are used up. Whoever reads JSON wants a whole one, if that can be had."""
+        """What the runtime does when the tokens are used up. A reader of JSON wants a whole value if possible."""
         if self.on_length is None:
             return "try_complete" if self.reads_json and self.constraint is not None else "cut"
         return "cut" if self.on_length == "error" else self.on_length

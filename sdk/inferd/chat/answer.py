@@ -15,7 +15,7 @@ from inferd.model import Model
 from inferd.protocol import TokenLogprob
 
 SCORED_AT_ONCE = 1024
-"""Tokens of a prompt whose log-probabilities come in one reply: who reads it does nothing else meanwhile."""
+"""Tokens of a prompt whose log-probabilities come in one reply: its reader does nothing else meanwhile."""
 
 
 async def answer(request: ChatRequest) -> None:

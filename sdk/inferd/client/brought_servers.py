@@ -188,7 +188,7 @@ class HeldServer:
             raise
 
     async def _hold(self, ready: asyncio.Future[Any]) -> None:
-        """Keep a session open. What it fails with before it is ready goes to who waits for it."""
+        """Keep a session open. An error before it is ready goes to the task that waits for it."""
         with tempfile.TemporaryFile("w+", encoding="utf-8", errors="replace") as printed:
             try:
                 async with AsyncExitStack() as stack:

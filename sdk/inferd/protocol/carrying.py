@@ -9,7 +9,7 @@ from typing import Any
 MAX_NAME = 80
 """Characters of an unknown name that an error repeats."""
 MAX_ERROR_TEXT = 72 << 10
-"""Characters of an error's message, and of all text in its detail together: a traceback is cut to less by who makes it."""
+"""Characters of an error's message, and of all text in its detail together: a traceback is cut to less where it is made."""
 MAX_ERROR_VALUES = 256
 """Values in an error's detail, keys of objects included."""
 MAX_ERROR_DEPTH = 8

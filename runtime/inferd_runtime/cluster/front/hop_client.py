@@ -26,7 +26,7 @@ OWN_HEADERS = frozenset(
         b"te", b"trailer", b"transfer-encoding", b"upgrade", b"x-api-key",
     }
 )  # fmt: skip
-"""Headers of one connection, and those that say who asks: they are not passed on."""
+"""Headers of one connection, and those that identify the client: they are not passed on."""
 OK = 200
 Headers = list[tuple[bytes, bytes]]
 

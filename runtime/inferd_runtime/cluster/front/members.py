@@ -1,4 +1,4 @@
-"""The replicas that a front knows: which there are, what they report, and who has what one that ended left behind."""
+"""The replicas that a front knows: which there are, what they report, and which one has what another left behind."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from inferd_runtime.cluster.routing import ClusterRouter, RunStart
 PLACE_SECONDS = 60.0
 """How long a request waits for a replica that takes it: while a cluster starts, or is upgraded."""
 HEIR_SECONDS = 60.0
-"""How long a request about a run waits until somebody has taken over what its replica left."""
+"""How long a request about a run waits until its replica has an heir."""
 SILENT_ROUNDS = 8
 """Rounds of polls, each a quarter of a second, after which a replica that answers none gets nothing new until it does."""
 log = logging.getLogger("inferd.cluster")
@@ -80,7 +80,7 @@ class Members:
         self._tokens = (f"start-{number}" for number in itertools.count())
         self.changed = ChangeSignal()
 
-    # Who is there ---------------------------------------------------------------------------------------------------
+    # Which are there ------------------------------------------------------------------------------------------------
 
     def join(self, joining: JoinCluster, report: ReplicaReport) -> None:
         """Add a replica that has answered, with the runs that it has already."""
@@ -135,13 +135,13 @@ class Members:
     async def of_run(self, run: str) -> Member | None:
         """Return the replica that has a run; None if its id tells of none that is, or was, here.
 
-        Waits while nobody has taken over yet what its replica left. Raises Unavailable if that takes too long.
+        Waits while no replica has taken over yet what its own left. Raises Unavailable if that takes too long.
         """
         named = RUN_ID.fullmatch(run)
         return None if named is None else await self.of_replica(named[1])
 
     async def of_replica(self, name: str) -> Member | None:
-        """Return a replica, or who has what it left; None if there was none of that name. Waits and raises as :meth:`of_run`."""
+        """Return a replica, or its heir; None if there was none of that name. Waits and raises as :meth:`of_run`."""
         with anyio.move_on_after(HEIR_SECONDS):
             while True:
                 name = self.heir(name)
@@ -151,7 +151,7 @@ class Members:
         raise Unavailable("the replica of this run has ended, and nobody has taken it over yet", retry_after_s=1.0)
 
     def heir(self, name: str) -> str:
-        """Return who has what a replica had: itself, or the last one that took it over."""
+        """Return the replica that has what this one had: itself, or the last one that took it over."""
         seen = {name}
         while name not in self.live and self.heirs.get(name, name) not in seen:
             name = self.heirs[name]
@@ -196,7 +196,7 @@ class Members:
 
     @contextmanager
     def watched(self, member: Member) -> Iterator[None]:
-        """Remove a replica if the body finds that nobody listens there."""
+        """Remove a replica if the body finds that nothing listens there."""
         try:
             yield
         except ReplicaGone as gone:
@@ -213,7 +213,7 @@ class Members:
 
     @asynccontextmanager
     async def launching_at(self, name: str, tenant: str, beginning: Beginning) -> AsyncIterator[Launching]:
-        """The same, at a replica or who has what it left; anywhere if there was none of that name."""
+        """The same, at a replica or its heir; anywhere if there was none of that name."""
         member = await self.of_replica(name)
         if member is None:
             token, member = await self._start(tenant, beginning)

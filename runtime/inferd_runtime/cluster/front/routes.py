@@ -95,7 +95,7 @@ class ClusterApi:
         return RunStream(self.hop, self.members, run, request, self.key)
 
     async def of_run(self, request: Request) -> Response:
-        """Ask whoever has the run. Nothing is asked twice of it but its state."""
+        """Ask the replica that has the run. Only requests for its state are sent a second time."""
         run = request.path_params["run"]
         request.scope[SUBJECT_KEY] = run
         body = await self._body(request)
@@ -142,7 +142,7 @@ class ClusterApi:
     # Responses ------------------------------------------------------------------------------------------------------
 
     async def respond(self, request: Request) -> Response:
-        """Ask who has the response that the request goes on with; without one, where its beginning is cached."""
+        """Ask the replica with the response that the request goes on with; without one, where its beginning is cached."""
         body = await self._body(request)
         try:
             previous = msgspec.json.decode(body, type=_Follows).previous_response_id
@@ -154,11 +154,11 @@ class ClusterApi:
         return self._with(previous, request, body)
 
     async def of_response(self, request: Request) -> Response:
-        """Ask who has the response."""
+        """Ask the replica that has the response."""
         return self._with(request.path_params["response"], request, await self._body(request))
 
     def _with(self, response: str, request: Request, body: bytes) -> Response:
-        """Pass a request on to who has a response."""
+        """Pass a request on to the replica that has a response."""
 
         @asynccontextmanager
         async def choose() -> AsyncIterator[Member]:
@@ -169,7 +169,7 @@ class ClusterApi:
         return self._proxied(hop_request(request, self.key, body), choose)
 
     async def _home(self, request: Request, response: str) -> Member:
-        """Return who has a response. If nobody does, any says that it is not there: once all that ended have heirs.
+        """Return the replica that has a response; any if none has it, which answers so, once all that ended have heirs.
 
         Raises Unavailable if that takes too long.
         """

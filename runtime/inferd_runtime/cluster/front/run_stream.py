@@ -127,7 +127,7 @@ class RunStream(Response):
         return True
 
     async def _record(self) -> RunState:
-        """Return how the run is now, from whoever has it. Raises NotFound."""
+        """Return the run's state, from the replica that has it. Raises NotFound."""
         while True:
             member = await self._member()
             request = replace(self._request, target=f"/v1/runs/{self._run}".encode())

@@ -1,7 +1,8 @@
 """``topic.*`` and ``queue.*`` at a replica: passed on to the front, which has all topics and queues of the cluster.
 
-If the connection to the front is lost, the front forgets who subscribes here, and gives what was not received to others; what
-it held itself is lost with it, but for durable queues. So every caller that used messages before hears of it, once.
+If the connection to the front is lost, the front drops this replica's subscriptions, and gives values that were not received
+to others; if the front itself is lost, so is what it held, but for durable queues. So every caller that used messages before
+hears of it, once.
 """
 
 from __future__ import annotations
@@ -168,7 +169,7 @@ class RelayedMessages:
             waiting.done.set()
 
     def _lose(self) -> None:
-        """Fail what is open. Who hears of it that way need not hear of it again."""
+        """Fail what is open. Callers that hear of it in this way are not told again."""
         self._link = None
         lost, self._open = self._open, {}
         for waiting in lost.values():

@@ -127,7 +127,7 @@ class ReplicaApi:
             try:
                 await self.runtime.keeper.resume(runs, self.runtime.resume)
             finally:
-                self.state.heir_of += names  # not before: who asks for a run that goes on finds it
+                self.state.heir_of += names  # not before: requests for a run that goes on find it
         return reply({"resumed": len(runs)})
 
     async def _taken_from(self, folder: Path) -> list[str]:

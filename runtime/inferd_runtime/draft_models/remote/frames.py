@@ -5,7 +5,7 @@ BLAKE2b over the frame's number in its direction and the frame itself. Until the
 is a mere checksum; from then on a frame that was changed, repeated, left out, or written by somebody else is malformed. A
 malformed frame ends its connection, as nothing behind it can be trusted.
 
-The seal keeps nobody from reading along: that is what TLS is for.
+The seal does not encrypt: that is what TLS is for.
 """
 
 from __future__ import annotations

@@ -3,8 +3,8 @@
     target  -> HELLO(version, nonce)             draft engine -> CHALLENGE(version, nonce)
     target  -> PROOF(seal of both nonces)        draft engine -> WELCOME(terms, seal of both nonces and the terms)
 
-The key itself is never sent. Nobody who does not know it learns anything about the model, or gets a seal to try keys on, by
-connecting. The keys of the frames that follow come from both nonces, so that no connection can be replayed. Neither class waits
+The key itself is never sent. A peer that does not know it learns nothing about the model by connecting, nor gets a seal to
+try keys on. The keys of the frames that follow come from both nonces, so that no connection can be replayed. Neither class waits
 or sends: a frame goes in, a message comes out.
 """
 

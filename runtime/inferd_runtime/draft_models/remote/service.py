@@ -99,7 +99,7 @@ class DraftService:
                 loop.remove_reader(source)
 
     async def _tick(self) -> None:
-        """Poll now and then, too: a model's process that has ended tells nobody."""
+        """Poll now and then, too: a model's process that has ended sends nothing."""
         while True:
             await asyncio.sleep(TICK_SECONDS)
             self._transport.poll()
@@ -215,7 +215,7 @@ class DraftService:
         self._send(guest, Kind.ANSWER, pack(answer), ticket)
 
     def _send(self, guest: _Guest, kind: Kind, payload: bytes = b"", ticket: int = 0) -> None:
-        """Send a frame. Who leaves too much unread loses the connection."""
+        """Send a frame. A peer that leaves too much unread loses its connection."""
         guest.stream.send(kind, payload, ticket)
         if guest.stream.unsent > MOST_UNSENT:
             guest.stream.abort()

@@ -17,7 +17,7 @@ class ConnectionEnded(Exception):
 
 
 class FrameStream:
-    """One connection's frames. ``reader`` and ``writer`` of frames are re-keyed by whoever owns the hand-shake."""
+    """One connection's frames. ``reader`` and ``writer`` of frames are re-keyed by the owner of the hand-shake."""
 
     def __init__(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         self.incoming = FrameReader()

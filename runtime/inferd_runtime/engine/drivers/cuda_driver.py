@@ -491,5 +491,5 @@ class CudaDriver:
 
 
 def _unheard(step: StagedStep | Batch) -> AbstractContextManager[object]:
-    """Tell nobody: the model is in one piece."""
+    """Do nothing: a model in one piece has no other ranks to tell."""
     return nullcontext()

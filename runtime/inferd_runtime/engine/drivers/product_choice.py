@@ -3,7 +3,7 @@
 Which one reads a weight faster depends on its shape and on the device, so both are timed when a model is loaded. A weight has
 one way for all row counts up to 16: with the kernel a row's result does not depend on how many others there are, and a
 way that changed with their number would give that up. What is nearly as fast may be chosen otherwise at the next start, and
-then rounds otherwise: who wants the same bits says "torch" or "kernel".
+then rounds otherwise: the settings "torch" and "kernel" keep the bits the same.
 """
 
 from __future__ import annotations

@@ -160,9 +160,9 @@ class Queues:
     def charge(
         self, plan: Sequence[Planned], seconds: float | None = None, spent: Mapping[str, float] = NOTHING_SPENT
     ) -> None:
-        """Charge the tenants for a step: for what it took, and for the tokens that they fed. Who is alone is not charged.
+        """Charge the tenants for a step: for what it took, and for the tokens that they fed. A single tenant is not charged.
 
-        ``spent``: seconds of it that went into single tenants' jobs, who pay for these alone.
+        ``spent``: seconds of it that went into single tenants' jobs, for which these alone are charged.
         """
         shares: dict[str, list[Planned]] = {}
         for planned in plan:

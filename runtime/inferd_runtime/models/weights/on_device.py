@@ -101,7 +101,7 @@ class DeviceHolding:
     def _made(
         self, fused: FusedPass, module: nn.Module, stored: Mapping[str, StoredWeight]
     ) -> dict[str, QuantizedProduct]:
-        """Return the products that are held otherwise, on the device. Those who owned the weights let go of them."""
+        """Return the products that are held otherwise, on the device. Their modules let go of the weights."""
         made = {}
         for key, product in named_products(fused).items():
             form = HEAD_FORMS[self.weights] if self.weights and key == HEAD else self.weights

@@ -12,9 +12,8 @@ REPLY_WINDOW_BYTES = 64 << 20
 class ArgumentWindow:
     """Large arguments on their way to the engine, by ticket; or the large replies to calls, with ``most`` bytes.
 
-    The engine divides its time among tenants as it handles calls; what it takes to read them ahead of their turn, in other
-    threads, nobody would pay. So a program with more waits, and one larger call is sent alone. A cancelled call counts until
-    the engine answers it.
+    The engine charges tenants for handling calls, but not for reading them in other threads ahead of their turn. So a program
+    with more bytes on their way waits, and one larger call is sent alone. A cancelled call counts until the engine answers it.
     """
 
     def __init__(self, most: int = WINDOW_BYTES) -> None:

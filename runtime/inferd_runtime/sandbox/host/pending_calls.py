@@ -1,4 +1,4 @@
-"""The tickets of one run: which operations are open, which are answered, who waits for a message. Pure state."""
+"""The tickets of one run: which operations are open, which are answered, which wait for a message. Pure state."""
 
 from __future__ import annotations
 
@@ -103,7 +103,7 @@ class PendingCalls:
     def received(self) -> list[int]:
         """Return the tickets whose answers, asked for with ``receipt``, the guest has for certain, each once.
 
-        Call it when the guest waits anew or is over: whoever got something before had a turn since, and has not dropped it.
+        Call it when the guest waits again or is over: its tasks have run since the answers were handed out, and kept them.
         """
         received, self._handed = self._handed, []
         self._receipts.difference_update(received)
@@ -120,7 +120,7 @@ class PendingCalls:
         self._hand_out()
 
     def cancel(self, ticket: int) -> Waits | None:
-        """Forget a ticket; returns who has to be told. A message that was not fetched goes back to the mailbox.
+        """Forget a ticket; returns what it waited for, to be told. A message that was not fetched goes back to the mailbox.
 
         The gateway hears of an answered ticket as well, as long as :meth:`received` has not told it.
         """

@@ -1,1 +1,1 @@
-"""Who answers a chat request: the built-in program in this process, or an uploaded one in the sandbox. Both bring chat events."""
+"""What answers a chat request: the built-in program in this process, or an uploaded one in the sandbox. Both send events."""

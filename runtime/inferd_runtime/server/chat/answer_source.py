@@ -1,4 +1,4 @@
-"""What an answer is read from, whoever writes it."""
+"""The interface that an answer is read from, the same for all that can answer."""
 
 from __future__ import annotations
 

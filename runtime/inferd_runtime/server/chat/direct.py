@@ -78,7 +78,7 @@ class ChatFormats:
 
 
 class ProgramTransport:
-    """Carries the requests of a program in this process to its engine session, and its messages to whoever reads ``written``."""
+    """Carries the requests of a program in this process to its engine session, and its messages to the reader of ``written``."""
 
     def __init__(
         self,
@@ -119,9 +119,9 @@ class ProgramTransport:
         return reply
 
     async def _send(self, events: list[ChatEvent]) -> Done:
-        """Hand events to who reads them. What was not paid with what they were made of is paid before the program makes more.
+        """Hand events to the reader, then charge the time that making them took beyond what was charged with the reply.
 
-        Log-probabilities wait for their reader: of those that nobody takes, one message is held.
+        Events with log-probabilities wait until they are read, so that at most one message of them is held.
         """
         if events:
             await self._written.put(events)

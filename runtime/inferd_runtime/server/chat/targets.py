@@ -24,7 +24,7 @@ CHAT = "chat"
 
 @dataclass(frozen=True)
 class ChatTarget:
-    """Who answers: ``program``, or the built-in one; ``model`` and ``adapter`` are what it is told to use ("" is none)."""
+    """What answers: ``program``, or the built-in one; ``model`` and ``adapter`` are what it is told to use ("" is none)."""
 
     program: Program | None = None
     model: str = ""
@@ -32,7 +32,7 @@ class ChatTarget:
 
 
 class ChatServing:
-    """Finds who answers a request, and has it answered."""
+    """Finds what answers a request, and has it answered."""
 
     def __init__(
         self, runtime: Runtime, programs: ProgramLibrary, sessions: TenantSessions, direct: DirectChat

@@ -67,7 +67,7 @@ class TenantSessions:
     async def channel(self, tenant: str) -> AsyncIterator[TenantChannel]:
         """Open a session for the block, and close it at its end. Raises Unavailable without an engine.
 
-        Nobody waits for the engine's answer to the opening: it is what the first call ends with, where it is an error.
+        The engine's answer to the opening is not waited for: an error in it is raised by the first call.
         """
         name = LABEL + secrets.token_hex(8)
         supervisor, engine = self._runtime.engine, self._runtime.engine.current

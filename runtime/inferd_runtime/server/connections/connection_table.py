@@ -200,5 +200,5 @@ class ConnectionTable:
 
 
 def _owner(connection: GuardedConnection) -> str:
-    """Return who pays for a connection."""
+    """Return the name under which a connection's time is charged: its tenant, else its address."""
     return connection.tenant or f"address {connection.address}"

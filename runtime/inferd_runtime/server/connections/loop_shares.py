@@ -62,6 +62,6 @@ class AnswerShares:
             self._shares.charge(owner, seconds, now, max(SHARE, 1 / (1 + len(self._seen))))
 
     def forget_old(self, now: float) -> None:
-        """Drop who is not there any more."""
+        """Drop owners that have not been seen for ``RECENT_SECONDS``."""
         self._seen = {owner: seen for owner, seen in self._seen.items() if seen > now - RECENT_SECONDS}
         self._shares.forget_old(now)

@@ -28,12 +28,12 @@ class _Address:
 
 
 class Newcomers:
-    """Who has connected and not said who it is.
+    """Connections that have not shown a token yet.
 
-    When there are ``most``, or ``per_address`` of one address, a new one takes the place of an old one: of its own address if
-    that has too many, else of the address that has most. Of those the oldest that never sent a whole head goes, and one that
-    did only if there is no other. The first few that ask a second time are regular, as what watches ``/livez`` is: they do
-    not go.
+    When there are ``most``, or ``per_address`` from one address, a new one takes the place of an old one: of its own address
+    if that has too many, else of the address that has most. Of those the oldest that never sent a whole head is closed; one
+    that did only if there is no other. The first few that send a second request count as regular, as monitors of ``/livez``
+    do, and are not closed.
     """
 
     def __init__(self, most: int, per_address: int) -> None:

@@ -1,4 +1,4 @@
-"""A place for one piece of a body: who writes waits until the piece before was taken. Nothing is lost to a cancelled wait."""
+"""A queue for one piece of a body: a writer waits until the piece before was taken. A cancelled wait loses no piece."""
 
 from __future__ import annotations
 
@@ -45,6 +45,6 @@ class ChunkSlot:
         return chunk, self._last
 
     def close(self) -> None:
-        """Let nobody wait any more. A piece that is there can still be taken."""
+        """End all waits. A piece that is there can still be taken."""
         self._closed = True
         self._changed.wake()

@@ -27,7 +27,7 @@ READ_BYTES = 64 << 10
 
 @dataclass(frozen=True)
 class ConnectRules:
-    """Who connects, and to which addresses beside public ones."""
+    """The tenant that connects, and the addresses beside public ones that it may connect to."""
 
     tenant: str
     private: tuple[IPNetwork, ...] = ()

@@ -1,4 +1,4 @@
-"""One fetch: the request, redirects, and the response's body, in a task of its own that waits for whoever reads."""
+"""One fetch: the request, redirects, and the response's body, in a task of its own that waits for the reader."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ FAILURES: Sequence[tuple[type[Exception], str]] = (
 
 
 class Fetch:
-    """A fetch that the gateway let through. :meth:`run` does it; the other methods are for those who want what comes of it."""
+    """A fetch that the gateway let through. :meth:`run` does it; the other methods are for the reader of its response."""
 
     def __init__(self, order: FetchOrder, resolver: Resolver, trusted: ssl.SSLContext) -> None:
         self._order = order
@@ -67,7 +67,7 @@ class Fetch:
         self._delivered = 0
 
     async def run(self) -> None:
-        """Do it all. Never raises: whoever asks gets the error."""
+        """Send the request and read the response. Never raises: the reader gets the error."""
         try:
             with self._scope, anyio.fail_after(self._order.timeout_s):
                 await self._follow(Hop(read_address(self._order.url), self._order.method, self._headers(), True))

@@ -1,5 +1,5 @@
-"""Who is meant by a URL, and which origins an operator or a program names. Pure, and strict: what could be read in two ways is
-refused, because whoever connects must not read it in another way than whoever checked it.
+"""The origin that a URL names, and patterns of origins from operators and programs. Pure, and strict: what could be read in
+two ways is refused, because the code that connects must read it as the code that checked it did.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ MAX_NAME = 253
 
 @dataclass(frozen=True)
 class Origin:
-    """Who is connected to: ``host`` is a name in small ASCII letters, or an address (IPv6 without brackets)."""
+    """The server that a URL names: ``host`` is a name in small ASCII letters, or an address (IPv6 without brackets)."""
 
     scheme: str
     host: str

@@ -1,6 +1,6 @@
 """An egress process from the gateway's side: started when it is first needed, again after its end, and asked over a socket.
 
-Its socket has a name that nobody can guess, and that only the process is told: who connects to it is the process.
+Its socket has a name that cannot be guessed and is told to the process alone, so what connects to it is the process.
 """
 
 from __future__ import annotations

@@ -93,7 +93,7 @@ class Front:
 
 @dataclass(frozen=True)
 class Entrance:
-    """Where clients come in: who may, how much of it, and the socket that listens. ``url`` has no slash at its end."""
+    """Where clients connect: the tokens that are valid, the limits, and the socket that listens. ``url`` ends without a slash."""
 
     url: str
     tokens: AccessTokens
@@ -114,7 +114,7 @@ class Gateway:
 
 
 class _Server(uvicorn.Server):
-    """uvicorn without its own signal handling, which who opened the gateway has, and without its own way to accept."""
+    """uvicorn without its signal handling, which is the caller's, and without its own way to accept connections."""
 
     def __init__(self, config: uvicorn.Config, listener: Listener, table: ConnectionTable) -> None:
         super().__init__(config)

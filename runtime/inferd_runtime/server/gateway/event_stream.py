@@ -75,8 +75,8 @@ def follow_of(request: Request) -> bool:
 
 
 async def _lines(run: AnyRun, start: int, follow: bool, as_sse: bool) -> AsyncGenerator[bytes]:
-    """Yield a run's events. Who follows a run that is over hears how it ended though more was shown of it than is kept: what it
-    said in the last moment before a server was killed.
+    """Yield a run's events. A client that follows a run which is over gets its ending, also where it has seen more events than
+    are kept: those of the last moment before a server was killed are lost.
     """
     index, end, finished = start, run.record().next_event, False
     if index >= end and not follow:

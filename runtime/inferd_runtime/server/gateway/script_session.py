@@ -55,7 +55,7 @@ PROGRAM_OPERATIONS = frozenset({"session.send", "session.receive"})
 MAX_OUTSTANDING = 1000
 """No more than a ZeroMQ socket queues: the engine's end drops what a script that does not read leaves no room for."""
 MAX_OUTSTANDING_BYTES = 128 << 20
-"""Bytes of outstanding calls and of the largest replies: both may wait in sockets for who does not read."""
+"""Bytes of outstanding calls and of the largest replies: both may wait in sockets while the script does not read."""
 SMALL_BYTES = 16 << 10
 """Calls of less are bounded by their number."""
 SERVICE_RESTART = 1012

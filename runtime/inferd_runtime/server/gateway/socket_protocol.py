@@ -54,7 +54,7 @@ class BinarySocket(WebSocketsSansIOProtocol):
             self.send_receive_event_to_app()
 
     def send_receive_event_to_app(self) -> None:
-        """Pass a message on; a text as one of no bytes, which whoever reads it refuses."""
+        """Pass a message on; a text message as an empty binary one, which its reader refuses."""
         if self.curr_msg_data_type == "text":
             self.curr_msg_data_type, self.frames = "bytes", [NOTHING]
         super().send_receive_event_to_app()

@@ -1,6 +1,6 @@
 """A program as the runtime keeps it: its source files, what they say about themselves, and their content hash.
 
-Who reads other people's source does it in a process of its own (:mod:`inferd_runtime.server.programs.parser_pool`): the
+Foreign source is read in a process of its own (:mod:`inferd_runtime.server.programs.parser_pool`): the
 gateway calls :func:`assemble_program` with what that process answered, never :func:`make_program` or :func:`describe_bundle`.
 
 A program is one ``.py`` file, or a folder with a ``main.py``, other ``.py`` files beside and below it, and whatever else it

@@ -143,7 +143,7 @@ class ProgramLibrary:
         found = self._cache.get(key)
         if found is not None:
             return found
-        async with self._parsers.turn(tenant):  # who waited for another that asked for the same finds it parsed
+        async with self._parsers.turn(tenant):  # the same upload may have been parsed while this one waited
             return self._cache.get(key) or await self._load(key)
 
     async def entries(self, tenant: str) -> list[Entry]:

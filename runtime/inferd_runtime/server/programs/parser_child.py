@@ -40,7 +40,7 @@ MAX_REQUEST = 1 << 30
 """The gateway bounds what it takes from clients; this only keeps a frame a frame."""
 QUICK_SECONDS = 0.1
 REST_SECONDS = 0.02
-"""How long after an answer the next fork is made: who uploaded goes first."""
+"""How long after an answer the next fork is made: the upload that was answered goes on first."""
 REHEARSAL = b'{"files": {"main.py": "async def main(x: int = 1) -> str: ..."}}'
 BEHIND = 5
 """How much higher the nice value of a slow upload's parser is. A lower value than this process's own takes root's rights."""

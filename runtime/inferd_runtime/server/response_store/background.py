@@ -21,7 +21,7 @@ from inferd_runtime.server.dialects.responses.stored import KeptEvents, later_ev
 
 Answer = AbstractAsyncContextManager[AnswerSource]
 EVENTS_AT_ONCE = 1024
-"""Events that are sent together to who comes late."""
+"""Events that are sent together to a client that joins late."""
 log = logging.getLogger("inferd.responses")
 
 

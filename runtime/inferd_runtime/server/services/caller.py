@@ -1,4 +1,4 @@
-"""Who asks the gateway for an operation."""
+"""The caller of a gateway operation."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
 """Servers of tools that clients bring along: a script offers one, and calls of its tenant's programs are relayed to it.
 
-The gateway looks at no more than the form of what comes back: the client is of the same tenant as who calls.
+The gateway checks only the form of what comes back: the client belongs to the same tenant as the caller.
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ T = TypeVar("T")
 
 @dataclass(frozen=True, eq=False)
 class OpenMcpCall:
-    """A call that somebody waits for."""
+    """A call that a caller waits for."""
 
     call: RelayedMcpCall
     answer: asyncio.Future[AnswerMcpCall]
@@ -73,7 +73,7 @@ class Offer:
     gone: bool = False
 
     def again(self, number: int) -> None:
-        """Have a call fetched once more, unless nobody waits for it any more: then nothing is held of it here."""
+        """Have a call fetched once more, unless its caller has stopped waiting: then nothing of it is held here."""
         if number in self.open:
             self.unfetched.appendleft(self.open[number].call)
             self.changed.wake()
@@ -92,7 +92,7 @@ class OfferedServer:
 
 
 class Offers(Protocol):
-    """What is offered to callers. ``operations`` are those of who offers."""
+    """What is offered to callers. ``operations`` are those of the clients that offer."""
 
     def operations(self) -> Mapping[str, Handler]:
         """Return the handlers by their operations' wire names."""
@@ -174,7 +174,7 @@ class McpOffers:
         return Handed(call, partial(offer.again, call.number))
 
     async def answer(self, caller: Caller, asked: AnswerMcpCall) -> Done:
-        """Take a client's answer. One to a call that nobody waits for any more is dropped."""
+        """Take a client's answer. One to a call whose caller has stopped waiting is dropped."""
         one = self._own(caller, asked.server).open.get(asked.number)
         if one is not None and not one.answer.done():
             one.answer.set_result(asked)

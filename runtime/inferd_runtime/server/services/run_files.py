@@ -132,7 +132,7 @@ class FilesOfRun:
         return file
 
     def enter(self, attempt: int) -> None:
-        """Note who runs it now: a new attempt gets the launcher's files again, and says again what it has said."""
+        """Note which attempt runs now: a new one gets the launcher's files again, and says again what it has said."""
         if self._attempt != attempt:
             self._attempt, self._said = attempt, 0
             self.unread = deque(self._inputs)
@@ -427,7 +427,7 @@ async def _on_disk(work: Callable[[], T]) -> T:
 
 
 async def _remove_files(paths: Sequence[Path]) -> None:
-    """Remove files that nothing refers to any more, also where whoever asked for that does not wait."""
+    """Remove files that nothing refers to any more, also where the task that asked for it is cancelled."""
     if paths:
         with anyio.CancelScope(shield=True):
             await _on_disk(partial(_unlink, paths))

@@ -75,8 +75,8 @@ class LoopSocket:
             self._look()
 
     def close(self) -> None:
-        """Close the socket. Whoever waits for it gets the ZMQError: a task that nobody cancelled must not end as cancelled, which
-        would end all others of its group.
+        """Close the socket. Tasks that wait on it get the ZMQError: if they ended as cancelled, though nobody cancelled them, the
+        other tasks of their group would end, too.
         """
         if not self._socket.closed:
             self._loop.remove_reader(self._descriptor)
@@ -96,12 +96,12 @@ class LoopSocket:
             del self._waiting[future]
 
     def _look_for_others(self) -> None:
-        """Wake who waits: who sends or receives takes notice of all that has come, and the descriptor tells it no more."""
+        """Wake other waiters: a send or receive clears the descriptor, so it does not tell them of what has arrived."""
         if self._waiting or self._take is not None:
             self._look()
 
     def _look(self) -> None:
-        """Wake who waits for what is there, and hand on what has come. The descriptor is readable until somebody looks."""
+        """Wake the waiters whose event is there, and deliver what has come. The descriptor stays readable until then."""
         if self._socket.closed:
             return
         if self._take is not None:

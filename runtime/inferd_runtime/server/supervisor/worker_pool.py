@@ -35,17 +35,17 @@ class PoolSettings:
 
     @property
     def guarded(self) -> int:
-        """How many tenants may do their worst together without another one's first run waiting for them to stop."""
+        """How many tenants may use all that they can get without another tenant's first run having to wait."""
         return self.max_workers // 2
 
     @property
     def workers_rule(self) -> ShareRule:
-        """Who may use one more worker."""
+        """The rule for taking one more worker."""
         return ShareRule(self.max_workers, self.guarded)
 
     @property
     def queue_rule(self) -> ShareRule:
-        """Who may wait."""
+        """The rule for taking one more place in the queue."""
         return ShareRule(self.max_waiting, self.max_waiting // 4)
 
 

@@ -33,7 +33,7 @@ class ShareRule:
 
 
 class SharedPlaces:
-    """Who holds how many of the places that a rule divides. ``name`` and ``setting``: what errors call them."""
+    """How many of the places that a rule divides each tenant holds. ``name`` and ``setting``: what errors call them."""
 
     def __init__(self, rule: ShareRule, name: str, setting: str) -> None:
         self.rule = rule
@@ -59,7 +59,7 @@ class SharedPlaces:
         self.used += amount
 
     def _no_room(self) -> LimitExceeded:
-        """Return the error. Whoever raises it holds it in no variable: all that its callers have would stay with the two."""
+        """Return the error. It is raised without a variable for it: that would be a cycle which keeps the callers' frames."""
         text = (
             f"{self.used} of the server's {self.rule.capacity} {self._name} are in use, and the rest is kept for others"
         )

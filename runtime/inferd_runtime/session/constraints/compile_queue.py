@@ -131,7 +131,7 @@ class CompileQueue:
 
 def _searched(compiled: Compiled) -> Compiled:
     """Have the end of a constraint looked for, which takes up to a second where it was not done yet: not of the step loop."""
-    with contextlib.suppress(GrammarFailure):  # who wants to know is told then
+    with contextlib.suppress(GrammarFailure):  # raised again where the end is asked for
         compiled.shortest()
     return compiled
 

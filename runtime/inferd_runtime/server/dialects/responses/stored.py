@@ -57,10 +57,11 @@ class StoredResponse(msgspec.Struct, frozen=True):
 
 
 class KeptEvents:
-    """Server-sent events of one stream. ``sent``: each at the place of its number, until ``packed`` has them all: who reads
-    slowly holds no more than that.
+    """Server-sent events of one stream. ``sent``: each at the index of its number, until ``packed`` has them all; slow readers
+    share both.
 
-    They are compressed, for each repeats much of the last, and as they come: all of a long answer's would hold up others.
+    Events are compressed because each repeats much of the one before, and one by one, because compressing all of a long
+    answer's at once would hold up other requests.
     """
 
     def __init__(self) -> None:

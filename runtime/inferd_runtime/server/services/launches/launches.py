@@ -172,7 +172,7 @@ class Launches:
         return Handed(ChildStarted(run.id), partial(self._unheard_of, run.id))
 
     def _unheard_of(self, name: str) -> None:
-        """End a child whose parent never heard of it. By name: who never says that it did would hold runs that are over."""
+        """End a child whose parent never received its id. By name: a reference would keep the run until that is known."""
         run = self._runs.get(name)
         if run is not None:
             run.cancel("its parent never heard of it")

@@ -14,7 +14,7 @@ from inferd_runtime.server.services.wires import JsonText
 
 MAX_HELD_VALUES = 1024
 MAX_HELD_BYTES = 1 << 20
-"""Of one subscription or queue: then who publishes or pushes waits."""
+"""Of one subscription or queue: beyond it publishers and pushers wait."""
 MAX_NAMES = 256
 """Queues and topics that a tenant has at a time."""
 MAX_TENANT_HELD = 32 << 20

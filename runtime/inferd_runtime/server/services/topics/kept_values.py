@@ -23,8 +23,8 @@ log = logging.getLogger("inferd.services")
 class KeptValues:
     """Values of durable queues on disk. Belongs to one event loop. What waits raises Unavailable where the file does not work.
 
-    A tenant has one thing at a time for the file's thread to do, and all that is to be forgotten is one more: what waits there
-    is bounded, and each tenant's waits as long as another's.
+    Each tenant has at most one task waiting for the file's thread, and all deletions together are one more: the queue of tasks
+    is bounded, and tenants wait equally long.
     """
 
     def __init__(self, archive: FileArchive[QueueFile], quotas: QuotasOf) -> None:

@@ -29,7 +29,7 @@ class Notes:
         return {"note.put": self._put, "note.get": self._get, "note.delete": self._delete}
 
     def closed(self, caller: Caller) -> None:
-        """Do nothing: notes outlive who wrote them."""
+        """Do nothing: notes outlive their writers."""
 
     async def _put(self, caller: Caller, request: PutNote) -> Done:
         check_note_name(request.namespace, request.key)

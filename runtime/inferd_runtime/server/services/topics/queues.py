@@ -1,4 +1,4 @@
-"""``queue.*``: each value that is pushed goes to one who pulls, first come, first served.
+"""``queue.*``: each value that is pushed goes to one puller, first come, first served.
 
 A value that was handed out and did not arrive (its puller was ended, or did not wait any more) goes back to the queue's head.
 """
@@ -38,7 +38,7 @@ class QueueKey(NamedTuple):
 
 @dataclass(eq=False)
 class Puller:
-    """Who waits for values."""
+    """A caller that waits for values."""
 
     most: int
     values: list[HeldValue] = field(default_factory=list)
@@ -49,7 +49,7 @@ class Puller:
 class Queue:
     """A queue. Pure but for ``turn``, which pushers hold in the order in which they came.
 
-    ``users``: who is at it, and what was handed out and has not arrived for certain. ``loaded``: what is on disk is here.
+    ``users``: callers that use it now, and replies that are not confirmed yet. ``loaded``: what is on disk is in the buffer.
     """
 
     key: QueueKey
@@ -131,7 +131,7 @@ class Queues:
         return self._handed(queue, puller.values)
 
     def _handed(self, queue: Queue, values: Sequence[HeldValue]) -> Handed:
-        """Return the reply that brings values. They count, and who pulled is at the queue, until it is certain where they are."""
+        """Return the reply that brings values. They count, and so does their puller, until the reply is confirmed or undone."""
 
         def undo() -> None:
             self._put_back(queue, values)

@@ -1,6 +1,6 @@
 """``topic.*``: each value that is published goes to all who subscribe at that moment, in the order of each publisher.
 
-A slow subscriber slows who publishes: a value is published once every subscriber has room for it. One that has kept a publisher
+A slow subscriber slows publishers down: a value is published once every subscriber has room for it. One that has kept a publisher
 waiting for ``SLOW_SECONDS`` is ended; it reads what it has, and then an error says why. Nothing is dropped without a word.
 """
 
@@ -75,7 +75,7 @@ class Subscription:
 
 @dataclass(eq=False)
 class Topic:
-    """Who subscribes to a name. Pure but for ``turn``, which publishers hold in the order in which they came."""
+    """The subscribers of a name. Pure but for ``turn``, which publishers hold in the order in which they came."""
 
     key: Key
     subscribers: dict[int, Subscription] = field(default_factory=dict)
