@@ -130,6 +130,7 @@ def _run(model: Any, tokenizer: Any, text: str, kind: str) -> list[Place]:
 
 def places(prompt: Sequence[int], output: Sequence[int]) -> list[Place]:
     """The n-gram source's luck at every place of an output."""
+    from inferd_runtime.speculation.bridge import common_prefix
     from inferd_runtime.speculation.ngram import NgramDrafter
 
     drafter = NgramDrafter(LENGTH, tree=False)
@@ -137,16 +138,9 @@ def places(prompt: Sequence[int], output: Sequence[int]) -> list[Place]:
     found = []
     for at, token in enumerate(output):
         proposal = drafter.propose(LENGTH)
-        found.append(Place(proposal.match if proposal.tokens else 0, _common(proposal.tokens, output[at:])))
+        found.append(Place(proposal.match if proposal.tokens else 0, common_prefix(proposal.tokens, output[at:])))
         drafter.observe([token])
     return found
-
-
-def _common(draft: Sequence[int], output: Sequence[int]) -> int:
-    for at, (guess, token) in enumerate(zip(draft, output, strict=False)):
-        if guess != token:
-            return at
-    return min(len(draft), len(output))
 
 
 def synthetic(seed: int, requests: int = 12) -> list[Trace]:

@@ -30,6 +30,7 @@ from inferd_runtime.models.loaded import LoadedModel
 from inferd_runtime.models.loading import load
 from inferd_runtime.models.passes.fused import FusedPass
 from inferd_runtime.models.weights.held import held_bytes
+from inferd_runtime.speculation.bridge import common_prefix
 
 PAGE_SIZE = 16
 CONTEXT = 100
@@ -163,7 +164,7 @@ def quality(arm: Arm, reference: Reference) -> dict[str, float]:
         count += len(tokens)
     prompts = reference.windows[: len(reference.texts)]
     common = [
-        _common(greedy(arm, tokens[:PROMPT]), text) for tokens, text in zip(prompts, reference.texts, strict=True)
+        common_prefix(greedy(arm, tokens[:PROMPT]), text) for tokens, text in zip(prompts, reference.texts, strict=True)
     ]
     return {
         "perplexity": math.exp(loss / (count - len(reference.windows))),
@@ -182,10 +183,6 @@ def greedy(arm: Arm, prompt: Sequence[int]) -> list[int]:
         logits = arm.driver.forward(window_batch(made[-1:], len(tokens))).logits[-1]
         tokens.append(made[-1])
     return made
-
-
-def _common(one: Sequence[int], other: Sequence[int]) -> int:
-    return next((index for index, pair in enumerate(zip(one, other, strict=True)) if pair[0] != pair[1]), len(one))
 
 
 def main() -> None:

@@ -18,7 +18,7 @@ from inferd_grammar.rewrites.dialect import Dialect
 from inferd_grammar.rewrites.kinds import ALL, Kinds, canonical, of_types, of_value
 from inferd_grammar.rewrites.patterns import finds
 from inferd_grammar.rewrites.regex_syntax import NotUnderstood, shortest_match
-from inferd_grammar.schema import iter_schemas, resolve
+from inferd_grammar.schema import iter_schemas
 
 _MAX_VALUES = 128
 _MAX_WAYS = 16
@@ -104,7 +104,7 @@ class _SmallValues:
             return [[schema if isinstance(schema, bool) else False]]
         view = self._dialect.view(schema, pointer)
         parts: list[list[list[View | bool]]] = [[[view]]]
-        parts += [self._one_ways(place, chain - 1) for place in self._always(view)]
+        parts += [self._one_ways(place, chain - 1) for place in view.always(self._root)]
         for key in ("anyOf", "oneOf"):
             if key in view.words:
                 places = [view.at(key, n) for n in range(len(view.words[key]))]
@@ -118,13 +118,6 @@ class _SmallValues:
         condition = self._one_ways(view.at("if"), chain) if key == "then" else condition
         wanted = self._one_ways(view.at(key), chain) if key in view.words else [[]]
         return [[*first, *second] for first, second in islice(product(condition, wanted), _MAX_WAYS)]
-
-    def _always(self, view: View) -> Iterator[str]:
-        reference = view.words.get("$ref")
-        target = resolve(self._root, reference) if isinstance(reference, str) else None
-        if target is not None:
-            yield target[0]
-        yield from (view.at("allOf", n) for n in range(len(view.words.get("allOf", ()))))
 
     def _of_way(self, state: _Together, views: Sequence[View]) -> str | None:
         kinds = ALL

@@ -6,12 +6,12 @@ equivalences unless their text says that they are narrower.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any, Protocol
 
 from inferd_grammar.errors import GrammarError
-from inferd_grammar.schema import escape
+from inferd_grammar.schema import escape, resolve
 
 Schema = bool | dict[str, Any]
 
@@ -43,6 +43,14 @@ class View:
     def without(self, *keys: str) -> View:
         """Return the same view less some keywords."""
         return replace(self, words={key: value for key, value in self.words.items() if key not in keys})
+
+    def always(self, root: Any) -> Iterator[str]:
+        """Yield the pointers of the schemas that hold wherever this one does: its reference's in the document, its `allOf`."""
+        reference = self.words.get("$ref")
+        target = resolve(root, reference) if isinstance(reference, str) else None
+        if target is not None:
+            yield target[0]
+        yield from (self.at("allOf", n) for n in range(len(self.words.get("allOf", ()))))
 
 
 class Translator(Protocol):

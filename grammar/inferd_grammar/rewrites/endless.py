@@ -14,7 +14,7 @@ from inferd_grammar.errors import GrammarError
 from inferd_grammar.rewrites.base import View
 from inferd_grammar.rewrites.dialect import Dialect
 from inferd_grammar.rewrites.kinds import ALL, ARRAY, OBJECT, of_types
-from inferd_grammar.schema import iter_schemas, resolve
+from inferd_grammar.schema import iter_schemas
 
 
 def without_endless(root: Any) -> Any:
@@ -49,7 +49,7 @@ class _Endings:
         """Return the pointers of all subschemas that never end."""
         users: dict[str, list[str]] = {}
         for pointer, view in self._views.items():
-            for part in (*self._together(view), *self._branches(view), *_members(view)):
+            for part in (*view.always(self._root), *self._branches(view), *_members(view)):
                 users.setdefault(part, []).append(pointer)
         waiting = list(self._views)
         while waiting:
@@ -69,7 +69,7 @@ class _Endings:
 
     def _missing(self, view: View) -> str | None:
         """Return a part without which no value of the schema ends, and which is not known to end; None if there is none."""
-        for part in self._together(view):
+        for part in view.always(self._root):
             if part in self._open:
                 return part
         for key in ("anyOf", "oneOf"):
@@ -84,13 +84,6 @@ class _Endings:
 
     def _first_open(self, parts: Iterator[str]) -> str | None:
         return next((part for part in parts if part in self._open), None)
-
-    def _together(self, view: View) -> Iterator[str]:
-        reference = view.words.get("$ref")
-        target = resolve(self._root, reference) if isinstance(reference, str) else None
-        if target is not None:
-            yield target[0]
-        yield from (view.at("allOf", n) for n in range(len(view.words.get("allOf", ()))))
 
     def _branches(self, view: View) -> Iterator[str]:
         for key in ("anyOf", "oneOf"):
