@@ -68,7 +68,7 @@ class Answered(msgspec.Struct, frozen=True, array_like=True):
 FromReplica = Ask | Withdraw | Received | Gone
 
 
-class Outbox:
+class FrameOutbox:
     """Messages that wait to be sent, in order. What may wait is bounded by what callers may have open."""
 
     def __init__(self) -> None:

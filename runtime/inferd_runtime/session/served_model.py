@@ -15,7 +15,7 @@ from inferd_grammar.healing import Healer
 from inferd_runtime.draft_models.models import DraftModels
 from inferd_runtime.engine.adapters import AdapterSet
 from inferd_runtime.engine.engine import Engine
-from inferd_runtime.engine.jobs.reasoning import ReasoningMarks
+from inferd_runtime.engine.jobs.reasoning import ReasoningMarkTokens
 from inferd_runtime.engine.jobs.text import TextTokenizer
 from inferd_runtime.engine.jobs.timeline import GenerationClock
 from inferd_runtime.models.chat import ChatTemplate
@@ -73,7 +73,7 @@ class ServedModel:
     generations: GenerationClock = field(default_factory=GenerationClock)
     turns: ProgramTurns = field(default_factory=ProgramTurns)
     tool_format: str = "auto"
-    reasoning_marks: dict[tuple[str, str], ReasoningMarks] = field(default_factory=dict)
+    reasoning_marks: dict[tuple[str, str], ReasoningMarkTokens] = field(default_factory=dict)
 
     @cached_property
     def longest_token(self) -> int:

@@ -9,7 +9,7 @@ from starlette.responses import PlainTextResponse
 from starlette.routing import Route
 
 from inferd_runtime.server.connections.connection_table import ConnectionTable
-from inferd_runtime.server.gateway.app import Front, make_app
+from inferd_runtime.server.gateway.app import AppMiddleware, make_app
 from inferd_runtime.server.gateway.auth import AccessTokens
 from inferd_runtime.server.tenancy.quotas import Quotas, same_for_all
 from inferd_runtime.server.tenancy.tenant_use import TenantUse
@@ -31,8 +31,8 @@ async def hello(request: Request) -> PlainTextResponse:
 
 async def ask(origins: tuple[str, ...], method: str, origin: str, **headers: str) -> httpx.Response:
     tokens = AccessTokens({"secret": TokenRights("alice")})
-    front = Front(ConnectionTable(TenantUse(same_for_all(Quotas()))), origins=origins)
-    app = make_app([Route("/v1/models", hello, methods=["GET", "POST"])], tokens, front)
+    middleware = AppMiddleware(ConnectionTable(TenantUse(same_for_all(Quotas()))), origins=origins)
+    app = make_app([Route("/v1/models", hello, methods=["GET", "POST"])], tokens, middleware)
     async with httpx.AsyncClient(transport=httpx.ASGITransport(app), base_url="http://x") as client:
         return await client.request(method, "/v1/models", headers={"origin": origin, **headers})
 

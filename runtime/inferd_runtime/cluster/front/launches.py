@@ -40,8 +40,8 @@ class LaunchedRun(msgspec.Struct, frozen=True):
 
 
 @dataclass
-class Launches:
-    """Belongs to the front's event loop."""
+class ClusterLaunches:
+    """Starts runs on replicas. Belongs to the front's event loop."""
 
     hop: HopClient
     members: Members

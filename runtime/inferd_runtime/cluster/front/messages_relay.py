@@ -23,9 +23,9 @@ from inferd_runtime.cluster.relayed import (
     MESSAGES_PATH,
     Answered,
     Ask,
+    FrameOutbox,
     FromReplica,
     Gone,
-    Outbox,
     Received,
     Withdraw,
 )
@@ -106,7 +106,7 @@ class _ReplicaLink:
     def __init__(self, relay: MessagesRelay, connection: ClientConnection) -> None:
         self._relay = relay
         self._connection = connection
-        self._outbox = Outbox()
+        self._outbox = FrameOutbox()
         self._desks: dict[int, ServiceDesk] = {}
 
     async def serve(self) -> None:

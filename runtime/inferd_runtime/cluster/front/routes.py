@@ -25,7 +25,7 @@ from inferd_runtime.cluster.front.hop_client import (
     authorization_of_hop,
     hop_request,
 )
-from inferd_runtime.cluster.front.launches import Launches
+from inferd_runtime.cluster.front.launches import ClusterLaunches
 from inferd_runtime.cluster.front.members import HEIR_SECONDS, Member, Members
 from inferd_runtime.cluster.front.proxied import Choose, ProxiedResponse
 from inferd_runtime.cluster.front.run_stream import RunStream
@@ -57,7 +57,7 @@ class ClusterApi:
 
     hop: HopClient
     members: Members
-    launches: Launches
+    launches: ClusterLaunches
     admission: Admission
     key: str
     use: TenantUse
@@ -85,7 +85,7 @@ class ClusterApi:
         ]
 
     async def launch(self, request: Request) -> Response:
-        """Start a run; see :class:`Launches`."""
+        """Start a run; see :class:`ClusterLaunches`."""
         return await self.launches.launch(request, await self._body(request))
 
     async def events(self, request: Request) -> Response:

@@ -126,14 +126,14 @@ class RunStream(Response):
         await anyio.sleep(AGAIN_SECONDS)
         return True
 
-    async def _record(self) -> RunState:
+    async def _record(self) -> RunSummary:
         """Return the run's state, from the replica that has it. Raises NotFound."""
         while True:
             member = await self._member()
             request = replace(self._request, target=f"/v1/runs/{self._run}".encode())
             try:
                 with self._members.watched(member):
-                    return msgspec.json.decode(await self._hop.ask(member.url, request, ASK_SECONDS), type=RunState)
+                    return msgspec.json.decode(await self._hop.ask(member.url, request, ASK_SECONDS), type=RunSummary)
             except ReplicaGone:
                 await anyio.sleep(AGAIN_SECONDS)
 
@@ -145,7 +145,7 @@ class RunStream(Response):
         return replace(self._request, target=f"/v1/runs/{self._run}/events?{query}".encode())
 
 
-class RunState(msgspec.Struct, frozen=True):
+class RunSummary(msgspec.Struct, frozen=True):
     """What of a run's JSON the stream of its events needs."""
 
     finished_at: float | None

@@ -14,7 +14,7 @@ from inferd_runtime.cluster.front.admission import Admission
 from inferd_runtime.cluster.front.exchange import TenantExchange
 from inferd_runtime.cluster.front.hop_client import HopClient
 from inferd_runtime.cluster.front.launch_homes import open_launch_homes
-from inferd_runtime.cluster.front.launches import Launches
+from inferd_runtime.cluster.front.launches import ClusterLaunches
 from inferd_runtime.cluster.front.members import Members
 from inferd_runtime.cluster.front.messages_relay import MessagesRelay
 from inferd_runtime.cluster.front.own_routes import OwnRoutes
@@ -25,7 +25,7 @@ from inferd_runtime.cluster.hop import HopTokens
 from inferd_runtime.cluster.messages import JoinCluster
 from inferd_runtime.server.connections.acceptor import Listener
 from inferd_runtime.server.connections.connection_table import ConnectionTable
-from inferd_runtime.server.gateway.app import Entrance, Front, announced, make_app, open_entrance, serve_app
+from inferd_runtime.server.gateway.app import AppMiddleware, Entrance, announced, make_app, open_entrance, serve_app
 from inferd_runtime.server.gateway.gateway_role import open_own_library
 from inferd_runtime.server.gateway.listening import listen, url_of
 from inferd_runtime.server.processes.background import background_tasks
@@ -83,7 +83,7 @@ def _private_entrance(host: str, key: str) -> Iterator[Entrance]:
     use = TenantUse(same_for_all(NO_LIMIT))
     with contextlib.closing(listen(host, 0)) as listener:
         url = url_of(host, listener.getsockname()[1], tls=False)
-        yield Entrance(url, HopTokens(key), use, Front(ConnectionTable(use)), Listener(listener))
+        yield Entrance(url, HopTokens(key), use, AppMiddleware(ConnectionTable(use)), Listener(listener))
 
 
 def _inherited(descriptor: int) -> socket.socket | None:
@@ -113,16 +113,16 @@ async def open_front(order: FrontStart) -> AsyncIterator[ClusterFront]:
         own = OwnRoutes(settings, programs, members, hop, order.key, use, entrance.tokens)
         admission = Admission(use, exchange.active, members, programs, settings.chat_program)
         homes = await stack.enter_async_context(open_launch_homes(settings.data_dir))
-        launches = Launches(hop, members, programs, order.key, admission, homes)
+        launches = ClusterLaunches(hop, members, programs, order.key, admission, homes)
         api = ClusterApi(hop, members, launches, admission, order.key, use, settings.max_body_bytes)
         tasks = await stack.enter_async_context(background_tasks())
         tasks.start_soon(watcher.watch)
         kept = await stack.enter_async_context(open_kept_values(settings.data_dir / QUEUES_FILE, use.quotas))
         calls = await stack.enter_async_context(background_tasks())
         tasks.start_soon(MessagesRelay(members, order.key, admission, kept, calls).run)
-        inner = make_app(PrivateRoutes(programs, watcher).routes(), private.tokens, private.front)
+        inner = make_app(PrivateRoutes(programs, watcher).routes(), private.tokens, private.middleware)
         await stack.enter_async_context(serve_app(inner, settings, private))
-        outer = make_app([*own.routes(), *api.routes()], entrance.tokens, entrance.front)
+        outer = make_app([*own.routes(), *api.routes()], entrance.tokens, entrance.middleware)
         await stack.enter_async_context(serve_app(outer, settings, entrance))
         yield ClusterFront(entrance.url, private.url, members, watcher)
 

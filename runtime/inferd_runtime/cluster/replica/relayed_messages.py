@@ -21,7 +21,7 @@ from starlette.websockets import WebSocket, WebSocketDisconnect
 from inferd.protocol import ErrorInfo, InferdError, Unavailable
 from inferd_runtime.change_signal import ChangeSignal
 from inferd_runtime.cluster.hop import require_cluster
-from inferd_runtime.cluster.relayed import ADMIT_LAUNCH, Answered, Ask, Gone, Outbox, Received, Withdraw
+from inferd_runtime.cluster.relayed import ADMIT_LAUNCH, Answered, Ask, FrameOutbox, Gone, Received, Withdraw
 from inferd_runtime.server.gateway.replies import deny
 from inferd_runtime.server.processes.background import background_tasks
 from inferd_runtime.server.services.caller import Caller
@@ -41,7 +41,7 @@ class _Known:
     """A caller that the front knows. ``loses``: it used what is lost with the front."""
 
     number: int
-    link: Outbox
+    link: FrameOutbox
     loses: bool = False
     open: set[int] = field(default_factory=set)
 
@@ -57,7 +57,7 @@ class RelayedMessages:
     """Belongs to the replica's event loop."""
 
     def __init__(self) -> None:
-        self._link: Outbox | None = None
+        self._link: FrameOutbox | None = None
         self._linked = ChangeSignal()
         self._numbers = itertools.count(1)
         self._callers: dict[Caller, _Known] = {}
@@ -107,7 +107,7 @@ class RelayedMessages:
             raise
         return self._outcome(waiting.answer, link)
 
-    def _outcome(self, answer: Answered | None, link: Outbox) -> Any:
+    def _outcome(self, answer: Answered | None, link: FrameOutbox) -> Any:
         if answer is None:
             raise Unavailable(LOST)
         if not answer.ok:
@@ -118,7 +118,7 @@ class RelayedMessages:
         undo, done = Withdraw(answer.caller, answer.ticket), Received(answer.caller, answer.ticket)
         return Handed(reply, partial(link.put, undo), partial(link.put, done))
 
-    async def _there(self) -> Outbox:
+    async def _there(self) -> FrameOutbox:
         with anyio.move_on_after(LINK_SECONDS):
             while self._link is None:
                 await self._linked.wait()
@@ -126,7 +126,7 @@ class RelayedMessages:
             raise Unavailable(NOT_THERE, retry_after_s=1.0)
         return self._link
 
-    def _known(self, caller: Caller, link: Outbox, loses: bool) -> _Known:
+    def _known(self, caller: Caller, link: FrameOutbox, loses: bool) -> _Known:
         """Return a caller as the front knows it. Raises Unavailable, once, where the front that knew it is lost."""
         known = self._callers.get(caller)
         if known is None or known.link is not link:
@@ -146,7 +146,7 @@ class RelayedMessages:
             return await deny(error, websocket.scope, websocket.receive, websocket.send)
         await websocket.accept()
         self._lose()
-        link = self._link = Outbox()
+        link = self._link = FrameOutbox()
         self._linked.wake()
         try:
             await self._exchange(websocket, link)
@@ -154,7 +154,7 @@ class RelayedMessages:
             if self._link is link:
                 self._lose()
 
-    async def _exchange(self, websocket: WebSocket, link: Outbox) -> None:
+    async def _exchange(self, websocket: WebSocket, link: FrameOutbox) -> None:
         async with background_tasks() as tasks:
             tasks.start_soon(_send_all, websocket, link)
             while (message := await websocket.receive())["type"] == "websocket.receive" and self._link is link:
@@ -177,6 +177,6 @@ class RelayedMessages:
             waiting.done.set()
 
 
-async def _send_all(websocket: WebSocket, link: Outbox) -> None:
+async def _send_all(websocket: WebSocket, link: FrameOutbox) -> None:
     with contextlib.suppress(WebSocketDisconnect, RuntimeError):  # it is closed, which the other direction notices
         await link.send_all(websocket.send_bytes)

@@ -29,7 +29,7 @@ class ReasoningPlace:
     count: int = 0
 
 
-class ReasoningMarks:
+class ReasoningMarkTokens:
     """The marks of a model's reasoning as its tokens write them. ``pieces``: the bytes of each text token, b"" of special ones.
 
     ``bytes_of`` returns the bytes of any token. ``words``: of a mask.
@@ -110,7 +110,9 @@ class ReasoningFirst:
     Drafts end with the reasoning: the constraint's own follow in the next step.
     """
 
-    def __init__(self, inner: OutputMasks | None, marks: ReasoningMarks, *, opened: bool, budget: int | None) -> None:
+    def __init__(
+        self, inner: OutputMasks | None, marks: ReasoningMarkTokens, *, opened: bool, budget: int | None
+    ) -> None:
         self._inner = inner
         self._marks = marks
         self._budget = budget

@@ -33,7 +33,7 @@ from inferd_runtime.session.wire import OK
 IDLE_MS = 1000
 
 
-class DraftServer:
+class DraftRequests:
     """Receives its owner's requests and sends each one's answer when the draft engine has it."""
 
     def __init__(self, socket: zmq.Socket[bytes], served: ServedModel, owner: bytes) -> None:
@@ -74,7 +74,7 @@ def serve(start: EngineStart) -> None:
     served = serve_model(start.settings)
     context: zmq.Context[Any] = zmq.Context()
     socket = bind(context, start.endpoint)
-    server = DraftServer(socket, served, start.key.encode())
+    server = DraftRequests(socket, served, start.key.encode())
     busy = False
     while not stop.received:
         if socket.poll(0 if busy else IDLE_MS):

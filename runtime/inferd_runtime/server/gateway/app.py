@@ -83,8 +83,8 @@ log = logging.getLogger("inferd.gateway")
 
 
 @dataclass(frozen=True)
-class Front:
-    """What stands before the routes: open connections, the audit log if there is one, and the origins whose pages may call."""
+class AppMiddleware:
+    """What middleware needs: open connections, the audit log if there is one, and the origins whose pages may call."""
 
     connections: ConnectionTable
     audit: AuditLog | None = None
@@ -98,7 +98,7 @@ class Entrance:
     url: str
     tokens: AccessTokens
     use: TenantUse
-    front: Front
+    middleware: AppMiddleware
     listener: Listener
 
 
@@ -147,15 +147,15 @@ def all_routes(own: Api, models: ModelApi, chat: ChatApi, responses: ResponseSto
     ]
 
 
-def make_app(routes: Sequence[BaseRoute], tokens: AccessTokens, front: Front | None = None) -> ASGIApp:
-    """Return the ASGI application. Without a ``front`` nothing is known of connections, as in a test without sockets."""
+def make_app(routes: Sequence[BaseRoute], tokens: AccessTokens, middleware: AppMiddleware | None = None) -> ASGIApp:
+    """Return the ASGI application. Without a ``middleware`` nothing is known of connections, as in a test without sockets."""
     handlers = {InferdError: _inferd_error, HTTPException: _http_error, Exception: _bug}
-    table = None if front is None else front.connections
+    table = None if middleware is None else middleware.connections
     outer = [] if table is None else [Middleware(RequestWatch, table=table)]
-    if front is not None and front.audit is not None:
-        outer.append(Middleware(Audited, audit=front.audit))
-    if front is not None and front.origins:
-        outer.append(cross_origin(front.origins))
+    if middleware is not None and middleware.audit is not None:
+        outer.append(Middleware(Audited, audit=middleware.audit))
+    if middleware is not None and middleware.origins:
+        outer.append(cross_origin(middleware.origins))
     app = Starlette(
         routes=list(routes),
         middleware=[*outer, Middleware(BearerAuth, tokens=tokens, table=table)],
@@ -248,16 +248,16 @@ def open_entrance(
             tokens = load_tokens(settings, store)
         use = TenantUse(quotas(TenantQuotas(tokens, load_quotas(settings))), shared_sizes(settings, files))
         audit = stack.enter_context(_audit_log(settings))
-        front = Front(ConnectionTable(use, table_limits(settings, files)), audit, settings.cors_origin)
+        middleware = AppMiddleware(ConnectionTable(use, table_limits(settings, files)), audit, settings.cors_origin)
         socket_ = stack.enter_context(contextlib.closing(listener or listen(settings.host, settings.port)))
         url = url_of(settings.host, socket_.getsockname()[1], tls is not None)
-        yield Entrance(url, tokens, use, front, Listener(socket_, tls, settings.header_s))
+        yield Entrance(url, tokens, use, middleware, Listener(socket_, tls, settings.header_s))
 
 
 @asynccontextmanager
 async def serve_app(app: ASGIApp, settings: Settings, entrance: Entrance) -> AsyncIterator[None]:
     """Have an application answer what comes through an entrance while the body runs."""
-    server = _Server(_uvicorn_config(app, settings), entrance.listener, entrance.front.connections)
+    server = _Server(_uvicorn_config(app, settings), entrance.listener, entrance.middleware.connections)
     async with _serving(server):
         yield
 
@@ -285,8 +285,8 @@ async def open_gateway(
         runtime = await stack.enter_async_context(opening)
         runtime.new_run_id, runtime.keeper.settles_all = role.run_id, role.settles_all
         runtime.desks.role_of = tokens.role_of
-        if entrance.front.audit is not None:
-            runtime.call_log.audit = entrance.front.audit.write
+        if entrance.middleware.audit is not None:
+            runtime.call_log.audit = entrance.middleware.audit.write
         runtime.services.join(Launches(runtime, programs.find, runtime.call_log.audit, role.admit_child))
         provider = None if settings.otel_endpoint is None else otlp_provider(settings.otel_endpoint)
         await stack.enter_async_context(traced(runtime, provider))
@@ -297,9 +297,9 @@ async def open_gateway(
         serving = ChatServing(runtime, programs, sessions, DirectChat(runtime, sessions, builtin_main(), warm, pace))
         own, chat = Api(runtime, programs, tokens), ChatApi(runtime, serving, pace)
         routes = [*role.routes(runtime, responses), *all_routes(own, ModelApi(chat, sessions), chat, responses)]
-        async with serve_app(make_app(routes, tokens, entrance.front), settings, entrance):
+        async with serve_app(make_app(routes, tokens, entrance.middleware), settings, entrance):
             try:
-                yield Gateway(entrance.url, runtime, tokens, entrance.front.connections)
+                yield Gateway(entrance.url, runtime, tokens, entrance.middleware.connections)
             finally:
                 # Runs end first: only then do the streams that follow them, which the server waits for.
                 with anyio.CancelScope(shield=True):

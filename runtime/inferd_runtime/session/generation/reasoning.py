@@ -5,7 +5,7 @@ from __future__ import annotations
 from inferd import protocol as p
 from inferd_grammar import EndPlanner
 from inferd_runtime.engine.jobs.grammar_masks import OutputMasks
-from inferd_runtime.engine.jobs.reasoning import ReasoningFirst, ReasoningMarks
+from inferd_runtime.engine.jobs.reasoning import ReasoningFirst, ReasoningMarkTokens
 from inferd_runtime.engine.sequences.cached_sequence import CachedSequence
 from inferd_runtime.session.served_model import ServedModel
 
@@ -39,7 +39,7 @@ def reserved_tokens(request: p.StartGenerate, model: ServedModel) -> int:
     return 0 if request.reasoning is None else marks_of(request.reasoning, model).most_tokens
 
 
-def marks_of(spec: p.ReasoningSpec, model: ServedModel) -> ReasoningMarks:
+def marks_of(spec: p.ReasoningSpec, model: ServedModel) -> ReasoningMarkTokens:
     """Return the marks as tokens. Raises InvalidRequest for a mark that no tokens write."""
     known = model.reasoning_marks
     key = (spec.begin, spec.end)
@@ -47,7 +47,7 @@ def marks_of(spec: p.ReasoningSpec, model: ServedModel) -> ReasoningMarks:
         known.clear()  # a model has one pair
         begin, end = (tuple(model.tokenizer.encode(mark, special=True)) for mark in key)
         table = model.grammars.table
-        marks = ReasoningMarks(
+        marks = ReasoningMarkTokens(
             (spec.begin, begin), (spec.end, end), table.tokens, model.bytes_of, model.tokenizer.eos_tokens
         )
         for mark, tokens in ((marks.begin, begin), (marks.end, end)):
