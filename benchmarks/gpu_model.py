@@ -197,7 +197,7 @@ class StreamArm:
         self.engine = Engine(driver, options)
 
     def contexts(self, prompts: Prompts) -> list[CachedSequence]:
-        """Contexts whose prompts are computed, but for the last token."""
+        """Contexts whose prompts are computed, except the last token."""
         made = [self.engine.create_context() for _ in prompts]
         for context, prompt in zip(made, prompts, strict=True):
             context.append(list(prompt))

@@ -1,6 +1,6 @@
 """Simulated time for ``remote_draft.py``: a target, a draft engine and the way between them on one clock.
 
-The target's clock has the processor time of its thread, but for what stands in for models, and what a step is said to take. The
+The target's clock has the processor time of its thread, except what stands in for models, and what a step is said to take. The
 draft engine works beside it: it takes requests between two of its steps, as its thread does. So neither other programs on the
 machine nor the number of its processors show, and the real drafter, controller, draft host and checks run.
 """

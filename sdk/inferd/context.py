@@ -151,7 +151,7 @@ class Context:
         return self._handle.released
 
     async def flush(self, adapter: str | Adapter | None = None) -> Context:
-        """Compute what was added (but for the last token, which the next generation computes), and return the
+        """Compute what was added (except the last token, which the next generation computes), and return the
         context. ``adapter``: the LoRA adapter that the next generation will use.
         """
         await self._handle.ask(FlushContext(0, adapter_name(adapter)))

@@ -228,7 +228,7 @@ class _DryState:
     def _repeated(self, context: Sequence[int]) -> dict[int, int]:
         """Return, for each token that went on with what the context ends with, the length of the longest such repetition."""
         end = len(context)
-        for at in range(self._read, end - 1):  # where each token stands, but for the last one
+        for at in range(self._read, end - 1):  # where each token stands, except the last one
             self._places[context[at]].append(at)
         self._read = max(self._read, end - 1)
         found: dict[int, int] = {}

@@ -45,7 +45,7 @@ def session(model: Any) -> Any:
 
 @pytest.mark.parametrize("penalty", [0.4, 1.1, 1.3, 7.0])
 def test_repetition_is_transformers_processor(penalty: float) -> None:
-    """Its arithmetic is float32: equal but for the last bit of a quotient or product."""
+    """Its arithmetic is float32: equal except the last bit of a quotient or product."""
     processor, generator = RepetitionPenaltyLogitsProcessor(penalty), np.random.default_rng(3)
     for seed in range(20):
         chance = random.Random(seed)

@@ -79,7 +79,7 @@ def test_typical_keeps_what_transformers_keeps(session: DirectSession, mass: flo
         own: Any = apply(row, row.logprobs)
         mine = {token for token, score in zip(row.tokens, own, strict=True) if score > -math.inf}
         theirs = set(torch.nonzero(kept)[:, 0].tolist())
-        # Where two tokens are as far from the entropy but for rounding, float32 and float64 may order them otherwise.
+        # Where two tokens are as far from the entropy except for rounding, float32 and float64 may order them otherwise.
         assert len(mine ^ theirs) <= 2
         assert len(theirs) > 2
 

@@ -76,7 +76,7 @@ class Core(Protocol):
 
     @property
     def checked(self) -> tuple[Checked, ...]:
-        """Assertions of the constraint that this recogniser does not enforce; empty but for `best_effort`."""
+        """Assertions of the constraint that this recogniser does not enforce; empty except `best_effort`."""
 
     @property
     def named(self) -> frozenset[int]:

@@ -292,7 +292,7 @@ class Dfa:
 
 
 def _smallest(found: set[_Alternative]) -> Iterator[_Alternative]:
-    """Yield the alternatives but for those that owe more than another one in the same state."""
+    """Yield the alternatives except those that owe more than another one in the same state."""
     by_state: dict[int, list[frozenset[_Obligation]]] = {}
     for state, owed in found:
         by_state.setdefault(state, []).append(owed)

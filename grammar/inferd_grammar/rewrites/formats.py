@@ -1,7 +1,7 @@
 """`format`: what is enforced, what becomes a pattern, what is an annotation.
 
 The specification makes `format` an annotation unless a reader chooses to assert it. Formats that the backend enforces
-stay as they are, but for dates and times, of which it knows no calendar. Of the other names that the specification
+stay as they are, except dates and times, of which it knows no calendar. Of the other names that the specification
 defines, those that are regular become a pattern, which is narrower: some exotic valid texts are refused. `regex` is no
 regular language; its pattern takes expressions with groups two deep. A complement (`not`, `oneOf`) leaves out what any
 reader might take for the format. Two names of draft 3 become their later ones. Every

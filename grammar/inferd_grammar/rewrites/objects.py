@@ -230,7 +230,7 @@ def _there(view: View, key: str, *name: str) -> Schema:
 
 
 def _exactly(listed: list[str], kept: tuple[str, ...], **words: Any) -> Schema:
-    """Return a schema of objects that have none of `listed` but for all of `kept`."""
+    """Return a schema of objects that have none of `listed` except all of `kept`."""
     return {"type": "object", "required": list(kept), "properties": _absent(listed, kept), **words}
 
 

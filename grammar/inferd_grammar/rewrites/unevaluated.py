@@ -78,7 +78,7 @@ def settled(view: View, to: Translator) -> View:
 def positive(view: View, to: Translator) -> tuple[View, list[Schema]]:
     """Return the view without unevaluated members, and a union of the ways in which all members are looked at or pass.
 
-    Branches that the ways repeat are left out of the view, but for a `oneOf` of which two may hold. Raises CannotRewrite for
+    Branches that the ways repeat are left out of the view, except a `oneOf` of which two may hold. Raises CannotRewrite for
     too many ways, and for references that are only known where the schema is used.
     """
     if not any(key in view.words for key in KEYWORDS):

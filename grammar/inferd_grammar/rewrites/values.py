@@ -35,7 +35,7 @@ def negative(key: str, view: View, kinds: Kinds, to: Translator) -> list[Schema]
 
 
 def _others(kind: str, listed: list[Any], pointer: str, to: Translator) -> Schema:
-    """Return a schema of values of a kind but for those listed."""
+    """Return a schema of values of a kind except those listed."""
     if kind == "null":
         return False
     if kind == "boolean":

@@ -16,7 +16,7 @@ CONTROL = re.compile(
     r"|\x1b\][^\x07\x1b]*(?:\x07|\x1b\\)"  # OSC: titles, links, the clipboard
     r"|\x1b[PX^_][^\x1b]*\x1b\\"  # DCS, SOS, PM, APC
     r"|\x1b[ -/]*[0-~]"  # two-character escapes
-    r"|[\x00-\x08\x0b\x0c\x0e-\x1f\x7f-\x9f]"  # single controls, but for tab, newline, carriage return
+    r"|[\x00-\x08\x0b\x0c\x0e-\x1f\x7f-\x9f]"  # single controls, except tab, newline, carriage return
 )
 UNFINISHED = re.compile(r"\x1b(?:\[[0-?]*[ -/]*|\][^\x07\x1b]*\x1b?|[PX^_][^\x1b]*\x1b?|[ -/]*)\Z")
 MOST_HELD = 4096

@@ -54,7 +54,7 @@ class Parser(argparse.ArgumentParser):
 
 
 def add_settings(parser: Parser, names: Iterable[str], taken: frozenset[str] = frozenset()) -> None:
-    """Add options for settings, but for names that are ``taken``. Values stay text until all sources are merged."""
+    """Add options for settings, except names that are ``taken``. Values stay text until all sources are merged."""
     for name in names:
         field = FIELDS[name]
         if field.flag.removeprefix("--").replace("-", "_") in taken:

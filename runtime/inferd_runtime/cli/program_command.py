@@ -73,7 +73,7 @@ class ProgramCommand:
 
 @dataclass(frozen=True)
 class CommandSyntax:
-    """A verb's own part: ``before`` adds the options that may stand before PROGRAM, ``after`` those after it (but for the
+    """A verb's own part: ``before`` adds the options that may stand before PROGRAM, ``after`` those after it (except the
     names that the program takes); ``find`` gets the program's interface from what stands before.
     """
 
@@ -126,7 +126,7 @@ def _flags_alone(head: Parser, argv: Sequence[str]) -> list[str]:
 
 
 def add_talk(parser: Parser, taken: frozenset[str]) -> None:
-    """Add the options for what is sent to a run, but for names that are ``taken``."""
+    """Add the options for what is sent to a run, except names that are ``taken``."""
     if "no_input" not in taken:
         parser.add_argument("--no-input", dest="no_input", action="store_true", help=NO_INPUT_HELP)
     if "json_input" not in taken:

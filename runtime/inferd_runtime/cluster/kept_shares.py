@@ -90,7 +90,7 @@ class KeptLedger:
         return min(many, self.count - 1)
 
     def _add(self, batch: _Batch) -> None:
-        """Add a batch in its place, which is the end but for others of the same exchange."""
+        """Add a batch in its place, which is the end except for others of the same exchange."""
         place = len(self._batches)
         while place and self._batches[place - 1].at > batch.at:
             place -= 1

@@ -29,7 +29,7 @@ class FrontOrder(msgspec.Struct, frozen=True, kw_only=True):
     Fields:
         front: the front's private address.
         drained: the front has seen that the replica is to end, and starts nothing more on it.
-        in_flight: requests that the replica is answering, but for streams of runs' events.
+        in_flight: requests that the replica is answering, except streams of runs' events.
         parts: into how many even parts the quotas of tenants are divided that stand in no ``shares``; 0: the replica has none.
         shares: what tenants may hold here of what they may hold in all, by tenant and quota.
         elsewhere: seconds of service that tenants have received on other replicas since the front started.

@@ -44,7 +44,7 @@ class DraftSequence:
     The path grows until the request is met or the context is full; without distributions, also until end-of-text is drawn or
     the path gets unlikely. ``failed`` is called when the engine gives the sequence up. Errors become answers.
 
-    ``device_vocab``: the vocabulary of a driver that samples, which then draws the tokens, but for those with distributions and
+    ``device_vocab``: the vocabulary of a driver that samples, which then draws the tokens, except those with distributions and
     samplers of the host's; 0: the host draws.
     """
 

@@ -1,6 +1,6 @@
 """The files that a process with models may use: what its libraries need of the system, its caches, and what its order names.
 
-Not in the list are the homes of people, but for caches, the gateway's data and state folders with tokens and runs, /etc/shadow
+Not in the list are the homes of people, except caches, the gateway's data and state folders with tokens and runs, /etc/shadow
 and the like, block devices, and other places to write to than caches and the folder for temporary files.
 """
 

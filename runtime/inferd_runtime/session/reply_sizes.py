@@ -46,7 +46,7 @@ from inferd_runtime.session.wire import JSON, MSGPACK
 MOST_NUMBERS = 1 << 20
 """In one reply: what the engine allows."""
 UNDELIVERED_NUMBERS = 1 << 18
-"""Of one generation's probes: with so many its steps wait for their reader, but for the last one."""
+"""Of one generation's probes: with so many its steps wait for their reader, except the last one."""
 VOCABULARY_BYTES = 2 << 20
 """What a vocabulary of 150,000 tokens takes, with some room."""
 TOKENIZER_BYTES = 128 << 10

@@ -97,7 +97,7 @@ AnswerPart: TypeAlias = TextPart | ReasoningPart | CallPart | ArgumentsPart
 
 
 class AnswerParser:
-    """Takes an answer's text piece by piece; every character comes out once, but for marks and what stands around calls.
+    """Takes an answer's text piece by piece; every character comes out once, except marks and what stands around calls.
 
     ``calls``: how many have begun."""
 
@@ -258,7 +258,7 @@ class AnswerParser:
         yield from ()
 
     def _give_up(self) -> Iterator[AnswerPart]:
-        """What looked like a call is none: it is text, but for what has been announced."""
+        """What looked like a call is none: it is text, except what has been announced."""
         text = self._skipped if self._announced else self._skipped + self._call.text
         yield from self._said(text, BETWEEN_CALLS)
         if self.over:

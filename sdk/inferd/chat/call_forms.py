@@ -49,7 +49,7 @@ class CallForm:
 
     @property
     def marks(self) -> tuple[str, ...]:
-        """All marks, but for those inside of calls."""
+        """All marks, except those inside of calls."""
         return tuple(mark for mark in (self.begin, self.within, self.end) if mark) + (
             () if self.begin else LEADING_MARKS
         )

@@ -121,7 +121,7 @@ EVENT_TYPES: dict[str, type[Any]] = {
 
 
 def to_message(event: ChatEvent) -> dict[str, Any]:
-    """Return an event as the JSON object that a program sends: its kind under ``event``, and its fields but for empty ones."""
+    """Return an event as the JSON object that a program sends: its kind under ``event``, and its fields except empty ones."""
     fields = {name: value for name, value in vars(event).items() if value or name in REQUIRED}
     if "scores" in fields:
         fields["scores"] = [_plain_score(score) for score in fields["scores"]]

@@ -135,7 +135,7 @@ class XmlCallScanner:
         return True
 
     def _write_text(self, written: str, *, last: bool) -> None:
-        """Write more of a text, but for the line feeds around it that are none of its own."""
+        """Write more of a text, except the line feeds around it that are none of its own."""
         text = self._line_feed + written
         if not text and not last:
             return

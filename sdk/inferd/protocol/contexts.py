@@ -78,7 +78,7 @@ def check_append(request: AppendContext) -> None:
 @operation("context.flush", ContextState)
 @dataclass(frozen=True)
 class FlushContext:
-    """Compute what is pending, but for the last token, whose logits the next generation needs. ``adapter``: as there."""
+    """Compute what is pending, except the last token, whose logits the next generation needs. ``adapter``: as there."""
 
     context: int
     adapter: str = ""

@@ -158,7 +158,7 @@ class WithdrawMcp:
 
 @dataclass(frozen=True)
 class RelayedMcpCall:
-    """A program's call of a server that was offered: the operation, with its request but for the server's name."""
+    """A program's call of a server that was offered: the operation, with its request except the server's name."""
 
     number: int
     op: str

@@ -46,7 +46,7 @@ class Sampling:
     Both need a temperature above 0.
 
     ``allowed_tokens``, where there are any, are the only ones that may come: a mask beside the constraint's, and no token comes
-    that only one of them allows, but for the end of the text, which a constraint alone decides about. Without one the text
+    that only one of them allows, except the end of the text, which a constraint alone decides about. Without one the text
     ends before its length only by a token that is among them.
     """
 

@@ -213,7 +213,7 @@ def sample(item: Planned, logits: LogitRows, row: int, depth: int) -> int:
 def walk(
     item: Planned, logits: LogitRows, row_of: Callable[[int], int] = lambda node: node + 1
 ) -> tuple[list[int], list[int]]:
-    """The rule as it should be, but for the row that each node's token is sampled from."""
+    """The rule as it should be, except the row that each node's token is sampled from."""
     tokens, path, node = [], [], ROOT
     while True:
         tokens.append(sample(item, logits, row_of(node), len(path)))

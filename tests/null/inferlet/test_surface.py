@@ -23,7 +23,7 @@ def rows() -> dict[str, str]:
 
 
 def members(name: str, value: Any) -> set[str]:
-    """A class's public methods, properties and classes, but for those that say that they are not Pie's."""
+    """A class's public methods, properties and classes, except those that say that they are not Pie's."""
     own = {key: item for key, item in vars(value).items() if not key.startswith("_") and key != "to_wire"}
     kinds = (property, classmethod, staticmethod, type)
     return {

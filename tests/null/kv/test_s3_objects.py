@@ -21,7 +21,7 @@ moto = pytest.importorskip("moto.server", reason="moto is not installed: pip ins
 pytestmark = [pytest.mark.long, pytest.mark.filterwarnings("default")]  # others' packages warn
 QUOTA = 1 << 30
 PART = 5 << 20
-"""What S3 takes as a part of an upload, at least (but for the last)."""
+"""What S3 takes as a part of an upload, at least (except the last)."""
 buckets = (f"contexts-{number}" for number in itertools.count())
 
 

@@ -46,7 +46,7 @@ def names_of(name: str) -> tuple[str, ...]:
 
 
 def hostile(text: str) -> TemplateInput:
-    """A conversation with a text wherever a client can put one, but for the assistant's own."""
+    """A conversation with a text wherever a client can put one, except the assistant's own."""
     call = {"id": text, "type": "function", "function": {"name": text, "arguments": {text: [text]}}}
     messages: list[dict[str, Any]] = [
         {"role": "system", "content": text},

@@ -1,4 +1,4 @@
-"""The programs and scripts that ship, each run as its users run it but for the model."""
+"""The programs and scripts that ship, each run as its users run it except the model."""
 
 from __future__ import annotations
 

@@ -57,7 +57,7 @@ class Held:
     pages: float
 
     def within(self, other: Held) -> bool:
-        """True if it is no more than another, but for connections that are being closed, and kept channels."""
+        """True if it is no more than another, except connections that are being closed, and kept channels."""
         descriptors, threads = other.descriptors + SLACK + OF_A_CHANNEL * MOST_IDLE, other.threads + SLACK
         return self.sessions <= other.sessions and self.descriptors <= descriptors and self.threads <= threads
 

@@ -1,7 +1,7 @@
 """A process that answers the engine link without a model: ``fake_engine.py --endpoint ipc://...``.
 
 It keeps the sessions that are open and refuses everything else by name. ``model.tokenize`` drives the tests: the text
-``die`` ends the process, ``hang`` is never answered (but for a cancel), anything else is its characters' code points.
+``die`` ends the process, ``hang`` is never answered (except a cancel), anything else is its characters' code points.
 ``context.create`` answers how many sessions are open, as the context's length. Whoever watches speculation gets one step
 each time that it asks.
 """

@@ -32,7 +32,7 @@ log = logging.getLogger("inferd.cluster")
 class Member:
     """A replica.
 
-    ``in_flight``: requests that it is answering, but for streams of events; ``asked``: a poll of it is under way; ``unheard``:
+    ``in_flight``: requests that it is answering, except streams of events; ``asked``: a poll of it is under way; ``unheard``:
     how many rounds of polls ago it has last answered one.
     """
 

@@ -1,7 +1,7 @@
 """``topic.*`` and ``queue.*`` at a replica: passed on to the front, which has all topics and queues of the cluster.
 
 If the connection to the front is lost, the front drops this replica's subscriptions, and gives values that were not received
-to others; if the front itself is lost, so is what it held, but for durable queues. So every caller that used messages before
+to others; if the front itself is lost, so is what it held, except durable queues. So every caller that used messages before
 hears of it, once.
 """
 
@@ -32,7 +32,7 @@ from inferd_runtime.server.services.wires import JSON_WIRE, JsonText
 LINK_SECONDS = 5.0
 """How long an operation waits for the front to be there."""
 NOT_THERE = "the cluster's front is not there: messages between programs wait for it"
-LOST = "the cluster's front was lost: subscriptions and offers ended, and values not yet pulled are gone, but for durable queues'"
+LOST = "the cluster's front was lost: subscriptions and offers ended, and values not yet pulled are gone, except durable queues'"
 ANSWERS = msgspec.msgpack.Decoder(list[Answered])
 
 

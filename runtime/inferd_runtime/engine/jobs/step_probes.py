@@ -13,7 +13,7 @@ from inferd_runtime.engine.sampling.probes import Reading, resolve_all
 from inferd_runtime.engine.stages import Verified, Work
 
 UNDELIVERED_NUMBERS = 1 << 18
-"""Of one generation: behind so many its steps wait for their reader, but for the last one."""
+"""Of one generation: behind so many its steps wait for their reader, except the last one."""
 
 
 class StepProbes:

@@ -43,7 +43,7 @@ class Gemma4Layers:
         }
 
     def settings(self) -> dict[str, Any]:
-        """Return what transformers has besides, but for the rotation."""
+        """Return what transformers has besides, except the rotation."""
         width, names = self._said["attention.key_length"], self._shapes.keys()
         if {self._said["attention.value_length"], self._said["rope.dimension_count"]} != {width}:
             raise InvalidRequest(

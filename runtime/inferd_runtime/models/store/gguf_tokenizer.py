@@ -1,7 +1,7 @@
 """The tokenizer that a GGUF file describes, as a tokenizer.json: byte-level BPE with the splits that the file names, or
 SentencePiece's BPE, whose merges follow from its scores. What is not known here is refused: a guess would give other tokens.
 
-Each name in SPLITS gives llama.cpp's tokens on random texts, but for combining marks, which it parts from their letters for the
+Each name in SPLITS gives llama.cpp's tokens on random texts, except combining marks, which it parts from their letters for the
 splits of cased words, and the models' own tokenizers do not.
 """
 

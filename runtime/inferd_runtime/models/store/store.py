@@ -123,7 +123,7 @@ class ModelStore:
     def check_room(self, size: int, budget: int, name: str = "") -> None:
         """Raise LimitExceeded if ``size`` more bytes do not fit on the disk, or into ``budget`` bytes (0: no limit).
 
-        What interrupted pulls have left counts, but for those of ``name``, which go on or are deleted.
+        What interrupted pulls have left counts, except those of ``name``, which go on or are deleted.
         """
         private_folder(self._folder)
         left = sum(size for other, size in self.unfinished().items() if other != name)

@@ -190,7 +190,7 @@ def _all_half(products: Sequence[DenseProduct]) -> bool:
 
 
 def fits_half(weight: Tensor) -> bool:
-    """True if float16 holds every number of a weight, but for the last bits of the smallest."""
+    """True if float16 holds every number of a weight, except the last bits of the smallest."""
 
     def fits(part: Tensor) -> bool:
         return bool(((part.half().float() - part).abs() <= SMALLEST).all())

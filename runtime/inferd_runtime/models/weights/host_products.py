@@ -157,8 +157,8 @@ def can_hold(name: str, shape: tuple[int, int], dtype: torch.dtype) -> bool:
 def steady_least(name: str, shape: tuple[int, int], dtype: torch.dtype) -> int | None:
     """Return the least number of rows with which every row gets the same bits in any company; None if there is none.
 
-    Tried with random weights [out, in] and rows whose sums are zero but for rounding: elsewhere a result in 16 bits rarely shows
-    in which order it was added up.
+    Tried with random weights [out, in] and rows whose sums are zero except for rounding: elsewhere a result in 16 bits rarely
+    shows in which order it was added up.
     """
     outputs = min(shape[0], MOST_OUTPUTS)
     weight, rows = (_cancelling(count, shape[1], seed).to(dtype) for seed, count in enumerate((outputs, MOST_TRIED)))

@@ -215,7 +215,7 @@ async def _session(name: str, read: Any, write: Any) -> AsyncIterator[ClientSess
 
 
 class BoundedTransport(httpx2.AsyncHTTPTransport):
-    """HTTP whose answers have a limit, but for streams of events, whose every event has one."""
+    """HTTP whose answers have a limit, except streams of events, whose every event has one."""
 
     async def handle_async_request(self, request: httpx2.Request) -> httpx2.Response:
         """Send a request."""

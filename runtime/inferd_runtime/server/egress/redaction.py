@@ -18,7 +18,7 @@ SHORTEST = 8
 class Redactor:
     """Replaces secrets in a stream by as many asterisks.
 
-    The end of what has come is held back, up to the length of a secret, but for what stands before a line's end: no secret
+    The end of what has come is held back, up to the length of a secret, except what stands before a line's end: no secret
     goes over one. How much is held back must not depend on what it is: else a program that has a server repeat its guesses would
     see by the pieces when one is the beginning of a secret.
     """

@@ -222,7 +222,7 @@ async def _bug(request: Request, error: Exception) -> Response:
 
 
 COLLECTIONS = (700, 10, 100)
-"""When the garbage collector runs: as by default, but for collections of everything, which are ten times rarer. They take as
+"""When the garbage collector runs: as by default, except collections of everything, which are ten times rarer. They take as
 long as there are objects, and answers that are being written have hundreds of thousands, none of them garbage.
 """
 

@@ -177,7 +177,7 @@ def event_json(event: RunEvent) -> dict[str, Any]:
 
 
 def ending_json(ending: Ending) -> dict[str, Any]:
-    """Return how a run ended, but for its result: see :func:`with_result`."""
+    """Return how a run ended, except its result: see :func:`with_result`."""
     return {"state": ending.state, "error": ending.error, "usage": ending.usage, "result": None}
 
 

@@ -93,7 +93,7 @@ class ResponseFile:
             return gone.rowcount > 0
 
     def prune(self, tenant: str, quotas: Quotas, oldest: int = 0) -> Pruned:
-        """Forget the tenant's ``oldest`` responses, and those beyond its quotas but for its newest one."""
+        """Forget the tenant's ``oldest`` responses, and those beyond its quotas except its newest one."""
         with self._file.transaction() as db:
             query = "SELECT number, size FROM responses WHERE tenant = ? ORDER BY number DESC"
             pruned = split_kept(db.execute(query, (tenant,)).fetchall(), quotas, oldest)

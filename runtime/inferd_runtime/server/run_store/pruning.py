@@ -20,7 +20,7 @@ class Pruned:
 
 
 def split_kept(rows: Sequence[tuple[Any, int]], quotas: Quotas, oldest: int = 0) -> Pruned:
-    """Return what of a tenant's goes: the ``oldest`` so many, and what is beyond its quotas, but for its newest.
+    """Return what of a tenant's goes: the ``oldest`` so many, and what is beyond its quotas, except its newest.
 
     ``rows``: key and size of each, newest first.
     """

@@ -160,7 +160,7 @@ class RunFile:
                 self._keep_result(db, record.id, parts)
 
     def prune(self, tenant: str, quotas: Quotas, oldest: int = 0) -> Pruned:
-        """Forget the tenant's ``oldest`` finished runs, and those beyond its quotas but for its newest one."""
+        """Forget the tenant's ``oldest`` finished runs, and those beyond its quotas except its newest one."""
         with self._file.transaction() as db:
             rows = db.execute(
                 "SELECT id, size FROM runs WHERE tenant = ? AND over = 1 ORDER BY number DESC", (tenant,)
@@ -189,7 +189,7 @@ class RunFile:
         return unfinished
 
     def end_active(self, error: ErrorInfo) -> int:
-        """End the runs that were active when the last server ended, but for those to start again. Returns how many."""
+        """End the runs that were active when the last server ended, except those to start again. Returns how many."""
         with self._file.transaction() as db:
             rows = db.execute(
                 "SELECT id, record FROM runs WHERE over = 0 AND id NOT IN (SELECT run FROM relaunches)"

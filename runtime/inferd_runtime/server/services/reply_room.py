@@ -1,4 +1,4 @@
-"""What replies to each tenant take, from the time that they are known until they have left the gateway. Pure but for a wait."""
+"""What replies to each tenant take, from the time that they are known until they have left the gateway. Pure except to wait."""
 
 from __future__ import annotations
 

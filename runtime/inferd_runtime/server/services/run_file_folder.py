@@ -102,7 +102,7 @@ def remove_runs(folder: Path, names: Iterable[str]) -> None:
 
 
 def move_runs(source: Path, target: Path) -> list[str]:
-    """Move the files of runs from the folder of a server that has ended, but for runs that have files here. Returns which."""
+    """Move the files of runs from the folder of a server that has ended, except runs that have files here. Returns which."""
     moved = [name for name in names_in(source) if not (target / name).exists()]
     for name in moved:
         shutil.move(source / name, target / name)

@@ -193,7 +193,7 @@ class RunFileStore:
             shutil.rmtree(self._folder, ignore_errors=True)
 
     async def load(self, known: Callable[[list[str]], Awaitable[set[str]]]) -> None:
-        """Take over what the last server has kept, but for runs that are not ``known`` any more. A failure is only reported."""
+        """Take over what the last server has kept, except runs that are not ``known`` any more. A failure is only reported."""
         if not self._keeps_all or not (self._parent / KEPT).is_dir():
             return
         try:

@@ -334,7 +334,7 @@ class RunKeeper:
         return names
 
     async def resume(self, names: list[str], resume: Callable[[UnfinishedRun], None]) -> None:
-        """Have runs that were taken over resumed, but for those that go on here. Raises Unavailable."""
+        """Have runs that were taken over resumed, except those that go on here. Raises Unavailable."""
         for name in names:
             if self.archive is not None and self._runs.find(name) is None:
                 resume(await self.archive.read(partial(_unfinished_run, name)))

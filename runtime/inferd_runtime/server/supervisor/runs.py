@@ -1,6 +1,6 @@
 """One run of a program as the runtime keeps it: its state, its replayable events, and how it ended.
 
-Everything here is a synchronous state machine but for :meth:`Run.follow` and :meth:`Run.wait`, which only wait.
+Everything here is a synchronous state machine except :meth:`Run.follow` and :meth:`Run.wait`, which only wait.
 """
 
 from __future__ import annotations

@@ -37,7 +37,7 @@ def new_message_id() -> str:
 
 
 class AnthropicExchange:
-    """A request of ``/v1/messages`` and its answer. ``hides_thinking``: what the model thinks is left out, but for its block."""
+    """A request of ``/v1/messages`` and its answer. ``hides_thinking``: what the model thinks is left out, except its block."""
 
     def __init__(self, model: str, request: ChatRequest, request_id: str = "", hides_thinking: bool = False) -> None:
         self.model = model

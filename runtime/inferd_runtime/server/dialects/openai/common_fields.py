@@ -185,7 +185,7 @@ COMMON_FIELDS = (
 
 
 def common_request(asked: CommonFields, headers: ClientHeaders) -> ChatRequest:
-    """Return the neutral request, but for what only one of the routes has. Raises InvalidRequest, which names the field."""
+    """Return the neutral request, except what only one of the routes has. Raises InvalidRequest, which names the field."""
     _check_stream_options(asked)
     if asked.truncate_prompt_tokens == 0:
         raise refusal("truncate_prompt_tokens", "at least 1, or -1")

@@ -47,7 +47,7 @@ MAX_RESULT_BYTES = 1 << 20
 MAX_FINISHED = 256
 """Children of one parent that are over and whose end it can still ask for: then the oldest ones are forgotten."""
 MAX_FINISHED_BYTES = 32 << 20
-"""Of events and results of all such children of a tenant, but for the newest one's."""
+"""Of events and results of all such children of a tenant, except the newest one's."""
 IDLE_SECONDS = 60.0
 FindProgram = Callable[[str, str], Awaitable[Program]]
 """Returns a tenant's program by its reference. Raises NotFound."""
@@ -125,7 +125,7 @@ class Launches:
         """Of the children that go on, by run."""
         self._ended: defaultdict[str, _Ended] = defaultdict(_Ended)
         self._runs: dict[str, Run] = {}
-        """The runs of all trees that go on, but for roots that are scripts."""
+        """The runs of all trees that go on, except roots that are scripts."""
 
     def operations(self) -> Mapping[str, Handler]:
         """Return the handlers."""

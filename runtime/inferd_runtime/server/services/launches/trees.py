@@ -40,7 +40,7 @@ class TreeNode:
     children: list[TreeNode] = field(default_factory=list)
     """Those that go on."""
     ended: Used = field(default_factory=lambda: Used(""))
-    """What the ended descendants used, but for memory."""
+    """What the ended descendants used, except memory."""
     started: int = 0
     """Runs of the tree so far, if it is the root."""
 
@@ -114,7 +114,7 @@ class TreeNode:
         return child
 
     def remove(self, child: TreeNode) -> None:
-        """Note that a child is over: what it and its own used stays counted, but for memory."""
+        """Note that a child is over: what it and its own used stays counted, except memory."""
         self.children.remove(child)
         total = child.total()
         self.ended = Used(

@@ -47,7 +47,7 @@ class Puller:
 
 @dataclass(eq=False)
 class Queue:
-    """A queue. Pure but for ``turn``, which pushers hold in the order in which they came.
+    """A queue. Pure except for ``turn``, which pushers hold in the order in which they came.
 
     ``users``: callers that use it now, and replies that are not confirmed yet. ``loaded``: what is on disk is in the buffer.
     """

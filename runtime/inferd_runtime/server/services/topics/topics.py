@@ -75,7 +75,7 @@ class Subscription:
 
 @dataclass(eq=False)
 class Topic:
-    """The subscribers of a name. Pure but for ``turn``, which publishers hold in the order in which they came."""
+    """The subscribers of a name. Pure except for ``turn``, which publishers hold in the order in which they came."""
 
     key: Key
     subscribers: dict[int, Subscription] = field(default_factory=dict)
