@@ -52,7 +52,7 @@ def record() -> None:
     import torch
     from transformers import AutoModelForCausalLM, AutoTokenizer
 
-    from inferd_runtime.models.loading import resolve
+    from inferd_runtime.models.store.pull import resolve
 
     tokenizer: Any = AutoTokenizer.from_pretrained(resolve("tiny"))
     model: Any = AutoModelForCausalLM.from_pretrained(resolve("tiny")).eval()

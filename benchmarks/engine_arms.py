@@ -28,9 +28,9 @@ from inferd_runtime.engine.sampling.host_sampling import RowSampler
 from inferd_runtime.engine.verification import advance_table, compact, split_result, verify_job
 from inferd_runtime.models.checks.probe import attach
 from inferd_runtime.models.host_memory import huge_pages_later
-from inferd_runtime.models.loading import resolve
 from inferd_runtime.models.passes.fused import fuse
 from inferd_runtime.models.passes.plain import ModelPass, PlainPass
+from inferd_runtime.models.store.pull import resolve
 from inferd_runtime.models.weights.held import hold, plan_holding
 
 Prompts = Sequence[Sequence[int]]

@@ -10,8 +10,8 @@ from prompts import Prompt
 from transformers import AutoModelForCausalLM
 
 from inferd import protocol as p
-from inferd_runtime.models.loading import resolve
 from inferd_runtime.models.options import ModelOptions
+from inferd_runtime.models.store.pull import resolve
 from inferd_runtime.server.engine_process.serving import serve_model
 from inferd_runtime.session.served_model import ServedModel
 from inferd_runtime.settings.settings import EngineSettings

@@ -21,7 +21,7 @@ import psutil
 from http_clients import Target
 from sandbox_fleet import TOKEN, Client, serving
 
-from inferd_runtime.models.loading import resolve
+from inferd_runtime.models.store.pull import resolve
 from inferd_runtime.server.chat.builtin import chat_program_file
 
 PROGRAM = "chat"

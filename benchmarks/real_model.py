@@ -48,7 +48,7 @@ from speculation import check_same, print_ceiling
 from speculation_arms import Outputs, Run, SpeculationArm, TransformersArm
 
 from inferd_runtime.models import host_memory
-from inferd_runtime.models.loading import resolve
+from inferd_runtime.models.store.pull import resolve
 
 ROUNDS = 5
 QUICK_SECONDS = 33.0

@@ -14,7 +14,7 @@ from prompts import Prompt
 from speculation_arms import Run, pretrained
 from transformers import AutoTokenizer
 
-from inferd_runtime.models.loading import resolve
+from inferd_runtime.models.store.pull import resolve
 
 
 def batched(model: str, streams: int, length: int) -> Callable[[Sequence[Sequence[int]], int], Run]:

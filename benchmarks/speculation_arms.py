@@ -25,8 +25,8 @@ from inferd_runtime.engine.jobs.text import TextAssembler
 from inferd_runtime.engine.sampling.host_sampling import RowSampler
 from inferd_runtime.engine.sequences.cached_sequence import CachedSequence
 from inferd_runtime.models.jinja_template import RENDER_SECONDS, RenderBudget
-from inferd_runtime.models.loading import resolve
 from inferd_runtime.models.options import ModelOptions
+from inferd_runtime.models.store.pull import resolve
 from inferd_runtime.server.engine_process.serving import serve_models
 from inferd_runtime.server.engine_process.vocabularies import vocabulary_of
 from inferd_runtime.session.constraints.conversion import to_grammar

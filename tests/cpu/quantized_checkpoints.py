@@ -17,7 +17,7 @@ from families import make
 from safetensors.torch import save_file
 from torch import Tensor, nn
 
-from inferd_runtime.models.loading import resolve
+from inferd_runtime.models.store.pull import resolve
 
 GROUP = 64
 FP8 = torch.float8_e4m3fn

@@ -14,8 +14,8 @@ from transformers import AutoModelForCausalLM
 
 from inferd import protocol as p
 from inferd_runtime.models.adapter_options import AdapterOptions
-from inferd_runtime.models.loading import resolve
 from inferd_runtime.models.lora.files import AdapterFiles
+from inferd_runtime.models.store.pull import resolve
 from inferd_runtime.server.engine_process.serving import load_adapters, serve_model
 from inferd_runtime.session.served_model import ServedModel
 from inferd_runtime.settings.settings import EngineSettings

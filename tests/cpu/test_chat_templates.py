@@ -8,7 +8,7 @@ import pytest
 from transformers import AutoTokenizer
 
 from inferd_runtime.models.jinja_template import RenderBudget
-from inferd_runtime.models.loading import resolve
+from inferd_runtime.models.store.pull import resolve
 from inferd_runtime.models.store.store import ModelStore
 from inferd_runtime.models.template_input import TemplateInput
 from inferd_runtime.models.tokenizer import HubTokenizer

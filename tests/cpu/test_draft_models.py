@@ -24,8 +24,8 @@ from inferd_runtime.draft_models.options import DraftOptions
 from inferd_runtime.draft_models.thread import DraftThread
 from inferd_runtime.engine.scheduling.tenants import Tenancy, TenantLimits
 from inferd_runtime.isolation.settings_json import decode_settings, encode_settings
-from inferd_runtime.models.loading import resolve
 from inferd_runtime.models.options import ModelOptions
+from inferd_runtime.models.store.pull import resolve
 from inferd_runtime.server.engine_process.command import EngineStart, draft_launch
 from inferd_runtime.server.engine_process.draft_link import ProcessDrafts
 from inferd_runtime.server.engine_process.draft_models import draft_process_settings, in_process

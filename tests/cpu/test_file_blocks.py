@@ -14,10 +14,11 @@ from inferd_runtime.engine.drivers.build import DriverOptions, build_driver
 from inferd_runtime.engine.drivers.torch_driver import TorchDriver
 from inferd_runtime.kernels.native.block_forms import form_of, unpack
 from inferd_runtime.kernels.native.blocks import block_kernels
-from inferd_runtime.models.loading import load, resolve, size_of
+from inferd_runtime.models.loading import load, size_of
 from inferd_runtime.models.options import ModelOptions
 from inferd_runtime.models.passes.fused import FusedPass, fuse, probe_logits
 from inferd_runtime.models.passes.products import DenseProduct, Product
+from inferd_runtime.models.store.pull import resolve
 from inferd_runtime.models.weights.block_products import BlockProduct
 from inferd_runtime.models.weights.file_blocks import FILE, rows_of
 from inferd_runtime.models.weights.gguf_kinds import KINDS, packed_rows

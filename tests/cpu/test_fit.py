@@ -16,13 +16,14 @@ from transformers import AutoConfig, AutoModelForCausalLM
 
 from inferd.protocol import InvalidRequest, NotFound
 from inferd_runtime.cli.models import models
-from inferd_runtime.models import options as model_options
 from inferd_runtime.models.checks.probe import attach
 from inferd_runtime.models.devices import available_bytes, check_device
 from inferd_runtime.models.fitting.inspection import kv_shape, measure, tensor_bytes
 from inferd_runtime.models.fitting.memory import available_host_bytes
-from inferd_runtime.models.loading import DTYPES, load, resolve
+from inferd_runtime.models.loaded import DTYPES
+from inferd_runtime.models.loading import load
 from inferd_runtime.models.options import ModelOptions
+from inferd_runtime.models.store.pull import resolve
 
 NEED_DATA = {"jetmoe", "longcat_flash"}
 """Their code reads values on its way through the layers, which are not there on the meta device."""
@@ -123,10 +124,6 @@ def test_code_of_a_models_repository_is_never_run(tmp_path: Path) -> None:
     with pytest.raises((NotFound, InvalidRequest), match=str(tmp_path)):
         measure(ModelOptions(str(tmp_path)))
     assert not (tmp_path / "ran").exists()
-
-
-def test_the_names_of_dtypes_are_those_that_loading_knows() -> None:
-    assert tuple(DTYPES) == model_options.DTYPES
 
 
 def test_a_device_that_is_not_there_is_refused_with_those_that_are(monkeypatch: pytest.MonkeyPatch) -> None:

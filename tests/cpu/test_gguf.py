@@ -14,9 +14,9 @@ from safetensors.torch import load_file
 from transformers import AutoModelForCausalLM
 
 from inferd.protocol import InvalidRequest, NotFound
-from inferd_runtime.models.loading import load, resolve
+from inferd_runtime.models.loading import load
 from inferd_runtime.models.store.gguf import convert, license_of
-from inferd_runtime.models.store.pull import Pull
+from inferd_runtime.models.store.pull import Pull, resolve
 from inferd_runtime.models.store.store import NOTE, ModelStore
 
 

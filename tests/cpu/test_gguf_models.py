@@ -12,9 +12,10 @@ from gguf_models import CONTEXT, MODELS, TOKENS, WINDOW, SmallModel
 from transformers import AutoModelForCausalLM
 
 from inferd.protocol import InvalidRequest
-from inferd_runtime.models.loading import load, resolve
+from inferd_runtime.models.loading import load
 from inferd_runtime.models.store.gguf import convert
 from inferd_runtime.models.store.gguf_families import FAMILIES, WITH_EXPERTS, WITH_WINDOW
+from inferd_runtime.models.store.pull import resolve
 
 
 @pytest.fixture(autouse=True)

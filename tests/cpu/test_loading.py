@@ -20,8 +20,9 @@ from transformers import AutoConfig, AutoModelForCausalLM
 from inferd.protocol import InvalidRequest, NotFound
 from inferd_runtime.models.checkpoint import read_tokenizer
 from inferd_runtime.models.checks.probe import attach
-from inferd_runtime.models.loading import load, resolve
+from inferd_runtime.models.loading import load
 from inferd_runtime.models.options import ModelOptions
+from inferd_runtime.models.store.pull import resolve
 from inferd_runtime.server.engine_process.serving import serve_model
 from inferd_runtime.settings.settings import EngineSettings
 from inferd_runtime.testing.direct import DirectSession

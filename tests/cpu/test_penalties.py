@@ -14,7 +14,7 @@ from transformers.generation.logits_process import RepetitionPenaltyLogitsProces
 from inferd import protocol as p
 from inferd_runtime.engine.sampling.penalties import History, Penalties, adjust
 from inferd_runtime.kernels.sampling import Adjustments, adjusted
-from inferd_runtime.models.loading import resolve
+from inferd_runtime.models.store.pull import resolve
 from inferd_runtime.server.engine_process.serving import serve_model
 from inferd_runtime.settings.settings import EngineSettings
 from inferd_runtime.testing.direct import DirectSession

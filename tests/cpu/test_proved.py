@@ -22,11 +22,12 @@ from inferd_runtime.models.batch import FloatRows
 from inferd_runtime.models.first_load import load_first, proof_of
 from inferd_runtime.models.jinja_template import RenderBudget
 from inferd_runtime.models.loaded import LoadedModel
-from inferd_runtime.models.loading import load, resolve, size_of
+from inferd_runtime.models.loading import load, size_of
 from inferd_runtime.models.options import ModelOptions
 from inferd_runtime.models.proved import store as proof_store
 from inferd_runtime.models.proved.decoder import ProvedDecoder
 from inferd_runtime.models.proved.store import ProofStore
+from inferd_runtime.models.store.pull import resolve
 from inferd_runtime.models.template_input import TemplateInput
 
 TOKENIZER_FILES = ("tokenizer.json", "tokenizer_config.json", "chat_template.jinja")

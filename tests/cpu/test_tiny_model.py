@@ -10,7 +10,7 @@ import torch
 from transformers import AutoModelForCausalLM
 
 from inferd import protocol as p
-from inferd_runtime.models.loading import resolve
+from inferd_runtime.models.store.pull import resolve
 from inferd_runtime.server.engine_process.serving import serve_model
 from inferd_runtime.settings.settings import EngineSettings
 from inferd_runtime.testing.direct import DirectSession

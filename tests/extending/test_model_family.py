@@ -18,7 +18,8 @@ from inferd_runtime.engine.adapters import AdapterSet
 from inferd_runtime.engine.drivers.build import DriverOptions, build_driver
 from inferd_runtime.engine.engine import Engine, EngineOptions
 from inferd_runtime.models.loaded import LoadedModel
-from inferd_runtime.models.loading import load, resolve
+from inferd_runtime.models.loading import load
+from inferd_runtime.models.store.pull import resolve
 from inferd_runtime.session.served_model import ServedModel
 from inferd_runtime.testing.direct import DirectSession
 

@@ -8,13 +8,17 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
+import torch
 from torch import nn
 
 from inferd_runtime.kernels.quantized import StoredWeight
+from inferd_runtime.models import options
 from inferd_runtime.models.parallel import first_numbers
 from inferd_runtime.models.passes.fused import FusedPass
 from inferd_runtime.models.shape import Probed
 from inferd_runtime.models.tokenizer import HubTokenizer
+
+DTYPES: Mapping[str, torch.dtype] = {name: getattr(torch, name) for name in options.DTYPES}
 
 
 @dataclass(frozen=True)

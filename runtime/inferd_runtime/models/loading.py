@@ -5,7 +5,6 @@ transformers takes seconds to import and its modules gigabytes to build; a start
 
 from __future__ import annotations
 
-import os
 from dataclasses import replace
 from pathlib import Path
 
@@ -13,37 +12,14 @@ import torch
 
 from inferd.protocol import InvalidRequest
 from inferd_runtime.models.fitting.fit import ModelSize
-from inferd_runtime.models.loaded import LoadedModel
-from inferd_runtime.models.names import EMBEDDED, check_names, is_gguf, path_of
+from inferd_runtime.models.loaded import DTYPES, LoadedModel
 from inferd_runtime.models.options import AUTO, ModelOptions
 from inferd_runtime.models.proved.decoder import ProvedDecoder, read_weights
 from inferd_runtime.models.proved.store import KeptProof, ProofStore
 from inferd_runtime.models.shape import Probed
-from inferd_runtime.models.store.pull import Pull
-from inferd_runtime.models.store.store import ModelStore
+from inferd_runtime.models.store.pull import resolve
 from inferd_runtime.models.tokenizer import HubTokenizer
 from inferd_runtime.models.weights.file_blocks import bytes_saved
-
-DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
-
-
-def resolve(name: str, store: ModelStore | None = None) -> str:
-    """Return the folder of an embedded or pulled model, or of a GGUF file; any other name (a folder, a hub id) as it is.
-
-    A GGUF file is converted the first time. Raises what that raises, and NotFound as :func:`check_names` does.
-    """
-    if name in EMBEDDED:
-        return str(Path(__file__).parent / EMBEDDED[name])
-    store = store or ModelStore()
-    path = path_of(name)
-    pulled = store.find(name)
-    if pulled is not None and not os.path.isdir(path):
-        check_names([name], store)
-        return str(pulled.folder)
-    if is_gguf(path):
-        return str(Pull(store, name).run().folder)
-    check_names([name], store)
-    return str(path) if name.startswith("~") else name
 
 
 def size_of(options: ModelOptions, proofs: ProofStore | None = None) -> ModelSize:

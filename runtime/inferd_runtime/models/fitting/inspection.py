@@ -19,11 +19,12 @@ from inferd_runtime.models.checks.reach import UnsupportedAttention
 from inferd_runtime.models.devices import check_device
 from inferd_runtime.models.fitting.fit import MatrixSizes, ModelSize
 from inferd_runtime.models.fitting.sizing import STREAMS
-from inferd_runtime.models.loading import DTYPES, resolve
+from inferd_runtime.models.loaded import DTYPES
 from inferd_runtime.models.options import AUTO, ModelOptions
 from inferd_runtime.models.passes.fused import FAMILIES
 from inferd_runtime.models.quantized.layout import stored_layout
 from inferd_runtime.models.shape import KvShape
+from inferd_runtime.models.store.pull import resolve
 from inferd_runtime.models.weights.auto_dtype import cpu_dtype
 
 RECORDER = "inferd_recorder"

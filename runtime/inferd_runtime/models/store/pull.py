@@ -19,7 +19,7 @@ from tempfile import TemporaryDirectory
 from typing import Any
 
 from inferd.protocol import InvalidRequest, LimitExceeded, NotFound, Unavailable
-from inferd_runtime.models.names import EMBEDDED, GGUF, gguf_parts, gguf_stem, is_gguf, path_of
+from inferd_runtime.models.names import EMBEDDED, GGUF, check_names, gguf_parts, gguf_stem, is_gguf, path_of
 from inferd_runtime.models.quantized.layout import stored_layout
 from inferd_runtime.models.store.catalog import KNOWN, PackagedModel
 from inferd_runtime.models.store.store import CONVERSION, ModelNote, ModelStore, StoredModel, write_note
@@ -246,3 +246,22 @@ def file_sha256(*files: Path) -> str:
         with file.open("rb") as handle:
             hashlib.file_digest(handle, lambda: found)
     return found.hexdigest()
+
+
+def resolve(name: str, store: ModelStore | None = None) -> str:
+    """Return the folder of an embedded or pulled model, or of a GGUF file; any other name (a folder, a hub id) as it is.
+
+    A GGUF file is converted the first time. Raises what that raises, and NotFound as :func:`check_names` does.
+    """
+    if name in EMBEDDED:
+        return str(Path(__file__).parents[1] / EMBEDDED[name])
+    store = store or ModelStore()
+    path = path_of(name)
+    pulled = store.find(name)
+    if pulled is not None and not os.path.isdir(path):
+        check_names([name], store)
+        return str(pulled.folder)
+    if is_gguf(path):
+        return str(Pull(store, name).run().folder)
+    check_names([name], store)
+    return str(path) if name.startswith("~") else name
