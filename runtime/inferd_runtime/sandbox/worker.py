@@ -25,6 +25,7 @@ import zmq
 from inferd.protocol import Cancelled, InternalError, InvalidRequest
 from inferd_runtime.isolation.child import Child
 from inferd_runtime.log_lines import configure_logging
+from inferd_runtime.sandbox.host.inbox import Inbox
 from inferd_runtime.sandbox.host.run import EngineAddress, SandboxRun
 from inferd_runtime.sandbox.messages import (
     Answered,
@@ -98,26 +99,12 @@ class Worker:
 
     def _handle(self, message: ToWorker) -> None:
         """Act on a message. One about a run that is over is ignored."""
-        match message:
-            case LaunchRun():
-                self._launch(message)
-            case ReportUse():
-                if message.run in self._runs:
-                    self._runs[message.run].inbox.reports_use = True
-            case Cancel():
-                if message.run in self._runs:
-                    self._runs[message.run].inbox.end(message.error)
-            case Deliver():
-                if message.run in self._runs:
-                    self._runs[message.run].inbox.deliver(message.json.encode())
-            case Answered():
-                if message.run in self._runs:
-                    self._runs[message.run].inbox.answer(message)
-            case EventsTaken():
-                if message.run in self._runs:
-                    self._runs[message.run].inbox.note_taken(message.events)
-            case Shutdown():
-                self._closing = True
+        if isinstance(message, Shutdown):
+            self._closing = True
+        elif isinstance(message, LaunchRun):
+            self._launch(message)
+        elif message.run in self._runs:
+            _pass_on(message, self._runs[message.run].inbox)
 
     def _launch(self, launch: LaunchRun) -> None:
         if launch.run in self._runs:
@@ -162,6 +149,20 @@ def packed(message: FromWorker) -> bytes:
         failed = InternalError(f"a {type(message).__name__} cannot be sent: {error}").to_wire()
         usage = message.usage if isinstance(message, RunFinished) else RunUsage()
         return msgspec.msgpack.encode(RunFinished(getattr(message, "run", ""), usage, error=failed))
+
+
+def _pass_on(message: ReportUse | Cancel | Deliver | Answered | EventsTaken, inbox: Inbox) -> None:
+    match message:
+        case ReportUse():
+            inbox.reports_use = True
+        case Cancel():
+            inbox.end(message.error)
+        case Deliver():
+            inbox.deliver(message.json.encode())
+        case Answered():
+            inbox.answer(message)
+        case EventsTaken():
+            inbox.note_taken(message.events)
 
 
 def raise_file_limit() -> None:

@@ -100,12 +100,18 @@ class OutstandingCalls:
 
     def admit(self, call: ScriptCall) -> None:
         """Note a call that the engine or the gateway is to answer. Raises InvalidRequest or LimitExceeded for any other."""
-        if call.op in PRIVATE_OPERATIONS:
-            raise InvalidRequest(f"{call.op} is the runtime's own: a script cannot send it")
-        if call.op not in OPERATIONS and call.op not in GATEWAY_OPERATIONS:
-            raise InvalidRequest(f"there is no operation {shown(call.op)}")
-        if call.op in PROGRAM_OPERATIONS:
-            raise InvalidRequest(f"{call.op} is for launched programs: a script has nobody at its other side")
+        _check_operation(call.op)
+        size = self._checked_size(call)
+        if size > SMALL_BYTES:
+            if self._places is not None:
+                self._places.take(self._tenant, size)
+            self._bytes[call.t] = size
+        if call.op in GATEWAY_OPERATIONS:
+            self.window.asked(call.t, len(call.a))
+        self.outstanding.add(call.t)
+
+    def _checked_size(self, call: ScriptCall) -> int:
+        """Return the bytes that a call may have outstanding, its reply included. Raises where this connection has no room."""
         if call.t in self.outstanding:
             raise InvalidRequest(f"ticket {call.t} is in use: wait for its reply first")
         if len(self.outstanding) >= self._most:
@@ -119,13 +125,7 @@ class OutstandingCalls:
             raise LimitExceeded(
                 message, limit="outstanding_bytes", value=MAX_OUTSTANDING_BYTES, raise_with="waiting for some of it"
             )
-        if size > SMALL_BYTES and self._places is not None:
-            self._places.take(self._tenant, size)
-        if size > SMALL_BYTES:
-            self._bytes[call.t] = size
-        if call.op in GATEWAY_OPERATIONS:
-            self.window.asked(call.t, len(call.a))
-        self.outstanding.add(call.t)
+        return size
 
     def frees_itself(self, call: ScriptCall) -> bool:
         """Return True if there is no room for a call now, and there will be some: the gateway answers what was withdrawn."""
@@ -152,6 +152,16 @@ class OutstandingCalls:
     def _give_back(self, size: int) -> None:
         if size and self._places is not None:
             self._places.give_back(self._tenant, size)
+
+
+def _check_operation(op: str) -> None:
+    """Raise InvalidRequest for an operation that no script can send."""
+    if op in PRIVATE_OPERATIONS:
+        raise InvalidRequest(f"{op} is the runtime's own: a script cannot send it")
+    if op not in OPERATIONS and op not in GATEWAY_OPERATIONS:
+        raise InvalidRequest(f"there is no operation {shown(op)}")
+    if op in PROGRAM_OPERATIONS:
+        raise InvalidRequest(f"{op} is for launched programs: a script has nobody at its other side")
 
 
 def read_call(data: bytes) -> ScriptCall:

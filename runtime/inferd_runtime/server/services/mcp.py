@@ -152,15 +152,19 @@ class McpService:
             seconds = request.timeout_s
         about = {"call": request.op, "server": request.server, "tool": getattr(request, "tool", "")[:MAX_SHOWN]}
         self._charge(caller, about)
+        with self._logged(caller, about):
+            if offer is not None:
+                return await self._relayed(caller, request, seconds)
+            with self._open(caller, request.server, entry) as held:
+                return await self._asked(held, request, seconds)
+
+    @contextmanager
+    def _logged(self, caller: Caller, about: Mapping[str, Any]) -> Iterator[None]:
+        """Log a call when the body ends, with how long it took and the code of its error."""
         started, outcome = self._clock(), "abandoned"
         try:
-            if offer is not None:
-                reply = await self._relayed(caller, request, seconds)
-            else:
-                with self._open(caller, request.server, entry) as held:
-                    reply = await self._asked(held, request, seconds)
+            yield
             outcome = ""
-            return reply
         except InferdError as error:
             outcome = error.code
             raise
