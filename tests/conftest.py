@@ -17,6 +17,12 @@ Engines = WeakKeyDictionary[Engine, int]
 
 
 @pytest.fixture(scope="session")
+def anyio_backend() -> str:
+    """What anyio's tests run on."""
+    return "asyncio"
+
+
+@pytest.fixture(scope="session")
 def engines_alive() -> Iterator[Engines]:
     """Every engine of this process, with the number of steps after which it was last checked."""
     alive: Engines = WeakKeyDictionary()

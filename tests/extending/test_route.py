@@ -26,11 +26,6 @@ TENANTS = {"a": TokenRights("ann"), "b": TokenRights("bob")}
 
 
 @pytest.fixture
-def anyio_backend() -> str:
-    return "asyncio"
-
-
-@pytest.fixture
 def run() -> Run:
     """A run of ann's that has printed something."""
     program = make_program(Bundle("p", {"main.py": "async def main(): pass"}))

@@ -10,11 +10,6 @@ from inferd_runtime.change_signal import ChangeSignal
 pytestmark = pytest.mark.anyio
 
 
-@pytest.fixture
-def anyio_backend() -> str:
-    return "asyncio"
-
-
 async def test_one_change_wakes_all_that_wait_and_none_that_come_later() -> None:
     signal, woken = ChangeSignal(), list[str]()
 

@@ -18,11 +18,6 @@ SLEEPS = "import time; time.sleep(60)"
 
 
 @pytest.fixture
-def anyio_backend() -> str:
-    return "asyncio"
-
-
-@pytest.fixture
 def child() -> Iterator[subprocess.Popen[bytes]]:
     with subprocess.Popen([sys.executable, "-I", "-c", SLEEPS]) as process:
         yield process

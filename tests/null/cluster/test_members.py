@@ -13,11 +13,6 @@ HUNG, OTHER = "0" * 8, "1" * 8
 
 
 @pytest.fixture
-def anyio_backend() -> str:
-    return "asyncio"
-
-
-@pytest.fixture
 def members() -> Members:
     found = Members(lambda name: None)
     for name in (HUNG, OTHER):

@@ -13,11 +13,6 @@ from inferd_runtime.cluster.replica.state import ReplicaState
 pytestmark = pytest.mark.anyio
 
 
-@pytest.fixture
-def anyio_backend() -> str:
-    return "asyncio"
-
-
 async def test_a_replica_that_ends_waits_for_the_answer_to_a_request_that_overtook_an_order(tmp_path: Path) -> None:
     state = ReplicaState("0123abcd", tmp_path)
     is_idle = anyio.Event()

@@ -68,11 +68,6 @@ class Wire:
 
 
 @pytest.fixture
-def anyio_backend() -> str:
-    return "asyncio"
-
-
-@pytest.fixture
 def wire() -> Callable[..., AbstractAsyncContextManager[Wire]]:
     """``async with wire(runtime, token=None) as server``: it listens on ``server.url``."""
 

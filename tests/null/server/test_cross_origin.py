@@ -20,11 +20,6 @@ ASKS = {"access-control-request-method": "POST", "access-control-request-headers
 pytestmark = pytest.mark.anyio
 
 
-@pytest.fixture
-def anyio_backend() -> str:
-    return "asyncio"
-
-
 async def hello(request: Request) -> PlainTextResponse:
     return PlainTextResponse("hello")
 

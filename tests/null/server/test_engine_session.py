@@ -23,11 +23,6 @@ SECONDS = 30
 Answer = Callable[[str], Any]
 
 
-@pytest.fixture
-def anyio_backend() -> str:
-    return "asyncio"
-
-
 class FakeEngine:
     """Answers each operation with what ``answer`` returns for its name, an error's wire form as an error, and notes who asked."""
 

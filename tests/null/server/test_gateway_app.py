@@ -13,11 +13,6 @@ from inferd_runtime.server.gateway.auth import AccessTokens
 from inferd_runtime.server.tenancy.tokens import TokenRights
 
 
-@pytest.fixture
-def anyio_backend() -> str:
-    return "asyncio"
-
-
 async def hello(request: Request) -> PlainTextResponse:
     return PlainTextResponse("hello")
 

@@ -23,11 +23,6 @@ SECONDS = 30
 
 
 @pytest.fixture
-def anyio_backend() -> str:
-    return "asyncio"
-
-
-@pytest.fixture
 def context() -> Iterator[zmq.Context[Any]]:
     with zmq.Context() as context:
         yield context

@@ -20,11 +20,6 @@ pytestmark = pytest.mark.anyio
 BUSY = 0.02
 
 
-@pytest.fixture
-def anyio_backend() -> str:
-    return "asyncio"
-
-
 def compute() -> None:
     end = time.thread_time() + BUSY
     while time.thread_time() < end:

@@ -22,11 +22,6 @@ pytestmark = pytest.mark.anyio
 CALLS = 400
 
 
-@pytest.fixture
-def anyio_backend() -> str:
-    return "asyncio"
-
-
 class Both:
     """A script that has sent everything at once and leaves when all is answered, and an engine that answers all at once."""
 

@@ -25,11 +25,6 @@ async def application(scope: Any, receive: Any, send: Any) -> None:
     """Never called here."""
 
 
-@pytest.fixture
-def anyio_backend() -> str:
-    return "asyncio"
-
-
 @pytest.mark.anyio
 @pytest.mark.parametrize("first", [b"", b"ab"], ids=["empty", "full"])
 async def test_small_pieces_of_a_message_take_no_more_than_their_bytes(first: bytes) -> None:

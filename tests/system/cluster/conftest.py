@@ -45,11 +45,6 @@ TOKENS = f"""
 KEY = "key-of-the-cluster-0123456789abcdef"
 
 
-@pytest.fixture(scope="session")
-def anyio_backend() -> str:
-    return "asyncio"
-
-
 def settings_in(folder: Path, **changes: Any) -> Settings:
     folder.mkdir(parents=True, exist_ok=True)
     tokens = folder / "tokens"

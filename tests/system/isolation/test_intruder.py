@@ -37,11 +37,6 @@ pytestmark = [
 ]
 
 
-@pytest.fixture(scope="module")
-def anyio_backend() -> str:
-    return "asyncio"
-
-
 @dataclass(frozen=True)
 class Scene:
     """A server whose workers are hostile, and what is worth stealing from it."""

@@ -27,11 +27,6 @@ ANN, BOB = "token-of-ann-0123456789", "token-of-bob-0123456789"
 ROOT = "token-of-root-0123456789"
 
 
-@pytest.fixture(scope="session")
-def anyio_backend() -> str:
-    return "asyncio"
-
-
 def fake_commands(engine: Sequence[str] = (), worker: Sequence[str] = ()) -> Commands:
     """The fakes are scripts, with these options; nothing is forbidden to them."""
     return Commands(

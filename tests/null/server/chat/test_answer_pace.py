@@ -26,11 +26,6 @@ pytestmark = pytest.mark.anyio
 SCORE = TokenScore(1, "a", [97], -1.0, [TokenScore(2, "b", [98], -1.5, [], 1)] * 20, 1)
 
 
-@pytest.fixture
-def anyio_backend() -> str:
-    return "asyncio"
-
-
 @pytest.mark.parametrize(
     "event", [TextDelta("x"), TextDelta("x", scores=[SCORE] * 8), PromptScores([SCORE] * 8), ToolArguments(0, "{}")]
 )

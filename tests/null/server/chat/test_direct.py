@@ -16,11 +16,6 @@ from inferd_runtime.server.chat.direct import ChatFormats, DirectAnswer, Item, P
 from inferd_runtime.server.chat.program_events import EventReader
 
 
-@pytest.fixture
-def anyio_backend() -> str:
-    return "asyncio"
-
-
 def answer_of(*items: Item) -> DirectAnswer:
     written = Written()
     for item in items:

@@ -20,11 +20,6 @@ SCORED = TextDelta("a", scores=[SCORE] * 256)
 SCORED_BYTES = 256 * SCORE_BYTES * (1 + ALTERNATIVES)
 
 
-@pytest.fixture
-def anyio_backend() -> str:
-    return "asyncio"
-
-
 class Endless:
     """Writes the same for ever."""
 

@@ -16,11 +16,6 @@ from inferd_runtime.server.chat.several_answers import AT_ONCE, Answer, several_
 pytestmark = pytest.mark.anyio
 
 
-@pytest.fixture
-def anyio_backend() -> str:
-    return "asyncio"
-
-
 class Recorded:
     """Brings recorded events, one at a time, then an error or the end."""
 

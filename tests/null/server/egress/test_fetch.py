@@ -27,11 +27,6 @@ pytestmark = pytest.mark.anyio
 SECRET = "s3cr3t-0123456789"
 
 
-@pytest.fixture
-def anyio_backend() -> str:
-    return "asyncio"
-
-
 @dataclass
 class Names:
     """A name server whose answers change."""

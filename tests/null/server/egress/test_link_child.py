@@ -22,11 +22,6 @@ from inferd_runtime.server.supervisor.loop_socket import LoopSocket
 pytestmark = pytest.mark.anyio
 
 
-@pytest.fixture
-def anyio_backend() -> str:
-    return "asyncio"
-
-
 class Asked(msgspec.Struct, weakref=True):
     """A request that tells when it is gone."""
 

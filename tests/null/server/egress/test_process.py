@@ -20,11 +20,6 @@ from inferd_runtime.server.services.outside import _remove_home
 pytestmark = pytest.mark.anyio
 
 
-@pytest.fixture
-def anyio_backend() -> str:
-    return "asyncio"
-
-
 def script(folder: Path, source: str) -> Path:
     path = folder / "script.py"
     path.write_text(source)

@@ -37,11 +37,6 @@ pytestmark = pytest.mark.anyio
 SCRIPT = str(Path(lying_tool_server.__file__))
 
 
-@pytest.fixture
-def anyio_backend() -> str:
-    return "asyncio"
-
-
 @asynccontextmanager
 async def server(mode: str = "") -> AsyncIterator[ToolServer]:
     start = ToolServerStart("", "liar", "", (sys.executable, "-S", SCRIPT, mode))

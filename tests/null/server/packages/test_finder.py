@@ -32,11 +32,6 @@ pytestmark = pytest.mark.anyio
 NATIVE = "cp314-cp314-manylinux_2_17_x86_64"
 
 
-@pytest.fixture(scope="module")
-def anyio_backend() -> str:
-    return "asyncio"
-
-
 @pytest.fixture
 def index(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     folder = tmp_path / "index"

@@ -14,11 +14,6 @@ from inferd_runtime.server.tenancy.quotas import ADMIN_QUOTAS, same_for_all
 SOURCE = "async def main() -> int:\n    return {n}\n"
 
 
-@pytest.fixture
-def anyio_backend() -> str:
-    return "asyncio"
-
-
 async def upload(library: ProgramLibrary, number: int) -> str:
     async def body() -> bytes:
         return json.dumps({"files": {"main.py": SOURCE.format(n=number)}, "name": "p"}).encode()

@@ -17,11 +17,6 @@ from inferd_runtime.server.tenancy.quotas import Quotas, same_for_all
 pytestmark = pytest.mark.anyio
 
 
-@pytest.fixture
-def anyio_backend() -> str:
-    return "asyncio"
-
-
 class StillRegistry:
     """Answers nothing before it is told to, and notes who asked, in order."""
 

@@ -43,11 +43,6 @@ def parser() -> Iterator[ParserProcess]:
     process.close()
 
 
-@pytest.fixture
-def anyio_backend() -> str:
-    return "asyncio"
-
-
 def assemble(parsed: ParsedUpload) -> Program:
     return assemble_program(parsed.bundle, parsed.interface, parsed.name, parsed.version)
 

@@ -28,11 +28,6 @@ SECONDS = 0.6
 """Of processor time, for a message of a MiB: a million lists took 1.4."""
 
 
-@pytest.fixture
-def anyio_backend() -> str:
-    return "asyncio"
-
-
 class LargeReplies:
     """``queue.pull`` answers with half a MiB at once."""
 
@@ -154,7 +149,9 @@ async def test_replies_that_nobody_takes_are_not_made(monkeypatch: pytest.Monkey
         )
         for ticket in range(10):
             unread.pull(ticket)
-        await until(lambda: len(unread.answers) == 4)  # half as large once they are packed: four, with one more, are too much
+        await until(
+            lambda: len(unread.answers) == 4
+        )  # half as large once they are packed: four, with one more, are too much
         reading.pull(1)
         bob.pull(1)
         await until(lambda: bob.answers)

@@ -34,11 +34,6 @@ TEXT = "s3cr3t-0123456789"
 URL = "https://api.example.com/v1?key=hidden"
 
 
-@pytest.fixture
-def anyio_backend() -> str:
-    return "asyncio"
-
-
 @dataclasses.dataclass
 class StillFetcher:
     """Stands for the process: heads come at once, bodies never end, unless it ``fails``."""

@@ -23,11 +23,6 @@ from inferd_runtime.testing.services import calling, service_table
 pytestmark = pytest.mark.anyio
 
 
-@pytest.fixture
-def anyio_backend() -> str:
-    return "asyncio"
-
-
 class StillFile:
     """Adds nothing before it is told to."""
 

@@ -35,11 +35,6 @@ pytestmark = pytest.mark.anyio
 PROGRAM = Program("sha256:0", "p", "1.0.0", Bundle("p", {"main.py": ""}), Interface(Manifest("p"), []), {})
 
 
-@pytest.fixture
-def anyio_backend() -> str:
-    return "asyncio"
-
-
 class Launcher:
     """Starts runs at once, or, without room, never; the tests say what they do."""
 

@@ -39,11 +39,6 @@ CLIENT = Caller("ann", "ws/1")
 PROGRAM = Caller("ann", "run-1", manifest=Manifest("p", mcp=["desk", "tools"]))
 
 
-@pytest.fixture
-def anyio_backend() -> str:
-    return "asyncio"
-
-
 class StillProcess:
     """Stands for a server's process."""
 

@@ -23,11 +23,6 @@ from inferd_runtime.server.services.run_files import LAUNCHER, RunFileStore
 pytestmark = pytest.mark.anyio
 
 
-@pytest.fixture
-def anyio_backend() -> str:
-    return "asyncio"
-
-
 class Run:
     """As much of a run as files ask for."""
 

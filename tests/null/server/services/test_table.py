@@ -31,11 +31,6 @@ from inferd_runtime.testing.services import service_table
 pytestmark = pytest.mark.anyio
 
 
-@pytest.fixture
-def anyio_backend() -> str:
-    return "asyncio"
-
-
 class Family:
     """``topic.publish`` answers with the number of values; of 2 it waits for ever, of 3 it breaks; ``queue.pull`` hands out."""
 

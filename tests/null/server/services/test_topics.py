@@ -37,11 +37,6 @@ from inferd_runtime.testing.services import calling, service_table
 pytestmark = pytest.mark.anyio
 
 
-@pytest.fixture
-def anyio_backend() -> str:
-    return "asyncio"
-
-
 class Clock:
     def __init__(self) -> None:
         self.now = 0.0

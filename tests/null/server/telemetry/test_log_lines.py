@@ -49,11 +49,6 @@ def lines() -> Iterator[Lines]:
     root.setLevel(level)
 
 
-@pytest.fixture
-def anyio_backend() -> str:
-    return "asyncio"
-
-
 @pytest.mark.parametrize("kind", ["console", "json"])
 def test_texts_of_strangers_stay_on_their_line_and_cannot_steer_a_terminal(lines: Lines, kind: str) -> None:
     stream = lines(kind)

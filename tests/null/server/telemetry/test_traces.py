@@ -30,11 +30,6 @@ DONE = EndedGeneration(0, "", 100.0, 0.25, 1.0, 3.0, 12, 7, "stop", 0.5)
 
 
 @pytest.fixture
-def anyio_backend() -> str:
-    return "asyncio"
-
-
-@pytest.fixture
 def exporter() -> InMemorySpanExporter:
     return InMemorySpanExporter()
 
