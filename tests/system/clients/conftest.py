@@ -63,3 +63,15 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LiveServer]:
         for name in ("chat", "best-of-n", "self-consistency"):
             live.upload((ROOT / "inferlets" / name / "main.py").read_text(), name)
         yield live
+
+
+@pytest.fixture(scope="module")
+def client(server: LiveServer) -> Iterator[openai.OpenAI]:
+    with server.openai() as client:
+        yield client
+
+
+@pytest.fixture(scope="module")
+def http(server: LiveServer) -> Iterator[httpx.Client]:
+    with server.http() as client:
+        yield client

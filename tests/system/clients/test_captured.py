@@ -3,13 +3,10 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
 from typing import Any
 
 import httpx
 import pytest
-
-from .conftest import LiveServer
 
 WEATHER: dict[str, Any] = {
     "type": "object",
@@ -96,12 +93,6 @@ OTHERS: dict[str, tuple[str, dict[str, Any]]] = {
         },
     ),
 }  # fmt: skip
-
-
-@pytest.fixture(scope="module")
-def http(server: LiveServer) -> Iterator[httpx.Client]:
-    with server.http() as client:
-        yield client
 
 
 @pytest.mark.parametrize("name", OTHERS)

@@ -197,12 +197,6 @@ def problem_of(request: WrongRequest, response: httpx.Response) -> dict[str, Any
     return problem
 
 
-@pytest.fixture(scope="module")
-def http(server: LiveServer) -> Any:
-    with server.http() as client:
-        yield client
-
-
 def used(http: httpx.Client) -> list[float]:
     """What the tenant has in use."""
     tenants = http.get("/v1/tenants").raise_for_status().json()["tenants"]

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import time
-from collections.abc import Iterator
 
 import httpx
 import openai
@@ -31,12 +30,6 @@ NO_SCHEMA = {"response_format": {"type": "json_schema", "json_schema": {"name": 
 class Person(BaseModel):
     name: str
     age: int
-
-
-@pytest.fixture(scope="module")
-def client(server: LiveServer) -> Iterator[openai.OpenAI]:
-    with server.openai() as client:
-        yield client
 
 
 @pytest.mark.parametrize("model", ["tiny", "chat"])

@@ -2,13 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from typing import Any
 
 import openai
 import pytest
-
-from .conftest import LiveServer
 
 HELLO: Any = [{"role": "user", "content": "Hello there"}]
 SCHEMA = {
@@ -19,12 +16,6 @@ SCHEMA = {
 }
 WEATHER: Any = {"type": "function", "function": {"name": "weather", "parameters": SCHEMA}}
 ASKED: Any = {"model": "tiny", "messages": HELLO, "max_tokens": 12, "temperature": 0}
-
-
-@pytest.fixture(scope="module")
-def client(server: LiveServer) -> Iterator[openai.OpenAI]:
-    with server.openai() as client:
-        yield client
 
 
 def test_seeds_penalties_and_several_answers(client: openai.OpenAI) -> None:

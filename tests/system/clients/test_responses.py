@@ -37,12 +37,6 @@ class City(BaseModel):
 
 
 @pytest.fixture(scope="module")
-def client(server: LiveServer) -> Iterator[openai.OpenAI]:
-    with server.openai() as client:
-        yield client
-
-
-@pytest.fixture(scope="module")
 def other(server: LiveServer) -> Iterator[openai.OpenAI]:
     """Of another tenant."""
     with server.openai(api_key=BOB) as client:

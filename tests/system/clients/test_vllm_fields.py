@@ -2,23 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from typing import Any
 
 import httpx
 import pytest
 
-from .conftest import LiveServer
-
 ASKED: dict[str, Any] = {"model": "tiny", "max_tokens": 12, "temperature": 0}
 CHAT: dict[str, Any] = {**ASKED, "messages": [{"role": "user", "content": "Hello there"}]}
 TEXT: dict[str, Any] = {**ASKED, "prompt": "Hello there"}
-
-
-@pytest.fixture(scope="module")
-def http(server: LiveServer) -> Iterator[httpx.Client]:
-    with server.http() as client:
-        yield client
 
 
 def post(http: httpx.Client, path: str, **fields: Any) -> Any:

@@ -217,3 +217,9 @@ async def cluster(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Clu
     """Two replicas, which a module's tests share: who finds fewer starts another."""
     async with open_cluster(tmp_path_factory.mktemp("cluster")) as shared:
         yield shared
+
+
+@pytest.fixture
+async def two_replicas(cluster: Cluster) -> None:
+    while len(cluster.replicas) < 2:
+        await cluster.start_replica()

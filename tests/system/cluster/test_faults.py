@@ -17,7 +17,7 @@ from inferd.protocol import ErrorInfo, Unavailable
 
 from .conftest import ANN, Cluster, until
 
-pytestmark = pytest.mark.anyio
+pytestmark = [pytest.mark.anyio, pytest.mark.usefixtures("two_replicas")]
 COUNTS = """
 import worker
 async def main():
@@ -28,12 +28,6 @@ async def main():
     print('c', second)
     return [first, second]
 """
-
-
-@pytest.fixture(autouse=True)
-async def two_replicas(cluster: Cluster) -> None:
-    while len(cluster.replicas) < 2:
-        await cluster.start_replica()
 
 
 CHATTERS = """

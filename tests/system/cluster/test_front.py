@@ -18,15 +18,9 @@ from inferd_runtime.server.tenancy.tokens import TokenRights
 
 from .conftest import ANN, BOB, CID, DAN, EVE, FAY, GUS, KEY, ROOT, Cluster, until
 
-pytestmark = pytest.mark.anyio
+pytestmark = [pytest.mark.anyio, pytest.mark.usefixtures("two_replicas")]
 HELLO = "async def main(word: str = 'x'):\n    print('hello', word)\n    return word\n"
 WAITS = "import worker\nasync def main():\n    print('up')\n    return await worker.receive()\n"
-
-
-@pytest.fixture(autouse=True)
-async def two_replicas(cluster: Cluster) -> None:
-    while len(cluster.replicas) < 2:
-        await cluster.start_replica()
 
 
 async def test_every_route_of_a_run_answers_through_one_address(cluster: Cluster) -> None:

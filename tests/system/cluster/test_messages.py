@@ -19,7 +19,7 @@ from inferd_runtime.server.tenancy.tokens import TokenRights
 
 from .conftest import ANN, BOB, EVE, KEY, Cluster, Process, until
 
-pytestmark = pytest.mark.anyio
+pytestmark = [pytest.mark.anyio, pytest.mark.usefixtures("two_replicas")]
 WAITS = "import worker\nasync def main():\n    return await worker.receive()\n"
 
 
@@ -66,12 +66,6 @@ async def two(cluster: Cluster, token: str = ANN) -> AsyncIterator[tuple[Script,
         while other.at is one.at:
             other = await held.enter_async_context(script(cluster, token))
         yield one, other
-
-
-@pytest.fixture(autouse=True)
-async def two_replicas(cluster: Cluster) -> None:
-    while len(cluster.replicas) < 2:
-        await cluster.start_replica()
 
 
 async def test_who_subscribes_on_one_replica_gets_what_is_published_on_the_other(cluster: Cluster) -> None:
