@@ -150,7 +150,9 @@ def _require_text_keys(value: Any) -> None:
 
 def _parse(text: str, limits: CompileLimits) -> Any:
     try:
-        return json.loads(text, object_pairs_hook=unique_keys, parse_constant=_no_constant)
+        value = json.loads(text, object_pairs_hook=unique_keys, parse_constant=_no_constant)
+        json.dumps(value, ensure_ascii=False).encode()  # half of a surrogate pair is no text
+        return value
     except RecursionError as error:
         raise GrammarError(f"schema nests too deep to read; max_depth is {limits.max_depth}") from error
     except ValueError as error:

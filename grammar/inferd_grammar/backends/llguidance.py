@@ -15,7 +15,7 @@ import llguidance
 
 from inferd_grammar.backends.compose import Composer
 from inferd_grammar.backends.llguidance_core import ForcedWalk, LlguidanceCore, Recipe
-from inferd_grammar.backends.look_aheads import as_intersection
+from inferd_grammar.backends.look_aheads import as_intersection, require_known
 from inferd_grammar.backends.plain_lark import plain_lark
 from inferd_grammar.backends.text import choice_pattern, one_line
 from inferd_grammar.completion.composed import parts_of
@@ -265,9 +265,11 @@ def _grammar(constraint: Constraint, limits: CompileLimits) -> str:
 
 def _of_python(pattern: str) -> str:
     try:
-        return with_classes_of_python(pattern)
+        written = with_classes_of_python(pattern)
     except Ambiguous as error:
         raise GrammarError(f"dialects of regular expressions differ about this: {error}; write it without") from error
+    require_known(written)
+    return written
 
 
 def _read(constraint: JsonSchemaGrammar, limits: CompileLimits) -> Any:
@@ -287,6 +289,7 @@ def _require_exact(root: Any) -> None:
 
 def _pattern(pattern: str, pointer: str | None = None) -> str:
     """Return a pattern for the library."""
+    require_known(pattern, pointer)
     try:
         return as_library(pattern)
     except Ambiguous as error:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from inferd_grammar.constraints import AllOfGrammar, Constraint, ExactGrammar, RegexGrammar
 from inferd_grammar.errors import GrammarError
 from inferd_grammar.rewrites.patterns import complement, looks_around, plain, split_look_aheads
+from inferd_grammar.rewrites.regex_dialect import foreign
 from inferd_grammar.rewrites.regex_syntax import NotUnderstood
 
 
@@ -17,6 +18,7 @@ def as_intersection(constraint: Constraint) -> Constraint:
         return ExactGrammar(as_intersection(constraint.inner))
     if not isinstance(constraint, RegexGrammar) or not looks_around(constraint.pattern):
         return constraint
+    require_known(constraint.pattern)
     rest, ahead = split_look_aheads(f"^{constraint.pattern.removeprefix('^')}")
     try:
         asked = [complement(wanted) if negated else _whole(wanted) for negated, wanted in ahead]
@@ -24,6 +26,14 @@ def as_intersection(constraint: Constraint) -> Constraint:
     except NotUnderstood as error:
         raise GrammarError(f"this look-around is not supported: {error}") from error
     return AllOfGrammar(tuple(map(RegexGrammar, members))) if asked else RegexGrammar(members[0])
+
+
+def require_known(pattern: str, pointer: str | None = None) -> None:
+    """Raise GrammarError for what no expression of the library says."""
+    if (name := foreign(pattern)) is not None:
+        raise GrammarError(f"{name} is not supported in a regular expression", pointer)
+    if pattern.startswith("/^") and pattern.endswith("$/"):
+        raise GrammarError("no text matches: the slashes around this regular expression are characters of it", pointer)
 
 
 def _plain(pattern: str) -> str:

@@ -12,7 +12,8 @@ from itertools import chain, combinations, islice, product
 from typing import Any
 
 from inferd_grammar.completion.small_values import small_values
-from inferd_grammar.rewrites.regex_syntax import NotUnderstood, shortest_match
+from inferd_grammar.rewrites.patterns import shortest_match
+from inferd_grammar.rewrites.regex_syntax import NotUnderstood
 from inferd_grammar.schema import iter_schemas
 
 _MAX_GUESSES = 3_000

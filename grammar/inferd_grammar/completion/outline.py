@@ -29,7 +29,8 @@ from inferd_grammar.constraints import (
 )
 from inferd_grammar.limits import CompileLimits
 from inferd_grammar.references import read_by_place
-from inferd_grammar.rewrites.regex_syntax import NotUnderstood, shortest_match
+from inferd_grammar.rewrites.patterns import shortest_match
+from inferd_grammar.rewrites.regex_syntax import NotUnderstood
 from inferd_grammar.schema import iter_schemas, schema_text
 
 _MAX_SAMPLES = 32

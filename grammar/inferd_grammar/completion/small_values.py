@@ -16,8 +16,8 @@ from typing import Any
 from inferd_grammar.rewrites.base import View
 from inferd_grammar.rewrites.dialect import Dialect
 from inferd_grammar.rewrites.kinds import ALL, Kinds, canonical, of_types, of_value
-from inferd_grammar.rewrites.patterns import finds
-from inferd_grammar.rewrites.regex_syntax import NotUnderstood, shortest_match
+from inferd_grammar.rewrites.patterns import finds, shortest_match
+from inferd_grammar.rewrites.regex_syntax import NotUnderstood
 from inferd_grammar.schema import iter_schemas
 
 _MAX_VALUES = 128

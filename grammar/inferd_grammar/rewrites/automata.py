@@ -20,6 +20,7 @@ from inferd_grammar.rewrites.regex_syntax import (
     Chars,
     NotUnderstood,
     RegexNode,
+    a_char,
     intersection,
     subtraction,
     union,
@@ -52,6 +53,7 @@ class _Obligation(NamedTuple):
 
 
 _Alternative = tuple[int, frozenset[_Obligation]]
+_Targets = dict[int, list[list[int]]]
 
 
 class _Place(NamedTuple):
@@ -82,6 +84,7 @@ class Nfa:
     edges: set[str] = field(default_factory=set)
     size: int = 3
     _indices: dict[tuple[str, int], int] = field(default_factory=dict)
+    _kept: tuple[list[Chars], _Targets] | None = None
 
     @classmethod
     def of(cls, node: RegexNode) -> Nfa:
@@ -95,6 +98,16 @@ class Nfa:
         """Return the sets of characters that must be told apart."""
         words = {WORD} if "word" in self.edges else set()
         return {label for moves in self.moves.values() for label, _ in moves} | words
+
+    def targets(self, classes: list[Chars]) -> _Targets:
+        """Return where each state's moves lead, by class; kept for whoever asks again with the same classes."""
+        if self._kept is None or self._kept[0] != classes:
+            found = {
+                state: [[end for label, end in moves if intersection(chars, label)] for chars in classes]
+                for state, moves in self.moves.items()
+            }
+            self._kept = (classes, found)
+        return self._kept[1]
 
     def _add(self, node: RegexNode, start: int, end: int) -> None:
         kind, parts = node
@@ -154,10 +167,7 @@ class Dfa:
     def __init__(self, nfa: Nfa, classes: list[Chars], limit: int = _MAX_STATES, work: float = _MAX_WORK) -> None:
         self._nfa, self._limit, self._left = nfa, limit, work
         self._is_word = [bool(intersection(chars, WORD)) for chars in classes]
-        self._targets = {
-            state: [[end for label, end in moves if intersection(chars, label)] for chars in classes]
-            for state, moves in nfa.moves.items()
-        }
+        self._targets = nfa.targets(classes)
         self._none: list[list[int]] = [[] for _ in classes]
         self._closures: dict[tuple[int, bool], set[_Alternative]] = {}
         behinds = tuple(frozenset([first]) for first, _ in nfa.behinds)
@@ -324,6 +334,17 @@ class Product:
         """
         final = [wanted(found) for found in self.found]
         return _eliminate(*_minimise(self, final))
+
+    def shortest(self, wanted: Callable[[tuple[bool, ...]], bool]) -> str | None:
+        """Return a shortest text whose end is wanted; None if there is none."""
+        texts = {0: ""}
+        for state in range(len(self.moves)):  # in the order of their distance
+            if wanted(self.found[state]):
+                return texts[state]
+            for chars, to in zip(self.classes, self.moves[state], strict=True):
+                if to is not None and to not in texts:
+                    texts[to] = texts[state] + a_char(chars)
+        return None
 
     def is_reached(self, wanted: Callable[[tuple[bool, ...]], bool]) -> bool:
         """Return True if some text's end is wanted."""

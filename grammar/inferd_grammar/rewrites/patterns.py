@@ -25,6 +25,7 @@ from inferd_grammar.rewrites.regex_syntax import (
     RegexNode,
     lengths,
     parse,
+    shortest_text,
     subtraction,
     union,
     with_loop,
@@ -33,6 +34,7 @@ from inferd_grammar.rewrites.regex_syntax import (
     write_node,
 )
 from inferd_grammar.rewrites.strings import length_between
+from inferd_grammar.rewrites.word_edges import is_outer, without_edges
 
 NOTHING = r"^[^\s\S]$"
 """A pattern that no text matches."""
@@ -40,6 +42,7 @@ _LOOK_AHEADS = ("^(?!", "^(?=")
 _MAX_PATTERNS = 4
 _MAX_PROOF, _MAX_PROOF_WORK = 200, 12_000
 _MAX_LENGTH = 1_000
+_MAX_WRITTEN = 16_000
 _MAX_LOOPS = 4
 _ANY: RegexNode = ("chars", EVERYTHING)
 _TOKEN = re.compile(r"\\.|\[\^?\]?(?:\\.|[^\\\]])*\]|\(\?<?[=!]|.", re.DOTALL)
@@ -47,8 +50,19 @@ _LOOKS = ("(?=", "(?!", "(?<=", "(?<!", r"\b")
 
 
 def looks_around(pattern: str) -> bool:
-    """Return True if a pattern has look-arounds or edges of words, which the library does not read."""
-    return any(token[0] in _LOOKS for token in _TOKEN.finditer(pattern))
+    """Return True if a pattern has look-arounds, edges of words or anchors inside, which the library does not read."""
+    tokens = [token[0] for token in _TOKEN.finditer(pattern)]
+    if any(token in _LOOKS for token in tokens):
+        return True
+    return ("^" in tokens[1:] or "$" in tokens[:-1]) and _is_anchored_inside(pattern)
+
+
+@lru_cache(maxsize=4_096)
+def _is_anchored_inside(pattern: str) -> bool:
+    try:
+        return not is_outer(parse(pattern)[0])
+    except NotUnderstood:
+        return False  # the library's to read
 
 
 def positive(view: View) -> tuple[View, list[Schema]]:
@@ -146,7 +160,33 @@ def _union(patterns: list[str]) -> str:
 
 def plain(pattern: str) -> str:
     """Return the pattern as it is, or one for whole texts that says the same without look-arounds. Raises NotUnderstood."""
-    return difference([pattern], []) if looks_around(pattern) else pattern
+    if not looks_around(pattern):
+        return pattern
+    try:
+        (node,), alphabet = _parsed([pattern])
+        return f"^(?:{_written(without_edges(node), alphabet)})$"
+    except NotUnderstood:
+        return difference([pattern], [])
+
+
+@lru_cache(maxsize=512)
+def shortest_match(pattern: str) -> str:
+    """Return a shortest text in which the pattern is found. Raises NotUnderstood."""
+    (node,), alphabet = _parsed([pattern])
+    try:
+        return shortest_text(without_edges(node))
+    except NotUnderstood:
+        text = product([node], alphabet, 1).shortest(all)
+    if text is None:
+        raise NotUnderstood("no text matches it")
+    return text
+
+
+def _written(node: RegexNode, alphabet: Chars) -> str:
+    text = write_node(node, alphabet)
+    if len(text) > _MAX_WRITTEN:
+        raise NotUnderstood("it is too large")
+    return text
 
 
 def _plain(pattern: str) -> list[str]:

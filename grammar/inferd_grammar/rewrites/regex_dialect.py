@@ -27,8 +27,26 @@ _SET_MARKS = ("--", "&&", "~~")
 _NAMED = {"0": r"\x00", "<": "<", ">": ">"}
 
 
+_CLASS = r"\[\^?\]?(?:\\.|[^\\\]])*\]"
+_FOREIGN = re.compile(
+    rf"""{_CLASS}|(?P<reference>\\[1-9]|\\k[<{{']|\(\?P=)|(?P<atomic>\(\?>)|(?P<condition>\(\?\()|(?P<comment>\(\?\#)
+    |(?P<recursion>\(\?(?:R|&|P>|[+-]?\d))|(?P<edge>\\B)|(?P<escape>\\[cGhHKRXZ])|\\.""",
+    re.DOTALL | re.VERBOSE,
+)
+_NAMES = {
+    "reference": "a back reference", "atomic": "an atomic group", "condition": "a group with a condition",
+    "comment": "a comment", "recursion": "a recursion", "edge": "the inside of a word", "escape": "an escape of few dialects",
+}  # fmt: skip
+
+
 class Ambiguous(ValueError):
     """A pattern holds something that dialects read differently; the message says what."""
+
+
+def foreign(pattern: str) -> str | None:
+    """Return the name of the first thing in a pattern that the library's dialect has not, with how it is written; or None."""
+    found = next((token for token in _FOREIGN.finditer(pattern) if token.lastgroup), None)
+    return None if found is None else f"{_NAMES[str(found.lastgroup)]}, {found[0]},"
 
 
 def as_library(pattern: str) -> str:
@@ -88,6 +106,7 @@ def _class(piece: str) -> str:
     """Return a class without nested ones and sets, which other dialects do not have."""
     start = "[^" if piece.startswith("[^") else "["
     body = piece[len(start) : -1]
+    body = re.sub(r"(\\[pP](?:\{[^}]*\}|.))-", r"\1\\-", body)  # no range begins with a kind of characters
     members = re.findall(r"\\.|.", body, re.DOTALL)
     if "--" in re.sub(r"\\.", "", body, flags=re.DOTALL):
         raise Ambiguous("'--' inside of a class")

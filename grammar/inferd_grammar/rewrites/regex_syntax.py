@@ -65,22 +65,25 @@ def literal_prefix(pattern: str) -> str:
     return text
 
 
-def shortest_match(pattern: str) -> str:
-    """Return a shortest text in which the pattern is found. Raises NotUnderstood."""
-    return _shortest(parse(pattern)[0])
+def a_char(chars: Chars) -> str:
+    """Return a character of a set, a common one where it has one. Raises NotUnderstood if it is empty."""
+    if not chars:
+        raise NotUnderstood("no character is left")
+    return next(
+        (char for char in "0aA_ -.:/" if any(low <= ord(char) <= high for low, high in chars)), chr(chars[0][0])
+    )
 
 
-def _shortest(node: RegexNode) -> str:
+def shortest_text(node: RegexNode) -> str:
+    """Return a shortest text of a node. Raises NotUnderstood for look-arounds."""
     kind, parts = node
     if kind in ("ahead", "behind", "edge"):
         raise NotUnderstood("no shortest match of a look-around is known")
     if kind == "chars":
-        return next(
-            (char for char in "0aA_ -.:/" if any(low <= ord(char) <= high for low, high in parts)), chr(parts[0][0])
-        )
+        return a_char(parts)
     if kind == "then":
-        return "".join(map(_shortest, parts))
-    return min(map(_shortest, parts), key=len) if kind == "either" else ""
+        return "".join(map(shortest_text, parts))
+    return min(map(shortest_text, parts), key=len) if kind == "either" else ""
 
 
 def lengths(node: RegexNode) -> tuple[int, int | None]:

@@ -9,6 +9,7 @@ import time
 
 import pytest
 
+from inferd_grammar.rewrites.automata import Nfa, classes_of
 from inferd_grammar.rewrites.ends import consuming
 from inferd_grammar.rewrites.patterns import (
     are_apart,
@@ -16,11 +17,13 @@ from inferd_grammar.rewrites.patterns import (
     finds,
     looks_around,
     regions,
+    shortest_match,
     with_length,
     without_looks,
 )
-from inferd_grammar.rewrites.regex_syntax import NotUnderstood, literal_prefix
+from inferd_grammar.rewrites.regex_syntax import EVERYTHING, NotUnderstood, literal_prefix, parse
 from inferd_grammar.rewrites.strings import none_of, one_of
+from inferd_grammar.rewrites.word_edges import without_edges
 
 LETTERS = "ab5c0A-x1 .*(foz/]^"
 PATTERNS = [
@@ -45,6 +48,8 @@ LOOKING += [
     "(?<!a)(?!b).",
 ]
 LOOKING += [r"\bfoo\b|x", r"\b[ab]+\b", "(?<![ab])x", "x(?![^b])", "x(?=a|b)", "(?<=x)b(?=x)", r"b(?=a?\b)"]
+LOOKING += [r"^\b$", "(?:^|5)x(?:x|$)b?", "a(^|b)", r"^(?:a\b)?\W*$", "(b$)?a", r"^(?:-?\b|0)a$", "(?:a$|b)(?:^x)?"]
+ADDRESS = r"^https?:\/\/(?:www\.)?[-a-zA-Z0-9@:%._\+~#=]{1,256}\.[a-zA-Z0-9()]{1,6}\b(?:[-a-zA-Z0-9()@:%_\+.~#?&\/=]*)$"
 PATTERNS += ["^(a|ab)(c|bcd)*$", ".", "^.{0,3}$", "a{2}b?", "\\x61\\u0062", "[a-c]+?x", "(?:a|)b*$", "[\\]]"]
 
 
@@ -68,6 +73,51 @@ def test_look_arounds_become_patterns_that_say_the_same(pattern: str) -> None:
     assert not any(looks_around(part.pattern) for part in parts)
     for text in texts(pattern):
         assert all(part.search(text) for part in parts) == (re.search(pattern, text) is not None), text
+
+
+def test_an_edge_behind_long_counts_needs_no_automaton() -> None:
+    """This one, which is on many pages about addresses, took two minutes and was refused."""
+    (plain,) = without_looks(ADDRESS)
+    assert not looks_around(plain)
+    found = re.compile(plain)
+    for text in (
+        "http://a.b",
+        "https://www.a-b.org/c?d=e",
+        "http://a.b(",
+        "http://a.(/x",
+        "http://.b",
+        "ftp://a.b",
+        "http://a.((",
+    ):
+        assert (found.search(text) is not None) == (re.search(ADDRESS, text) is not None), text
+
+
+def test_edges_that_repeat_are_left_to_automata() -> None:
+    with pytest.raises(NotUnderstood, match="repeat"):
+        without_edges(parse(r"^(?:a\b-?)*$")[0])
+    assert [re.search(part, "a-a-") is not None for part in without_looks(r"^(?:a\b-?)*$")] == [True]
+
+
+def test_a_pattern_that_is_searched_again_is_not_cut_into_classes_again() -> None:
+    nfa = Nfa.of(parse(ADDRESS)[0])
+    classes = classes_of([nfa], EVERYTHING)
+    assert nfa.targets(classes) is nfa.targets(list(classes))
+
+
+PASSWORD = r"^(?=.*[A-Z])(?=.*\d)(?=.*[!-/]).{8,}$"
+NEVER_FOUND = ("a$x", r"^\b$")
+
+
+@pytest.mark.parametrize("pattern", sorted({*LOOKING, ADDRESS, PASSWORD} - {*NEVER_FOUND}))
+def test_a_shortest_match_meets_what_is_looked_for(pattern: str) -> None:
+    """A text of such a pattern could not be steered to an end."""
+    assert re.search(pattern, shortest_match(pattern)) is not None
+
+
+@pytest.mark.parametrize("pattern", NEVER_FOUND)
+def test_what_nothing_matches_has_no_shortest_match(pattern: str) -> None:
+    with pytest.raises(NotUnderstood):
+        shortest_match(pattern)
 
 
 def test_random_patterns_agree_with_their_rewrites() -> None:

@@ -151,8 +151,47 @@ def test_an_expression_with_look_arounds_is_read_as_python_does(pattern: str) ->
 
 @pytest.mark.parametrize("pattern", [r"b(?!(a)\1)a", r"b(?=a(?=b))ab", r"(?!(?i)a)b"])
 def test_look_arounds_that_are_not_understood_are_refused(pattern: str) -> None:
-    with pytest.raises(GrammarError, match="look"):
+    with pytest.raises(GrammarError, match=r"look|back reference"):
         BYTES.compile(RegexGrammar(pattern))
+
+
+@pytest.mark.parametrize(
+    ("pattern", "name"),
+    [
+        (r"^(a)\1$", "a back reference"),
+        (r"^(?P<q>a)(?P=q)$", "a back reference"),
+        (r"^(?<q>['\"])a\k<q>$", "a back reference"),
+        ("^(?>a+)b$", "an atomic group"),
+        ("^(a)?(?(1)b|c)$", "a group with a condition"),
+        ("(?#why)a", "a comment"),
+        (r"a\Bb", "the inside of a word"),
+        (r"^\h+$", r"\\h"),
+        ("/^abc$/", "slashes"),
+    ],
+)
+def test_what_the_library_does_not_read_is_refused_by_its_name(pattern: str, name: str) -> None:
+    """Its messages spoke of flags and escapes that nobody had written."""
+    with pytest.raises(GrammarError, match=name) as refusal:
+        BYTES.compile(
+            JsonSchemaGrammar({"type": "object", "properties": {"a": {"type": "string", "pattern": pattern}}})
+        )
+    assert refusal.value.pointer == "/properties/a/pattern"
+    with pytest.raises(GrammarError, match=name):
+        BYTES.compile(RegexGrammar(pattern))
+
+
+@pytest.mark.parametrize("pattern", [r"^[\[(]\d[\])]$", r"^\\1?$", r"^[\\1]$", "^[(?>]$", "/a$", r"^\(\?#$"])
+def test_what_only_looks_like_it_is_read(pattern: str) -> None:
+    shortest = BYTES.compile(JsonSchemaGrammar({"type": "string", "pattern": pattern})).shortest()
+    assert shortest is not None
+    assert re.search(pattern, json.loads(shortest)) is not None
+
+
+def test_a_dash_behind_a_kind_of_characters_is_a_character() -> None:
+    schema = {"type": "string", "pattern": r"^[\p{Lu}\p{N}-_]+$"}
+    matcher = BYTES.compile(JsonSchemaGrammar(schema)).matcher()
+    ids = {token: i for i, token in enumerate(BYTES.table.tokens)}
+    assert matcher.accept([ids[bytes([byte])] for byte in b'"A-_9"']) == 6
 
 
 def test_half_of_a_surrogate_pair_in_a_pattern_is_a_refusal() -> None:

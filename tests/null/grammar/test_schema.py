@@ -25,6 +25,7 @@ Make = Callable[[Constraint], GrammarMatcher]
 @pytest.mark.parametrize(
     ("schema", "reason", "pointer"),
     [
+        (r'{"const": "\ud83d"}', "surrogates not allowed", None),
         ({"type": 5}, "'type' must be", "/type"),
         ({"type": "frob"}, "'type' must be", "/type"),
         ({"properties": {"a": {"type": "string", "minimum": "x"}}}, "'minimum' must be", "/properties/a/minimum"),
