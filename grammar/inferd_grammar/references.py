@@ -117,7 +117,11 @@ class _Document:
     def _static(self, reference: str, base: str) -> tuple[str, str]:
         uri, fragment = urldefrag(base + reference if reference.startswith("#") else urljoin(base, reference))
         if uri not in self._resources:
-            raise _Unknown
+            # "/$defs/Name", as LiteLLM writes it, has no other meaning where the document has no address.
+            written = resolve(self._root, f"#{reference}") if reference.startswith("/") and not base else None
+            if written is None:
+                raise _Unknown
+            return written[0], uri
         inside = self._resources[uri] + unquote(fragment)
         target = self._anchors.get(f"{uri}#{fragment}", inside)
         if resolve(self._root, f"#{quote(target)}") is None:

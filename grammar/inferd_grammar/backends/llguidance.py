@@ -325,7 +325,7 @@ def _unforced(grammar: str) -> str:
     if grammar.startswith("{"):
         (part,) = json.loads(grammar)["grammars"]
         grammar = part["lark_grammar"] or f"start: %json {json.dumps(part['json_schema'])}"
-    return f'%llguidance {{"no_forcing": true}}\n{grammar}'
+    return f'{grammar}\n%llguidance {{"no_forcing": true}}\n'  # behind it: messages of the library name lines
 
 
 def _json_grammar(schema: Any) -> str:

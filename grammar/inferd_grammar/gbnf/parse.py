@@ -6,6 +6,7 @@ The notation is that of llama.cpp (grammars/README.md there). Its token referenc
 from __future__ import annotations
 
 import re
+import string
 from typing import NoReturn
 
 from inferd_grammar.errors import GrammarError
@@ -17,7 +18,8 @@ _NAME = re.compile(r"[A-Za-z0-9_-]+")
 _SPACE = re.compile(r"(?:[ \t]|#[^\r\n]*)*")
 _SPACE_AND_LINES = re.compile(r"(?:[ \t\r\n]|#[^\r\n]*)*")
 _ESCAPE = re.compile(r"\\(?:x([0-9A-Fa-f]{2})|u([0-9A-Fa-f]{4})|U([0-9A-Fa-f]{8})|(.))", re.DOTALL)
-_PLAIN_ESCAPES = {"n": "\n", "r": "\r", "t": "\t", "\\": "\\", '"': '"', "[": "[", "]": "]"}
+_PLAIN_ESCAPES = {"n": "\n", "r": "\r", "t": "\t"}
+"""Besides, every mark of ASCII stands for itself: llama.cpp asks for it before four of them, XGrammar allows it for more."""
 _COUNTS = re.compile(r"\{\s*(\d+)\s*(?:(,)\s*(\d+)?\s*)?\}")
 _ANY = CharacterClass((), negated=True)
 
@@ -68,10 +70,18 @@ class _Reader:
 
     def _alternatives(self, *, nested: bool) -> GbnfNode:
         items = [self._sequence(nested=nested)]
-        while self._take("|"):
+        while self._bar():
             self._skip(_SPACE_AND_LINES)
             items.append(self._sequence(nested=nested))
         return items[0] if len(items) == 1 else Alternatives(tuple(items))
+
+    def _bar(self) -> bool:
+        """Take `|`, also where it begins a line: no rule does, and XGrammar's grammars have it so."""
+        space = _SPACE_AND_LINES.match(self._text, self._at)
+        at = self._at if space is None else space.end()
+        found = self._text.startswith("|", at)
+        self._at = at + 1 if found else self._at
+        return found
 
     def _sequence(self, *, nested: bool) -> GbnfNode:
         items: list[GbnfNode] = []
@@ -168,9 +178,9 @@ class _Reader:
         self._at = found.end()
         if found[4] is None:
             return self._code(int(found[1] or found[2] or found[3], 16))
-        if found[4] not in _PLAIN_ESCAPES:
+        if found[4] not in _PLAIN_ESCAPES and found[4] not in string.punctuation:
             self.fail(f"unknown escape {found[0]!r}")
-        return ord(_PLAIN_ESCAPES[found[4]])
+        return ord(_PLAIN_ESCAPES.get(found[4], found[4]))
 
     def _code(self, code: int) -> int:
         if code > 0x10FFFF or 0xD800 <= code <= 0xDFFF:

@@ -16,6 +16,8 @@ from inferd.schema import Choice, JsonSchema, OutputConstraint, Regex
 
 Role = Literal["system", "developer", "user", "assistant", "tool"]
 ANY_OBJECT = {"type": "object"}
+NO_ARGUMENTS: dict[str, Any] = {"type": "object", "properties": {}}
+"""Parameters of a function that is described without any."""
 UNBOUNDED = 1 << 30
 """More tokens than any context has room for: the text then ends with the context."""
 
@@ -47,7 +49,7 @@ class Tool:
 
     name: str
     description: str = ""
-    parameters: dict[str, Any] = field(default_factory=lambda: dict(ANY_OBJECT))
+    parameters: dict[str, Any] = field(default_factory=lambda: dict(NO_ARGUMENTS))
 
 
 @dataclass(frozen=True)

@@ -36,6 +36,8 @@ RECURSIVE = 'never ::= "~" root "~"\n'  # with this no single regular expression
         ('root ::= (\n"a"\n|\n"b" )+ "c"?', "[ab]+c?"),
         ('root ::= a-b | aB\na-b ::= "a"\naB ::= "b"', "a|b"),
         ("root ::= [a-]", "[a-]"),
+        ('root ::= "a"\n  | b # either\n\n  | "c"\nb ::= "b"', "[abc]"),
+        (r'root ::= [a\-c\^]{1,2} "\'\/"?', r"[a\-c^]{1,2}('/)?"),
         ('root ::= "a"*?', "a*"),
     ],
 )
@@ -71,6 +73,8 @@ def test_recursion(compiler: GrammarCompiler, table: TokenTable) -> None:
         ("root ::= []", "empty character class"),
         ("root ::= [z-a]", "out of order"),
         (r'root ::= "\q"', "unknown escape"),
+        (r'root ::= "\é"', "unknown escape"),
+        ('root ::= "a"\n  | "b"\n  "c"', "line 3: unexpected"),
         (r'root ::= "\uD800"', "no Unicode character"),
         ('root ::= ("a"', "expected )"),
         ('root ::= "a")', "unexpected ')'"),

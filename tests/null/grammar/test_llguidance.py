@@ -7,7 +7,15 @@ from collections.abc import Callable
 import numpy as np
 import pytest
 
-from inferd_grammar import Constraint, GrammarCompiler, GrammarFailure, GrammarMatcher, LarkGrammar, TokenTable
+from inferd_grammar import (
+    Constraint,
+    GrammarCompiler,
+    GrammarError,
+    GrammarFailure,
+    GrammarMatcher,
+    LarkGrammar,
+    TokenTable,
+)
 from inferd_grammar.conformance.matcher_checks import (
     COMPOSED_CONSTRAINTS,
     GRAMMAR_CONSTRAINTS,
@@ -77,3 +85,9 @@ def test_a_grammar_that_becomes_too_much_for_the_library_is_told_from_a_bug(tabl
         go_on()
     assert caught.value.is_limit
     assert not GrammarFailure("llguidance did not roll back 2 tokens").is_limit
+
+
+def test_a_refusal_names_the_line_of_the_grammar_as_it_was_written(compiler: GrammarCompiler) -> None:
+    """A line of ours stood before it."""
+    with pytest.raises(GrammarError, match=r"at 2\(\d\): priority"):
+        compiler.compile(LarkGrammar('start: A\nA.2: "if"'))

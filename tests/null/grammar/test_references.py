@@ -8,7 +8,7 @@ from typing import Any
 import jsonschema
 import pytest
 
-from inferd_grammar import GrammarCompiler, JsonSchemaGrammar, TokenTable
+from inferd_grammar import GrammarCompiler, GrammarError, JsonSchemaGrammar, TokenTable
 
 BYTES = GrammarCompiler(TokenTable.of_bytes())
 LATEST = {"$schema": "https://json-schema.org/draft/2020-12/schema"}
@@ -50,6 +50,17 @@ def test_a_reference_leads_where_the_specification_says(schema: dict[str, Any], 
         ids = [byte + 1 for byte in json.dumps(value, separators=(",", ":")).encode()]
         matcher = compiled.matcher()
         assert (matcher.accept(ids) == len(ids) and matcher.may_end()) == validator.is_valid(value), value
+
+
+def test_a_path_that_is_a_place_is_read_as_one() -> None:
+    """LiteLLM writes references of pydantic models so for Anthropic's dialect; nothing else can be meant."""
+    schema = {"type": "object", "properties": {"a": {"$ref": "/$defs/A"}}, "required": ["a"], "$defs": {"A": INTEGER}}
+    matcher = BYTES.compile(JsonSchemaGrammar(schema)).matcher()
+    assert matcher.accept([byte + 1 for byte in b'{"a":7}']) == 7
+    assert BYTES.compile(JsonSchemaGrammar(schema)).matcher().accept([byte + 1 for byte in b'{"a":"']) == 5
+    for other in ({**schema, "$id": "https://a.example/s"}, {**schema, "$defs": {}}):
+        with pytest.raises(GrammarError):
+            BYTES.compile(JsonSchemaGrammar(other))
 
 
 def test_a_dynamic_reference_that_depends_on_its_user_is_held_at_the_end() -> None:

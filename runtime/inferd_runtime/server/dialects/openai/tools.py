@@ -7,6 +7,7 @@ from typing import Annotated, Any, Literal, TypeAlias
 from msgspec import Meta, Struct
 
 from inferd.chat import Tool, ToolChoice
+from inferd.chat.request import NO_ARGUMENTS
 from inferd_runtime.server.dialects.refusals import refusal
 
 MAX_FUNCTIONS = 128
@@ -71,7 +72,7 @@ def read_functions(functions: list[tuple[str, FunctionDefinition]]) -> list[Tool
     for place, function in functions:
         if function.name in (each.name for each in read):
             raise refusal(f"{place}.name", f"there is a tool {function.name!r} already")
-        parameters = {"type": "object", **(function.parameters or {})}
+        parameters = {"type": "object", **(function.parameters or NO_ARGUMENTS)}
         if parameters["type"] != "object":
             raise refusal(f"{place}.parameters.type", 'arguments are an object: "object"')
         read.append(Tool(function.name, function.description or "", parameters))

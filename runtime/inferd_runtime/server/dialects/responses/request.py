@@ -9,7 +9,7 @@ from typing import Any
 import msgspec
 
 from inferd.chat import ChatMessage, ChatRequest, OutputFormat, SamplingOptions, Tool, ToolChoice
-from inferd.chat.request import ANY_OBJECT
+from inferd.chat.request import NO_ARGUMENTS
 from inferd.protocol import cut
 from inferd.protocol.chat import MAX_TOOLS
 from inferd_runtime.server.dialects.exchange import ClientHeaders
@@ -161,7 +161,7 @@ def _namespace(value: Any, at: str) -> list[Tool]:
 def _tool(value: Any, at: str) -> Tool:
     tool = read_tool(as_sent(value), "function", ResponseTool, TOOL_MEANS_NOTHING, at)
     check_object_schema(tool.parameters or {}, f"{at}.parameters")
-    return Tool(tool.name, tool.description or "", tool.parameters or dict(ANY_OBJECT))
+    return Tool(tool.name, tool.description or "", tool.parameters or dict(NO_ARGUMENTS))
 
 
 def _tool_choice(body: ResponsesBody) -> ToolChoice:

@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 
 from inferd.chat import ChatMessage, ChatRequest, OutputFormat, Tool, ToolCall, ToolChoice
+from inferd.chat.tool_calls import checked_parameters
 from inferd.protocol import InvalidRequest, RenderChat, check_render_chat
 from inferd.protocol.chat import MAX_CHAT_DEPTH
 from inferd_runtime.carriable import check_carriable
@@ -197,6 +198,13 @@ def test_tool_calls_and_their_answers() -> None:
     _, assistant, tool = read(messages=messages).messages
     assert assistant.tool_calls == [ToolCall("c1", "weather", "{}")]
     assert tool == ChatMessage("tool", "sun", tool_call_id="c1")
+
+
+@pytest.mark.parametrize("parameters", [{}, {"parameters": None}, {"parameters": {}}])
+def test_a_function_without_parameters_is_called_with_none(parameters: dict[str, Any]) -> None:
+    """Calls of it had arguments of a model's own invention, with which nothing can be called."""
+    (tool,) = read(tools=[{"type": "function", "function": {"name": "now", **parameters}}]).tools
+    assert checked_parameters(tool) == {"type": "object", "properties": {}, "additionalProperties": False}
 
 
 def test_tools_and_the_choice_among_them() -> None:
