@@ -23,7 +23,7 @@ Parts = list[RegexNode]
 """Nodes that stand one behind the other; all of their edges are among them, and none deeper."""
 _OTHERS = subtraction(EVERYTHING, WORD)
 _SIDES = ((WORD, _OTHERS), (_OTHERS, WORD))
-_TEXT_END: RegexNode = ("ahead", (("chars", EVERYTHING), True))
+_TEXT_END: RegexNode = ("ahead", (("then", [("chars", EVERYTHING)]), True))
 _MAX_WAYS = 64
 
 

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
+from urllib.parse import quote
 
 from inferd.chat.call_forms import (
     CALL_BEGIN,
@@ -179,16 +180,53 @@ def _composes(schema: Any) -> bool:
 
 
 def _moved(schema: Any, root: str) -> Any:
-    """Return a schema whose references into itself hold when it stands at ``root`` of another one."""
+    """Return a schema whose references into itself hold when it stands at ``root`` of another one, where it has no address."""
+    own = schema.get("$id", "") if isinstance(schema, dict) else ""
+    if not isinstance(own, str) or own.startswith("#"):
+        own = ""
+    inside = {key: schema[key] for key in schema if key != "$id"} if own else schema
+    names = dict(_names(inside, ""))
+    return _referring(inside, root, lambda reference: _place(reference.removeprefix(own.rstrip("#")), names))
+
+
+def _referring(schema: Any, root: str, place_of: Callable[[str], str | None]) -> Any:
     if isinstance(schema, list):
-        return [_moved(part, root) for part in schema]
-    if not isinstance(schema, dict):
+        return [_referring(part, root, place_of) for part in schema]
+    if not isinstance(schema, dict) or _has_address(schema):
         return schema
-    moved = {key: _moved(value, root) for key, value in schema.items()}
-    reference = schema.get("$ref")
-    if isinstance(reference, str) and reference.startswith("#"):
-        moved["$ref"] = root + reference[1:]
-    return moved
+    moved = {key: _referring(value, root, place_of) for key, value in schema.items()}
+    place = place_of(schema["$ref"]) if isinstance(schema.get("$ref"), str) else None
+    return moved if place is None else {**moved, "$ref": root + place}
+
+
+def _place(reference: str, names: Mapping[str, str]) -> str | None:
+    """Return the pointer that a reference means in its document; None for another document."""
+    if reference in names:
+        return names[reference]
+    if reference in ("", "#") or reference.startswith("#/"):
+        return reference[1:]
+    return reference if reference.startswith(("/$defs/", "/definitions/")) else None  # as LiteLLM writes them
+
+
+def _names(schema: Any, pointer: str) -> Iterator[tuple[str, str]]:
+    """Yield references by name with the pointers of what they name: two tools may use one name."""
+    if isinstance(schema, list):
+        for index, part in enumerate(schema):
+            yield from _names(part, f"{pointer}/{index}")
+    if not isinstance(schema, dict) or _has_address(schema):
+        return
+    if isinstance(schema.get("$anchor"), str):
+        yield f"#{schema['$anchor']}", pointer
+    if isinstance(schema.get("$id"), str):  # so anchors were written in draft 7
+        yield schema["$id"], pointer
+    for key, part in schema.items():
+        yield from _names(part, f"{pointer}/{quote(key.replace('~', '~0').replace('/', '~1'))}")
+
+
+def _has_address(schema: Mapping[str, Any]) -> bool:
+    """Return True for a document of its own, whose references are its own."""
+    address = schema.get("$id")
+    return isinstance(address, str) and not address.startswith("#")
 
 
 def told_in_text(messages: Sequence[ChatMessage], tools: Sequence[dict[str, Any]]) -> list[ChatMessage]:

@@ -21,7 +21,7 @@ from inferd_grammar.rewrites.patterns import (
     with_length,
     without_looks,
 )
-from inferd_grammar.rewrites.regex_syntax import EVERYTHING, NotUnderstood, literal_prefix, parse
+from inferd_grammar.rewrites.regex_syntax import EVERYTHING, NotUnderstood, literal_prefix, parse, shortest_text
 from inferd_grammar.rewrites.strings import none_of, one_of
 from inferd_grammar.rewrites.word_edges import without_edges
 
@@ -90,6 +90,12 @@ def test_an_edge_behind_long_counts_needs_no_automaton() -> None:
         "http://a.((",
     ):
         assert (found.search(text) is not None) == (re.search(ADDRESS, text) is not None), text
+
+
+def test_the_end_of_an_expression_is_no_look_around_to_it() -> None:
+    """An expression is searched to the end of a text, line ends included."""
+    node = without_edges(parse(rf"^(?:{ADDRESS.strip('^$')})(?![\s\S])")[0])
+    assert shortest_text(node) == "http://0.0"
 
 
 def test_edges_that_repeat_are_left_to_automata() -> None:

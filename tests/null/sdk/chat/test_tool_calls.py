@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from typing import Any
 from dataclasses import replace
 
 import pytest
@@ -47,6 +48,38 @@ def accepts(tool_format: str, choice: ToolChoice, text: str, tools: tuple[Tool, 
 
     result: bool = run_program(main)
     return result
+
+
+ADDRESS = {"$schema": "http://json-schema.org/draft-07/schema#", "$id": "https://a.example/s"}
+
+
+@pytest.mark.parametrize(
+    ("about", "reference", "named"),
+    [
+        ({"$id": "https://a.example/s"}, "#/$defs/a~1b%25", {}),
+        (ADDRESS, "https://a.example/s#/$defs/a~1b%25", {}),
+        ({}, "#at", {"$anchor": "at"}),
+        (ADDRESS, "#at", {"$id": "#at"}),
+        (ADDRESS, "https://a.example/s#at", {"$anchor": "at"}),
+        ({}, "/$defs/a~1b%25", {}),
+    ],
+)
+@pytest.mark.parametrize("choice", [AUTO, MUST])
+def test_references_of_a_tool_hold_however_they_are_written(
+    about: dict[str, Any], reference: str, named: dict[str, Any], choice: ToolChoice
+) -> None:
+    """Tools with an address or anchors were refused; anchors of two tools may have one name."""
+    tools = tuple(
+        Tool(name, parameters={**about, "type": "object", "properties": {"x": {"$ref": reference}}, "required": ["x"],
+                               "$defs": {"a/b%": {**named, "type": kind}}})
+        for name, kind in (("f", "integer"), ("g", "boolean"))
+    )  # fmt: skip
+    for text, allowed in (
+        ('"f","arguments":{"x":1}', True),
+        ('"g","arguments":{"x":true}', True),
+        ('"g","arguments":{"x":1}', False),
+    ):
+        assert accepts("hermes", choice, hermes(f'{{"name":{text}}}'), tools) == allowed, text
 
 
 @pytest.mark.parametrize(
