@@ -52,6 +52,8 @@ MAX_LOOKED_THROUGH = 64 << 10
 BODY = "the body"
 FLOAT = "got `float`"
 UNKNOWN = "Object contains unknown field"
+NOTHING = "Expected `null`, got"
+"""What msgspec writes for a field of another server, which may be there without a value."""
 ANY_KEY = "[...]"
 """What msgspec writes for the key of a mapping."""
 
@@ -200,6 +202,8 @@ def _named(text: str, at: str, hints: Mapping[str, str]) -> InvalidRequest:
         return invalid(param, f"{param}: there is no such field", "unknown_parameter")
     if field:
         return invalid(param, f"{param}: this field is required", "missing_required_parameter")
+    if what.startswith(NOTHING):
+        return invalid(param, f"{param}: a value other than null is not supported", "unsupported_value")
     value = VALUE.match(what)
     what = hints.get(value["value"], what) if value else what
     code = "invalid_type" if ", got `" in what else "invalid_value"

@@ -85,6 +85,14 @@ def test_a_key_that_is_too_long_is_told_with_its_field() -> None:
     assert caught.value.detail["param"] == "metadata"
 
 
+def test_a_field_of_other_servers_is_said_not_to_be_supported() -> None:
+    """It said that null was expected."""
+    body = {**ASK, "structured_outputs": {"regex": "a", "whitespace_pattern": " "}}
+    with pytest.raises(InvalidRequest, match=r"whitespace_pattern: a value other than null is not supported") as caught:
+        ChatCompletions().read(json.dumps(body).encode(), ClientHeaders())
+    assert caught.value.detail["param"] == "structured_outputs.whitespace_pattern"
+
+
 def structs() -> Iterator[type[msgspec.Struct]]:
     for found in pkgutil.walk_packages(dialects.__path__, f"{dialects.__name__}."):
         for kind in vars(importlib.import_module(found.name)).values():

@@ -216,14 +216,14 @@ def _assistant(message: AssistantMessage, place: str) -> ChatMessage:
     calls = [_call(call, f"{place}.tool_calls[{index}]") for index, call in enumerate(message.tool_calls or [])]
     if message.function_call is not None:
         calls.append(_older_call(message.function_call, f"{place}.function_call"))
-    if content is None and not calls:
+    reasoning = message.reasoning or message.reasoning_content or _thought(message.thinking_blocks or [])
+    if content is None and not calls and not reasoning:
         raise refusal(f"{place}.content", "required where there are no tool_calls", "missing_required_parameter")
     ids: set[str] = set()
     for index, call in enumerate(calls):
         if call.id in ids:
             raise refusal(f"{place}.tool_calls[{index}].id", "another call of this message has this id")
         ids.add(call.id)
-    reasoning = message.reasoning or message.reasoning_content or _thought(message.thinking_blocks or [])
     return ChatMessage("assistant", text_of(content or ""), reasoning, calls, name=message.name or "")
 
 

@@ -200,6 +200,12 @@ def test_tool_calls_and_their_answers() -> None:
     assert tool == ChatMessage("tool", "sun", tool_call_id="c1")
 
 
+def test_an_answer_that_was_only_thought_is_sent_back_without_text() -> None:
+    """Servers that cut an answer in its reasoning tell its content as null."""
+    messages = [USER, {"role": "assistant", "content": None, "reasoning_content": "Well"}, USER]
+    assert read(messages=messages).messages[1] == ChatMessage("assistant", "", "Well")
+
+
 @pytest.mark.parametrize("parameters", [{}, {"parameters": None}, {"parameters": {}}])
 def test_a_function_without_parameters_is_called_with_none(parameters: dict[str, Any]) -> None:
     """Calls of it had arguments of a model's own invention, with which nothing can be called."""
