@@ -10,6 +10,7 @@ import json
 import re
 from contextlib import suppress
 from typing import TYPE_CHECKING, Any
+from urllib.parse import quote, unquote
 
 import llguidance
 
@@ -344,6 +345,11 @@ def _for_library(schema: dict[str, Any]) -> dict[str, Any]:
 
     Its patterns are written as the library reads them.
     """
+    if str(schema.get("$ref")).startswith("#/"):
+        schema = {
+            **schema,
+            "$ref": f"#{quote(unquote(schema['$ref'][1:]), safe='/~')}",
+        }  # it wants URIs, such as #/$defs/List%5Bint%5D
     if "pattern" in schema:
         schema = {**schema, "pattern": _pattern(schema["pattern"])}
     if "patternProperties" in schema:

@@ -8,7 +8,7 @@ from typing import Any
 import jsonschema
 import pytest
 
-from inferd_grammar import GrammarCompiler, GrammarError, JsonSchemaGrammar, TokenTable
+from inferd_grammar import GrammarCompiler, GrammarError, JsonSchemaGrammar, SequenceGrammar, TextGrammar, TokenTable
 
 BYTES = GrammarCompiler(TokenTable.of_bytes())
 LATEST = {"$schema": "https://json-schema.org/draft/2020-12/schema"}
@@ -74,3 +74,12 @@ def test_a_dynamic_reference_that_depends_on_its_user_is_held_at_the_end() -> No
         },
     }
     assert BYTES.compile(JsonSchemaGrammar(schema)).refusal is not None
+
+
+@pytest.mark.parametrize("reference", ["#/$defs/List[int]|%25", "#/$defs/List%5Bint%5D%7C%25"])
+def test_a_reference_to_a_name_that_is_no_uri_is_followed(reference: str) -> None:
+    """Generators write the names of generic types so; where nothing was rewritten, and in calls of tools, these were refused."""
+    schema = {"type": "array", "items": {"$ref": reference}, "minItems": 1, "$defs": {"List[int]|%": INTEGER}}
+    for constraint in (JsonSchemaGrammar(schema), SequenceGrammar((JsonSchemaGrammar(schema), TextGrammar(".")))):
+        matcher = BYTES.compile(constraint).matcher()
+        assert matcher.accept([byte + 1 for byte in b"[7]"]) == 3
