@@ -78,6 +78,7 @@ _JSON_OPTIONS: JsonCompileOptions = {
 # The default of 2,000 items compiles an object with 2,000 optional keys, then fails at its first key.
 _MAX_ITEMS_IN_ROW = 20_000
 _OTHERS = ("patternProperties", "additionalProperties")
+_OF_URIS = "/~$&'()*+,;=:@!"  # stand in a fragment as they are (RFC 3986)
 # What the library leaves out, with or without a warning, when it is told to be lenient.
 _LEFT_OUT = KEYWORDS - {
     *("$ref", "additionalItems", "additionalProperties", "allOf", "anyOf", "const", "enum", "exclusiveMaximum"),
@@ -348,7 +349,7 @@ def _for_library(schema: dict[str, Any]) -> dict[str, Any]:
     if str(schema.get("$ref")).startswith("#/"):
         schema = {
             **schema,
-            "$ref": f"#{quote(unquote(schema['$ref'][1:]), safe='/~')}",
+            "$ref": f"#{quote(unquote(schema['$ref'][1:]), safe=_OF_URIS)}",
         }  # it wants URIs, such as #/$defs/List%5Bint%5D
     if "pattern" in schema:
         schema = {**schema, "pattern": _pattern(schema["pattern"])}
