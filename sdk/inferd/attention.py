@@ -62,7 +62,9 @@ class AttentionMask:
         rows.
         """
         if not count:
-            raise InvalidRequest("attention_mask goes with tokens, and none is given")
+            raise InvalidRequest(
+                "attention_mask speaks of the tokens that this pass appends, and it appends none: leave it out"
+            )
         if self.rows is not None:
             check_one_each("attention_mask", "row", len(self.rows), count)
         return [self._runs(start + at, None if self.rows is None else self.rows[at]) for at in range(count)]

@@ -55,6 +55,18 @@ def test_run_prints_the_result_and_a_line_of_figures(inferd: CommandLine) -> Non
     assert all(word in figures for word in ("tokens", "steps", "tokens/step", "drafted", "accepted", " s"))
 
 
+def test_a_program_that_is_run_launches_itself_and_is_told_what_launching_others_takes(
+    inferd: CommandLine, tmp_path: Path
+) -> None:
+    told = inferd.json("run", "inferlets/swarm/main.py", "--about", "a boat", "--max-tokens", "8")["result"]
+    assert sum(told["written"]) == len(told["text"]) == 3
+    (tmp_path / "alone.py").write_text("import inferd\nasync def main():\n    await inferd.launch('other')\n")
+    refused = inferd("run", str(tmp_path / "alone.py"))
+    assert refused.returncode == 2
+    assert "no program but 'alone'" in refused.stderr
+    assert "inferd upload" in refused.stderr
+
+
 @pytest.mark.parametrize("name", INFERLETS)
 def test_upload_and_launch_on_a_running_server(inferd: CommandLine, server: dict[str, Any], name: str) -> None:
     inferd.json("upload", f"inferlets/{name}/main.py")

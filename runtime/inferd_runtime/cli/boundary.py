@@ -60,10 +60,10 @@ def exit_code(error: ErrorInfo) -> int:
 def error_text(error: ErrorInfo) -> str:
     """Return an error's text for people: a program's own traceback where there is one, the message, and what raises a limit.
 
-    The traceback of a program's own exception ends with its message; another error says what it was behind it.
+    The traceback of a program's own exception has its message; what the error says beyond that stands behind it.
     """
     trace = str(error.detail.get("traceback") or "").rstrip()
-    if trace and error.code.startswith("program"):
+    if trace and error.code.startswith("program") and error.message in trace:
         return trace
     text = f"{trace}\nerror: {error.message}".lstrip()
     if error.code == "limit" and error.detail.get("raise_with"):

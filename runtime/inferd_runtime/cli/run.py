@@ -7,10 +7,12 @@ import logging
 import sys
 from contextlib import AsyncExitStack
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 
 import msgspec
 
+from inferd.protocol import NotFound
 from inferd_runtime.cli.client import Server
 from inferd_runtime.cli.interrupts import run_async
 from inferd_runtime.cli.launch import follow
@@ -93,12 +95,15 @@ async def _execute(command: ProgramCommand, program: Program, phases: Phases) ->
             # While the engine starts: this import takes its time.
             from inferd_runtime.cli.conversation import Conversation
             from inferd_runtime.cli.own_run import OwnRun
+            from inferd_runtime.server.services.launches.launches import Launches
 
             await runtime.wait_ready()
         phases.end("start")
         dependencies = program.interface.manifest.dependencies
         bundle = await with_packages(program.bundle, dependencies, package_finder(settings))
-        run = runtime.launch(replace(program, bundle=bundle), arguments, limits=limits)
+        program = replace(program, bundle=bundle)
+        runtime.services.join(Launches(runtime, partial(_find_itself, program)))
+        run = runtime.launch(program, arguments, limits=limits)
         talk = replace(
             command.talk, cancels=False
         )  # what interrupts this process ends the runtime, and the run with it
@@ -107,6 +112,14 @@ async def _execute(command: ProgramCommand, program: Program, phases: Phases) ->
     phases.end("stop")
     log.info("%s", phases)
     return code
+
+
+async def _find_itself(program: Program, reference: str, tenant: str) -> Program:
+    """Return the one program of this runtime by its reference. Raises NotFound for any other."""
+    if reference not in (program.name, f"{program.name}@{program.version}", program.id):
+        text = f"`inferd run` has no program but {program.name!r}; others need a server: inferd serve, inferd upload"
+        raise NotFound(text)
+    return program
 
 
 def _execute_on(server: Server, command: ProgramCommand, program: Program) -> int:

@@ -104,7 +104,7 @@ REFUSALS: Mapping[GenerationEvent, Mapping[GenerationState, str]] = {
         **dict.fromkeys((GenerationState.ENDING, GenerationState.INTERRUPTED), BROKEN),
     },
     GenerationEvent.LEAVE: dict.fromkeys(
-        IN_STEP, "another task waits for a step of the generation on this context: wait, or cancel it"
+        IN_STEP, "another task waits for a step of the generation on this context: wait, cancel it, or go on in a fork"
     ),
     GenerationEvent.CLOSE: dict.fromkeys(
         IN_STEP, "the generator is waiting for a step in another task: cancel that task first"

@@ -233,7 +233,9 @@ async def _open(url: str, token: str | None, trusted: ssl.SSLContext | None, ses
 def _refused(status: int, token: str | None) -> InferdError:
     if status in (401, 403):
         return Unauthorized(
-            "the runtime wants a token: pass token=" if token is None else "the runtime refused the token"
+            "the runtime wants a token: pass token= (`inferd serve` says at its start which file has it)"
+            if token is None
+            else "the runtime refused the token"
         )
     return Unavailable(f"the runtime refused the connection with HTTP status {status}")
 
