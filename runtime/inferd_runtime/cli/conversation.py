@@ -193,12 +193,13 @@ class Conversation:
 
     async def _answer(self) -> None:
         """Send the next line, or say that there is none. What goes wrong is told, and the run followed all the same."""
-        if not self._options.reads:
+        reads = self._options.reads
+        if not reads and not self._alone:
             self._hint(f"{self._run.id} waits for a message: inferd send {self._run.id} MESSAGE")
             return
-        if os.isatty(STDIN):
+        if reads and os.isatty(STDIN):
             self._hint("the program waits for a message: a line is one, Ctrl+D says that there are no more")
-        line = await self._lines.next()
+        line = await self._lines.next() if reads else None
         try:
             if line is None:
                 await self._run.end_messages()

@@ -104,12 +104,15 @@ def _add_options_after(parser: Parser, taken: frozenset[str]) -> None:
     add_talk(parser, taken)
 
 
-def follow(server: Server, run: str, screen: RunScreen, options: TalkOptions) -> int:
-    """Show a run until it is over, and talk to it. The first Ctrl+C cancels it, a second one leaves at once."""
+def follow(server: Server, run: str, screen: RunScreen, options: TalkOptions, *, alone: bool = False) -> int:
+    """Show a run until it is over, and talk to it. The first Ctrl+C cancels it, a second one leaves at once.
+
+    ``alone``: nobody else sends it anything.
+    """
     # A launch that is not followed starts without these.
     import anyio
 
-    return anyio.run(_followed, server, run, screen, options)
+    return anyio.run(_followed, server, run, screen, options, alone)
 
 
 def _launch_with_servers(server: Server, body: dict[str, Any], command: ProgramCommand, servers: Path) -> int:
@@ -136,8 +139,8 @@ def _launch_with_servers(server: Server, body: dict[str, Any], command: ProgramC
     return anyio.run(launched)
 
 
-async def _followed(server: Server, name: str, screen: RunScreen, options: TalkOptions) -> int:
+async def _followed(server: Server, name: str, screen: RunScreen, options: TalkOptions, alone: bool) -> int:
     from inferd_runtime.cli.conversation import Conversation
 
     async with server.client() as client:
-        return await Conversation(await client.attach(name), screen, options).follow()
+        return await Conversation(await client.attach(name), screen, options, alone=alone).follow()

@@ -126,7 +126,8 @@ def _execute_on(server: Server, command: ProgramCommand, program: Program) -> in
     """Run the program on a server that is up, and show what it does. Ctrl+C cancels the run."""
     uploaded = server.post("/v1/programs", upload_body(program.bundle, program.version))
     body = {"program": uploaded["id"], "arguments": command.arguments, "limits": command.limits}
-    return follow(server, server.post("/v1/runs", body)["id"], RunScreen(command.as_json), command.talk)
+    alone = server != Server.of(command.settings)  # `inferd send` finds no server that was left warm
+    return follow(server, server.post("/v1/runs", body)["id"], RunScreen(command.as_json), command.talk, alone=alone)
 
 
 def _loading(settings: Settings) -> str:

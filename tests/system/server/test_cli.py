@@ -333,6 +333,8 @@ def test_a_program_without_a_server_is_talked_to_as_well(inferd: CommandLine, tm
     assert done.stdout.splitlines() == ["next?"] * 4 + ['[{"two": 2}, "NaN", "last"]'], done.stderr
     ended = inferd("run", "--json", str(tmp_path / "once.py"), input="")
     assert json.loads(ended.stdout)["error"]["message"] == "no more", "a typed end, not a run that hangs"
+    unread = inferd("run", "--json", "--no-input", str(tmp_path / "once.py"))
+    assert json.loads(unread.stdout)["error"]["message"] == "no more", "nobody could send it anything"
     missing = inferd("run", str(tmp_path / "once.py"), "--send-file", str(tmp_path / "none"))
     assert (missing.returncode, "is no file" in missing.stderr) == (2, True), missing.stderr
 

@@ -79,6 +79,14 @@ def test_a_program_that_fails_on_a_warm_server_says_so_as_it_does_alone(inferd: 
     assert "ValueError: no" in on_server.stderr
 
 
+def test_nobody_is_waited_for_who_could_not_reach_a_run_on_a_warm_server(inferd: CommandLine, tmp_path: Path) -> None:
+    program = tmp_path / "once.py"
+    program.write_text("import worker\nasync def main():\n    return await worker.ask()\n")
+    with ended_at_last(inferd):
+        unread = inferd("run", "--keep-warm", "5", "--json", "--no-input", str(program))
+    assert json.loads(unread.stdout)["error"]["message"] == "no more", "`inferd send` does not find such a server"
+
+
 def test_a_server_that_does_not_start_is_unavailable_with_its_last_words(inferd: CommandLine, hello: str) -> None:
     ended = inferd.but(INFERD_FAKE_ENGINE="--fail")("run", "--keep-warm", "5", hello)
     assert ended.returncode == 5
