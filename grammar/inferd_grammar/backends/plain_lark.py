@@ -25,6 +25,8 @@ def plain_lark(text: str, limits: CompileLimits) -> str:
     bare = _LARK_LITERALS.sub("", text)
     if (count := len(_LARK_RULE.findall(bare))) > limits.max_rules:
         raise GrammarError(f"Lark grammar has {count} rules; max_rules is {limits.max_rules}")
+    if "::=" in bare:
+        raise GrammarError("Lark writes rules as `start: ...`; a grammar with ::= is GBNF")
     if special := _LARK_SPECIAL.search(bare):
         raise GrammarError(f"Lark grammar names the special token {special[0]}: not supported")
     if outside := _LARK_OUTSIDE.search(bare):

@@ -61,7 +61,7 @@ class _Reader:
         name = self._name()
         self._skip(_SPACE)
         if not self._take("::="):
-            self.fail(f"expected ::= after {name!r}")
+            self.fail(f"expected ::= after {name!r} (a grammar whose rules have a colon is Lark)")
         self._skip(_SPACE_AND_LINES)
         node = self._alternatives(nested=False)
         if not self.at_end() and self._text[self._at - 1] not in "\r\n":

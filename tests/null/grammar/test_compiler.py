@@ -160,6 +160,7 @@ def test_what_guidance_writes_around_a_grammar_changes_no_text(compiler: Grammar
         ('%llguidance {"no_forcing": true}\nstart: /x/', "'%llguidance' in a Lark grammar"),
         ("start: a\n%llguidance {}\na: /x/", "'%llguidance' in a Lark grammar"),
         ("start: a\na[temperature=0.5]: /x/", "'temperature' is not supported"),
+        ('root ::= "a"', "with ::= is GBNF"),
         ("start: missing", "unknown name"),
         ("", "llguidance"),
         ("x" * 1_000_001, "max_bytes"),

@@ -68,6 +68,7 @@ def test_recursion(compiler: GrammarCompiler, table: TokenTable) -> None:
         ("root ::= missing", "no rule 'missing'"),
         ('root ::= "a"\nroot ::= "b"', "line 2: rule 'root' is defined twice"),
         ('root = "a"', "line 1: expected ::="),
+        ('start: "a"', "whose rules have a colon is Lark"),
         ('root ::= "a', 'missing "'),
         ("root ::= [a", "missing ]"),
         ("root ::= []", "empty character class"),
