@@ -104,12 +104,16 @@ class SnapshotForeign(ClientError):
 
 
 class LimitExceeded(InferdError):
-    """A limit was hit. ``detail`` names the limit, its value, and what raises it."""
+    """A limit was hit. ``detail`` names the limit, its value, and what raises it, which its text says, too."""
 
     code = "limit"
 
     def __init__(self, message: str, *, limit: str = "", value: float | None = None, raise_with: str = "") -> None:
         super().__init__(message, limit=limit, value=value, raise_with=raise_with)
+
+    def __str__(self) -> str:
+        helps = self.detail.get("raise_with")
+        return f"{self.message} (what helps: {helps})" if helps else self.message
 
 
 class Truncated(LimitExceeded):

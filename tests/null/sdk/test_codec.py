@@ -6,7 +6,7 @@ import dataclasses
 
 import pytest
 
-from inferd.protocol import ContextState, SourceCount, Step, Steps, reply_from_plain, to_plain
+from inferd.protocol import ContextState, LimitExceeded, SourceCount, Step, Steps, reply_from_plain, to_plain
 
 
 def test_a_reply_is_what_its_class_makes_of_the_same_values() -> None:
@@ -29,3 +29,11 @@ def test_what_is_empty_is_not_shared_between_replies() -> None:
 def test_a_reply_without_a_field_that_it_needs_is_refused_by_name() -> None:
     with pytest.raises(TypeError, match="pending"):
         reply_from_plain(ContextState, {"context": 1, "length": 2})
+
+
+def test_what_raises_a_limit_is_not_lost_where_an_error_is_printed() -> None:
+    error = LimitExceeded("2 calls are outstanding", limit="calls", value=2, raise_with="waiting for some of them")
+    told = str(error.to_wire().to_exception())
+    assert told == str(error) == "2 calls are outstanding (what helps: waiting for some of them)"
+    assert error.to_wire().message == "2 calls are outstanding"
+    assert str(LimitExceeded("full")) == "full"

@@ -34,7 +34,7 @@ from inferd.protocol import (
     shown,
 )
 from inferd_runtime.change_signal import ChangeSignal
-from inferd_runtime.sandbox.asked_window import AskedWindow
+from inferd_runtime.sandbox.asked_window import FEWER, AskedWindow
 from inferd_runtime.server.gateway.auth import ROLE_KEY, TENANT_KEY
 from inferd_runtime.server.gateway.replies import deny
 from inferd_runtime.server.services.caller import Caller
@@ -116,7 +116,7 @@ class OutstandingCalls:
             raise InvalidRequest(f"ticket {call.t} is in use: wait for its reply first")
         if len(self.outstanding) >= self._most:
             message = f"{self._most} calls are outstanding on this connection"
-            raise LimitExceeded(message, limit="outstanding_calls", value=self._most, raise_with="another connection")
+            raise LimitExceeded(message, limit="outstanding_calls", value=self._most, raise_with=FEWER)
         if call.op in GATEWAY_OPERATIONS:
             self.window.check(call.op, len(call.a))
         size = len(call.a) + self._sizes.most(call.op, call.a, MSGPACK)
