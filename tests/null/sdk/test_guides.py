@@ -20,7 +20,7 @@ from inferd_runtime.testing.transport import run_program
 @pytest.mark.parametrize(
     ("guide", "least"),
     [
-        ("sampling.md", 18), ("speculation.md", 50), ("forward.md", 25), ("structured-output.md", 40),
+        ("contexts.md", 50), ("sampling.md", 18), ("speculation.md", 50), ("forward.md", 25), ("structured-output.md", 40),
         ("constraints.md", 20),
     ],
 )  # fmt: skip
@@ -109,7 +109,18 @@ def test_every_example_of_the_table_of_constraints_compiles() -> None:
     assert len(found) == 9
 
 
+def check_contexts(names: dict[str, Any]) -> None:
+    """The votes decided, the time-out left a context that goes on, and every prompt has its answer."""
+    assert max(names["votes"].values()) == 4
+    assert all(task.done() for task in names["tasks"])
+    assert names["draft"].length > names["start"]
+    assert names["short"]
+    assert 0 < len(names["written"]) <= 12
+    assert len(names["answers"]) == 100
+
+
 CHECKS = {
+    "contexts.md": check_contexts,
     "constraints.md": check_constraints,
     "sampling.md": check_sampling,
     "speculation.md": check_speculation,

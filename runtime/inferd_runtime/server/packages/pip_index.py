@@ -29,6 +29,7 @@ INSTEAD = {
     "aiohttp": "inferd.http", "httpx": "inferd.http", "requests": "inferd.http", "numpy": "lists and the module array",
     "orjson": "the module json", "pydantic-core": "dataclasses, TypedDict, or the dependency 'pydantic<2'",
     "regex": "the module re", "ujson": "the module json",
+    **dict.fromkeys(("sentencepiece", "tiktoken", "tokenizers"), "the tokenizer of inferd.Model"),
 }  # fmt: skip
 PURE_ENDING = "-any.whl"
 MAX_ERROR = 1000
