@@ -15,10 +15,10 @@ from safetensors.torch import load_file, save_file
 from tokenizers import Tokenizer
 from tokenizers.models import WordLevel
 from tokenizers.pre_tokenizers import WhitespaceSplit
-from transformers import AutoConfig, AutoModelForCausalLM
+from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedConfig
 
 from inferd.protocol import InvalidRequest, NotFound
-from inferd_runtime.models.checkpoint import read_tokenizer
+from inferd_runtime.models.checkpoint import read_config, read_tokenizer
 from inferd_runtime.models.checks.probe import attach
 from inferd_runtime.models.loading import load
 from inferd_runtime.models.options import ModelOptions
@@ -60,6 +60,17 @@ def test_both_passes_serve_the_embedded_model(plain: bool) -> None:
 def test_a_missing_model_is_named(tmp_path: Path) -> None:
     with pytest.raises(NotFound, match="no-such-folder"):
         load(str(tmp_path / "no-such-folder"))
+
+
+def test_a_slip_in_a_models_name_is_not_told_of_as_a_trouble_of_the_network(monkeypatch: pytest.MonkeyPatch) -> None:
+    def unreachable(*arguments: object, **options: object) -> None:
+        raise OSError("no connection")
+
+    monkeypatch.setattr(PreTrainedConfig, "get_config_dict", unreachable)
+    with pytest.raises(NotFound, match=r"no connection\n`inferd models` lists .* brings smollm2-135m"):
+        read_config("smolm2-135m", "smolm2-135m")
+    with pytest.raises(NotFound, match=r"no connection$"):
+        read_config("owner/name", "owner/name")
 
 
 @pytest.fixture

@@ -30,6 +30,7 @@ from inferd.protocol import InvalidRequest, NotFound
 from inferd_runtime.kernels.quantized import StoredWeight
 from inferd_runtime.models.quantized.layout import StoredLayout, stored_layout
 from inferd_runtime.models.quantized.reading import read_quantized
+from inferd_runtime.models.store.catalog import KNOWN
 
 SHOWN = 3
 GENERATION = "generation_config.json"
@@ -42,7 +43,7 @@ def read_config(name: str, source: str) -> Any:
     Raises NotFound when there is no such folder, hub model or config.json, InvalidRequest that names the reason otherwise.
     """
     _check_folder(name, source)
-    with _reported(name, "its configuration cannot be read"):
+    with _reported(name, "its configuration cannot be read", _elsewhere(source)):
         raw, _ = PreTrainedConfig.get_config_dict(source)
     family = str(raw.get("model_type", ""))
     if family not in CONFIG_MAPPING:
@@ -66,6 +67,12 @@ def _check_folder(name: str, source: str) -> None:
         raise NotFound(f"model {name!r} cannot be loaded: the folder has no config.json")
 
 
+def _elsewhere(source: str) -> str:
+    """Return where to find the names of models, for one that has no owner and so may be a slip; else ""."""
+    known = f"`inferd models` lists those that are here, `inferd pull` brings {', '.join(KNOWN)}"
+    return "" if "/" in source else f"\n{known}"
+
+
 def _unknown(family: str, own_code: bool) -> str:
     if own_code:
         return f"model type {family!r} needs code from its own repository, which is never run"
@@ -75,12 +82,12 @@ def _unknown(family: str, own_code: bool) -> str:
 
 
 @contextmanager
-def _reported(name: str, what: str) -> Iterator[None]:
+def _reported(name: str, what: str, help_text: str = "") -> Iterator[None]:
     """Turn what transformers raises for a checkpoint into NotFound (a file that is not there) or InvalidRequest."""
     try:
         yield
     except OSError as error:
-        raise NotFound(f"model {name!r} cannot be loaded: {error}") from error
+        raise NotFound(f"model {name!r} cannot be loaded: {error}{help_text}") from error
     except (
         ImportError, KeyError, RuntimeError, TypeError, ValueError, SafetensorError, StrictDataclassError,
     ) as error:  # fmt: skip
