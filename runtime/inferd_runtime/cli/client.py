@@ -53,6 +53,10 @@ class Server:
         """Send JSON; see :meth:`get`."""
         return self._exchange("POST", path, body)
 
+    def delete(self, path: str) -> Any:
+        """Have something removed; see :meth:`get`."""
+        return self._exchange("DELETE", path, None)
+
     def client(self) -> Client:
         """Return a client of runs."""
         # Not at the top: what only asks one thing starts without it.

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import argparse
+import contextlib
 import logging
+import secrets
 import sys
 from contextlib import AsyncExitStack
 from dataclasses import replace
@@ -12,7 +14,8 @@ from pathlib import Path
 
 import msgspec
 
-from inferd.protocol import NotFound
+from inferd.program.manifest import DEFAULT_VERSION
+from inferd.protocol import InferdError, NotFound
 from inferd_runtime.cli.client import Server
 from inferd_runtime.cli.interrupts import run_async
 from inferd_runtime.cli.launch import follow
@@ -34,6 +37,7 @@ SETTINGS = (
     "dtype", "weights", "threads", "pages", "data_dir", "http_allow", "http_body_bytes", "http_ca", "secrets_file", "mcp_file",
     *LIMIT_SETTINGS,
 )  # fmt: skip
+MAX_VERSION = 40
 log = logging.getLogger("inferd.run")
 JSON_HELP = "print one JSON object {result, usage} and nothing else; what the program prints goes to stderr"
 
@@ -123,11 +127,20 @@ async def _find_itself(program: Program, reference: str, tenant: str) -> Program
 
 
 def _execute_on(server: Server, command: ProgramCommand, program: Program) -> int:
-    """Run the program on a server that is up, and show what it does. Ctrl+C cancels the run."""
-    uploaded = server.post("/v1/programs", upload_body(program.bundle, program.version))
-    body = {"program": uploaded["id"], "arguments": command.arguments, "limits": command.limits}
+    """Run the program on a server that is up, and show what it does. Ctrl+C cancels the run.
+
+    Its version there is this run's own, and leaves with it: the next run has other source, perhaps, under the same version.
+    """
+    version = f"{program.version[:MAX_VERSION] or DEFAULT_VERSION}+run.{secrets.token_hex(6)}"
+    uploaded = server.post("/v1/programs", upload_body(program.bundle, version))
+    reference = f"{uploaded['name']}@{version}"
     alone = server != Server.of(command.settings)  # `inferd send` finds no server that was left warm
-    return follow(server, server.post("/v1/runs", body)["id"], RunScreen(command.as_json), command.talk, alone=alone)
+    try:
+        body = {"program": reference, "arguments": command.arguments, "limits": command.limits}
+        return follow(server, server.post("/v1/runs", body)["id"], RunScreen(command.as_json), command.talk, alone=alone)
+    finally:
+        with contextlib.suppress(InferdError):  # the server has ended
+            server.delete(f"/v1/programs/{reference}")
 
 
 def _loading(settings: Settings) -> str:

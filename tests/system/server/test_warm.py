@@ -79,6 +79,17 @@ def test_a_program_that_fails_on_a_warm_server_says_so_as_it_does_alone(inferd: 
     assert "ValueError: no" in on_server.stderr
 
 
+def test_a_program_that_was_edited_runs_on_a_warm_server_under_the_same_version(
+    inferd: CommandLine, tmp_path: Path
+) -> None:
+    program, head = tmp_path / "edited.py", '# /// script\n# [tool.inferd]\n# version = "1.0.0"\n# ///\n'
+    with ended_at_last(inferd):
+        for number in range(2):
+            program.write_text(f"{head}async def main():\n    return {number}\n")
+            done = inferd("run", "--keep-warm", "5", str(program))
+            assert done.stdout == f"{number}\n", done.stderr
+
+
 def test_nobody_is_waited_for_who_could_not_reach_a_run_on_a_warm_server(inferd: CommandLine, tmp_path: Path) -> None:
     program = tmp_path / "once.py"
     program.write_text("import worker\nasync def main():\n    return await worker.ask()\n")
@@ -104,6 +115,8 @@ def test_a_server_that_is_up_is_used_where_that_is_asked(
         ran = inferd("run", "--server", asked, "--model", models[0], hello)
         assert (ran.returncode, ran.stdout) == (0, 'greeting\n"hello you"\n'), ran.stderr
         assert len(json.loads(inferd("ps", "--json").stdout)["runs"]) == found
+        there = Server.of(resolve(Sources({}, inferd.environment))).get("/v1/programs")
+        assert there["programs"] == [], "what was run once is not uploaded"
         server.send_signal(signal.SIGTERM)
         assert server.wait(30) == 0
 
