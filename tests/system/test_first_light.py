@@ -17,7 +17,7 @@ from command_line import ROOT, CommandLine, own_home
 
 from inferd_runtime.sandbox.runner_build.component import ensure_runner
 
-INFERLETS = ("text-completion", "extract", "custom-speculator", "order")
+INFERLETS = ("text-completion", "extract", "custom-speculator", "order", "rag", "watermark")
 USAGE = {
     "tokens", "steps", "drafted", "accepted", "wall_ms", "cpu_ms", "peak_memory_mb", "prompt_tokens", "cached_tokens"
 }  # fmt: skip

@@ -7,17 +7,24 @@ import importlib.util
 import json
 import os
 import sys
+from contextlib import closing
 from pathlib import Path
 from types import ModuleType
 from typing import Any
 
+import numpy as np
 import pytest
 from session_runtime import SayingDriver, SessionRuntime
 
+from inferd import Context
 from inferd.program.interface import coerce_arguments, to_result
 from inferd.protocol import CompiledGrammar, CompileGrammar, ForkMatcher, OpenMatcher, ReleaseGrammar, StartGenerate
 from inferd.testing import FakeRuntime, decode
-from inferd_runtime.testing.byte_tokenizer import ByteTokenizer
+from inferd_runtime.engine.sampling.host_sampling import LogitRows
+from inferd_runtime.kv.snapshot_folder import SnapshotFolder
+from inferd_runtime.kv.snapshots import SnapshotStore
+from inferd_runtime.testing.byte_tokenizer import VOCAB_SIZE, ByteTokenizer
+from inferd_runtime.testing.null_driver import NullDriver
 
 pytestmark = pytest.mark.anyio
 ROOT = Path(__file__).parents[3]
@@ -110,6 +117,39 @@ async def test_custom_speculator_accepts_what_repeats(capsys: pytest.CaptureFixt
     assert steps < tokens / 3
     assert tokens - steps <= accepted <= drafted
     assert len(runtime.of_kind(StartGenerate)) == 1
+
+
+class LetterDriver(NullDriver):
+    """Writes small letters, each as likely as the others."""
+
+    def __init__(self) -> None:
+        super().__init__(vocab_size=VOCAB_SIZE, order=512)
+
+    def logits(self, history: list[int]) -> LogitRows:
+        row = np.full(self.vocab_size, -100.0, np.float32)
+        row[ord("a") : ord("z") + 1] = 0.0
+        return row
+
+
+async def test_a_watermark_is_found_with_its_key_and_not_without() -> None:
+    with SessionRuntime(LetterDriver()) as runtime:
+        marked, again, plain = [
+            await run("watermark", strength=each, max_tokens=80, seed=7) for each in (6.0, 6.0, 0.0)
+        ]
+        found, wrong = [await run("watermark", check=marked["text"], key=key) for key in ("a secret", "wrong")]
+        assert runtime.contexts == 0
+    assert found == marked == again
+    assert marked["text"] != plain["text"]
+    assert marked["z"] > 6 > 3 > max(plain["z"], wrong["z"])
+
+
+async def test_a_passage_that_was_read_once_is_not_computed_again(tmp_path: Path) -> None:
+    passages = ["The ferry leaves at noon.", "The pump is old."]
+    store = SnapshotStore(SnapshotFolder(tmp_path, 1 << 24))
+    with closing(store), SessionRuntime(snapshots=store):
+        first, second = [await run("rag", question="When?", passages=passages, max_tokens=8) for _ in range(2)]
+        assert second["reused"] == sum(saved.length - 1 for saved in await Context.saved()) > 40
+    assert (first["reused"], second["text"], second["passage"]) == (0, first["text"], first["passage"])
 
 
 def test_the_ngram_index_finds_the_newest_continuation_and_stays_small() -> None:
