@@ -150,10 +150,10 @@ def connect(url: str = DEFAULT_URL, token: str | None = None, *, ca: str | None 
     Inside the block every context, model and session call of this task, and of tasks started in it, goes to that
     runtime. When the block ends, the runtime releases everything that the script still held there.
 
-    ``url`` is the server's address (``ws://`` or ``wss://``); ``token`` its access token; ``ca`` a file with the
-    certificates to trust instead of the system's, for a server whose certificate is of your own. On entry the block raises
-    Unauthorized for a missing or wrong token, Unavailable when no runtime answers there, and InvalidRequest for an
-    invalid URL. If the connection is lost later, every call that waits, and every later one, raises
+    ``url`` is the server's address (``http://``, ``https://``, ``ws://`` or ``wss://``); ``token`` its access token; ``ca`` a
+    file with the certificates to trust instead of the system's, for a server whose certificate is of your own. On entry
+    the block raises Unauthorized for a missing or wrong token, Unavailable when no runtime answers there, and
+    InvalidRequest for an invalid URL. If the connection is lost later, every call that waits, and every later one, raises
     Unavailable.
     """
     # Not at the top: inside the sandbox the client and what it imports do not exist.

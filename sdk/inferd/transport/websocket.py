@@ -46,8 +46,10 @@ class Connection:
     """
 
     def __init__(self, url: str, token: str | None, ca: str | None = None, session: str = "") -> None:
+        if isinstance(url, str) and url.startswith(("http://", "https://")):  # as `inferd serve` prints it
+            url = "ws" + url.removeprefix("http")
         if not isinstance(url, str) or not url.startswith(("ws://", "wss://")):
-            raise InvalidRequest(f"url must start with ws:// or wss://, not {url!r}")
+            raise InvalidRequest(f"url must start with http://, https://, ws:// or wss://, not {url!r}")
         if token is not None and (not isinstance(token, str) or not token or not VISIBLE_ASCII.issuperset(token)):
             raise InvalidRequest("token must be a string of visible ASCII characters")  # it stands in a header
         self._url = url.rstrip("/") + PATH

@@ -93,6 +93,11 @@ async def test_many_calls_at_once_find_their_own_replies(wire: Any) -> None:
     assert made == texts
 
 
+async def test_the_address_that_a_server_prints_is_one_for_scripts_too(wire: Any) -> None:
+    async with wire(FakeRuntime(["x"])) as server, inferd.connect(server.url.replace("ws://", "http://")):
+        assert await Context().append("p").generate(GREEDY).collect_text() == "x"
+
+
 async def test_errors_of_the_runtime_arrive_as_they_were(wire: Any) -> None:
     runtime = FakeRuntime(["x"])
     runtime.failures["generate.start"] = deque([ConstraintError("no", pointer="/a")])
@@ -119,7 +124,7 @@ async def test_tokens_that_no_header_may_hold(token: Any) -> None:
         inferd.connect(token=token)
 
 
-@pytest.mark.parametrize("url", ["http://127.0.0.1", "127.0.0.1:7070", "", None, "ws://", "ws://x:notaport"])
+@pytest.mark.parametrize("url", ["ftp://127.0.0.1", "127.0.0.1:7070", "", None, "ws://", "ws://x:notaport"])
 async def test_addresses_that_are_none(url: Any) -> None:
     with pytest.raises(InvalidRequest, match=r"^url"):
         async with inferd.connect(url):
