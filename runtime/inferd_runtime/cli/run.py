@@ -137,7 +137,9 @@ def _execute_on(server: Server, command: ProgramCommand, program: Program) -> in
     alone = server != Server.of(command.settings)  # `inferd send` finds no server that was left warm
     try:
         body = {"program": reference, "arguments": command.arguments, "limits": command.limits}
-        return follow(server, server.post("/v1/runs", body)["id"], RunScreen(command.as_json), command.talk, alone=alone)
+        return follow(
+            server, server.post("/v1/runs", body)["id"], RunScreen(command.as_json), command.talk, alone=alone
+        )
     finally:
         with contextlib.suppress(InferdError):  # the server has ended
             server.delete(f"/v1/programs/{reference}")
