@@ -38,6 +38,7 @@ SETTINGS = (
     *LIMIT_SETTINGS,
 )  # fmt: skip
 MAX_VERSION = 40
+"""Characters of a program's version that stand in the one of a single run on a server."""
 log = logging.getLogger("inferd.run")
 JSON_HELP = "print one JSON object {result, usage} and nothing else; what the program prints goes to stderr"
 
@@ -129,7 +130,7 @@ async def _find_itself(program: Program, reference: str, tenant: str) -> Program
 def _execute_on(server: Server, command: ProgramCommand, program: Program) -> int:
     """Run the program on a server that is up, and show what it does. Ctrl+C cancels the run.
 
-    Its version there is this run's own, and leaves with it: the next run has other source, perhaps, under the same version.
+    It is uploaded under a version of this run's own, and removed afterwards: it may be edited before the next run.
     """
     version = f"{program.version[:MAX_VERSION] or DEFAULT_VERSION}+run.{secrets.token_hex(6)}"
     uploaded = server.post("/v1/programs", upload_body(program.bundle, version))

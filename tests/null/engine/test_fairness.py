@@ -129,6 +129,19 @@ def test_who_comes_back_shuts_nobody_out_where_rows_cost_nothing() -> None:
     assert machine.served["many+0"] >= 60 * 19
 
 
+@pytest.mark.parametrize(("fixed", "prompt", "joins"), [(1000.0, 1, True), (4.0, 1, False), (1000.0, 300, False)])
+def test_a_tenant_joins_others_where_their_decode_rows_alone_run_and_cost_nothing(
+    fixed: float, prompt: int, joins: bool
+) -> None:
+    machine = Machine(fixed)
+    scheduler = machine.engine.scheduler
+    machine.start("guest")
+    assert not scheduler.joins_others("guest"), "there is nobody else"
+    for _ in range(3):
+        machine.start("many", prompt=prompt)
+    assert scheduler.joins_others("guest") == joins
+
+
 def test_a_long_prompt_of_one_tenant_does_not_stall_the_stream_of_another() -> None:
     machine = Machine(8.0)
     stream = machine.start("stream")

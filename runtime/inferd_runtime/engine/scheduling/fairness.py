@@ -161,12 +161,12 @@ class FairClock(Generic[K]):
         return given
 
     def take_served(self) -> dict[K, float]:
-        """Return the same since the last call of this method."""
+        """Return the service that each key received here since the last call, whenever :meth:`take_given` was called."""
         just, self._just = self._just, {}
         return just
 
     def furthest_behind(self, keys: Iterable[K]) -> K | None:
-        """Return which of the keys is, among those that are there; None if none or nobody else is."""
+        """Return the key whose clock is furthest behind, of those that count as there; None for none, or if it is alone."""
         there = [key for key in keys if key in self._seen]
         return min(there, key=lambda key: (self._clocks[key], key)) if there and self.contended else None
 
@@ -188,8 +188,8 @@ class FairClock(Generic[K]):
         self._pass_by(key, self._clocks[key] - clock)
 
     def _pass_by(self, key: K, advance: float) -> None:
-        """Have those that want nothing follow a clock that has advanced, but for ``linger``: who asks for a trifle now and then
-        would save up turns without end. Less would leave who asks for one thing after the other without its share.
+        """Have those that want nothing follow a clock that has advanced, except by ``linger``: who asks for a trifle now and
+        then would save up turns without end. Less would leave a client that sends one request at a time without its share.
         """
         for other in self._idle:
             if other != key:

@@ -69,9 +69,9 @@ class TenantQueue:
         return sum(len(queue.jobs) for queue in self._queues.values())
 
     @property
-    def wants(self) -> bool:
-        """True if a job could run now."""
-        return any(not job.finished() and job.ready() for queue in self._queues.values() for job in queue.jobs)
+    def runnable(self) -> list[Job]:
+        """The jobs that could run now."""
+        return [job for queue in self._queues.values() for job in queue.jobs if not job.finished() and job.ready()]
 
     def add(self, job: Job) -> None:
         """Put a job into the queue of its priority."""
@@ -112,8 +112,6 @@ class Queues:
         self._tenants: dict[str, TenantQueue] = {}
         self._clock = clock or FairClock(accounts.weight, linger=LINGER_LEADS)
         self._clock.allow(cost.lead)
-        self.shares_steps = True
-        """True if all decode rows of the last round cost next to nothing beside the step itself."""
 
     @property
     def jobs(self) -> int:
@@ -129,7 +127,12 @@ class Queues:
 
     def wants(self, tenant: str) -> bool:
         """True if a job of a tenant could run now."""
-        return tenant in self._tenants and self._tenants[tenant].wants
+        return tenant in self._tenants and bool(self._tenants[tenant].runnable)
+
+    def joins_others(self, tenant: str) -> bool:
+        """True if others run decode rows alone, which cost so little that a tenant's would be in the same steps."""
+        others = [job for name, queue in self._tenants.items() if name != tenant for job in queue.runnable]
+        return bool(others) and self._is_free(len(others)) and all(job.context.pending <= 1 for job in others)
 
     def next_round(self) -> tuple[list[ReadyJobs], list[ReadyJobs]]:
         """Begin the round of a step. Returns the runnable jobs that may take part, and the other ones.
@@ -146,12 +149,14 @@ class Queues:
         rest = [
             entry for ready in runnable.values() for entry in ready.values() if not any(entry is one for one in fair)
         ]
-        self.shares_steps = sum(len(entry.short) for entry in (*fair, *rest)) <= FREE_PART * self._cost.fixed
-        if not fair or not self.shares_steps:
+        if not fair or not rest or not self._is_free(sum(len(entry.short) for entry in (*fair, *rest))):
             return fair, rest
         fair += [ReadyJobs(riders, []) for entry in rest if (riders := [job for job in entry.short if is_quick(job)])]
         left = [ReadyJobs([job for job in entry.short if not is_quick(job)], entry.long) for entry in rest]
         return fair, [entry for entry in left if entry.jobs]
+
+    def _is_free(self, rows: int) -> bool:
+        return rows <= FREE_PART * self._cost.fixed
 
     def stuck(self) -> None:
         """Note that no job whose turn it was can run now, so that nobody waits for them."""

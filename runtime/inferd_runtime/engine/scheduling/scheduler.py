@@ -78,10 +78,9 @@ class Scheduler:
         """True if a job of a tenant could run now."""
         return self._queues.wants(tenant)
 
-    @property
-    def shares_steps(self) -> bool:
-        """True if nobody is left out of steps, as all decode rows cost next to nothing beside the step itself."""
-        return self._queues.shares_steps
+    def joins_others(self, tenant: str) -> bool:
+        """True if a tenant's decode rows would be in the steps that others run, whoever's turn it is."""
+        return self._queues.joins_others(tenant)
 
     def add(self, job: Job) -> None:
         """Let a job take part from the next step on."""

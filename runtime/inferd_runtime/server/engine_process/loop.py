@@ -137,7 +137,7 @@ class EngineLoop:
                 self._mailbox.charge_tenants(tenants, time.perf_counter() - started)
 
     def _anticipate(self) -> None:
-        """Wait a moment for the tenant whose turn it is, where it asks for one thing after the other; it pays for that."""
+        """Wait a moment for the next request of a tenant that comes before all others; see :class:`Anticipation`."""
         while (tenant := self._anticipation.awaited()) is not None:
             started = now = time.perf_counter()
             while not (back := self._needs_no_wait(tenant)) and now - started < self._anticipation.patience:
@@ -149,10 +149,11 @@ class EngineLoop:
             self._mailbox.work(REQUEST_SECONDS)
 
     def _needs_no_wait(self, tenant: str) -> bool:
-        """Return True if a tenant has a request or a job that could run now, or others would take part in its steps anyway."""
+        """Return True if a tenant has a request or a job that could run now, or would be in others' steps in any case."""
+        if self._mailbox.wants(tenant):
+            return True
         schedulers = [model.engine.scheduler for model in self._models]
-        wants = self._mailbox.wants(tenant) or any(scheduler.wants(tenant) for scheduler in schedulers)
-        return wants or all(scheduler.shares_steps for scheduler in schedulers)
+        return any(scheduler.wants(tenant) or scheduler.joins_others(tenant) for scheduler in schedulers)
 
     def _poll(self) -> None:
         for source in self._beside.sources:
