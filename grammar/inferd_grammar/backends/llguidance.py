@@ -20,6 +20,7 @@ from inferd_grammar.backends.look_aheads import as_intersection, require_known
 from inferd_grammar.backends.plain_lark import plain_lark
 from inferd_grammar.backends.text import choice_pattern, one_line
 from inferd_grammar.completion.composed import parts_of
+from inferd_grammar.completion.split import MOST_MARKS
 from inferd_grammar.constraints import (
     AllOfGrammar,
     AnyJsonGrammar,
@@ -51,7 +52,8 @@ from inferd_grammar.rewrites.regex_dialect import Ambiguous, as_library, with_cl
 from inferd_grammar.rewrites.soft_ends import SoftEnds, soften
 from inferd_grammar.rules.core import JsonRules, RuledCore, RuleMasks
 from inferd_grammar.rules.exact_numbers import require_exact_numbers
-from inferd_grammar.rules.make import rules_for, rules_from
+from inferd_grammar.rules.make import rules_for, rules_for_parts, rules_from
+from inferd_grammar.rules.parts import tree_of
 from inferd_grammar.schema import (
     escape,
     find_keyword,
@@ -179,20 +181,32 @@ class LlguidanceBackend:
         return RuledCore(core, self._table, rules, self._rule_masks)
 
     def _compile_composed(self, constraint: Constraint, limits: CompileLimits, exact: bool) -> Core:
-        value = _json_behind_prefix(constraint)
-        changed = None if value is None else _rewritten(value, limits)
+        changed: dict[int, tuple[Any, Rewritten]] = {}
 
         def leaf(part: Constraint) -> str:
-            return _grammar(part, limits) if changed is None else _json_grammar(changed[1].schema)
+            if not isinstance(part, JsonSchemaGrammar | AnyJsonGrammar):
+                return _grammar(part, limits)
+            changed[id(part)] = _rewritten(part, limits)
+            return _json_grammar(changed[id(part)][1].schema)
 
         walked = _is_walked(constraint)
         composer = Composer(leaf, self._table, limits, exact=exact or walked)
         grammar = composer.grammar(constraint)
         core = self._start(Recipe(grammar, named=frozenset(composer.named), walked=walked), None)
-        if changed is None or not isinstance(constraint, PrefixedGrammar):
+        value = _json_behind_prefix(constraint)
+        if value is not None and isinstance(constraint, PrefixedGrammar):
+            schema, rewritten = changed[id(value)]
+            skip = len(constraint.prefix.encode())
+            return self._ruled(core, rules_for(schema, unique=rewritten.unique, skip=skip))
+        unique = {part: schema for part, (schema, rewritten) in changed.items() if rewritten.unique}
+        if not unique:
             return core
-        rules = rules_for(changed[0], unique=changed[1].unique, skip=len(constraint.prefix.encode()))
-        return self._ruled(core, rules)
+        if len(core.named) > MOST_MARKS:
+            raise GrammarError(f"uniqueItems is not supported beside more than {MOST_MARKS} special tokens")
+        tree = tree_of(
+            constraint, lambda text: self._table.spelled(text, core.named), lambda part: unique.get(id(part))
+        )
+        return self._ruled(core, rules_for_parts(tree, unique.values()))
 
     def _compile_best_effort(self, constraint: JsonSchemaGrammar, limits: CompileLimits, exact: bool) -> RuledCore:
         """Return a grammar as tight as the library takes: rewritten with holes, else as it leaves things out, else any JSON."""
@@ -248,9 +262,7 @@ def _parser_limits() -> llguidance.LLParserLimits:
 
 
 def _grammar(constraint: Constraint, limits: CompileLimits) -> str:
-    """Return llguidance's grammar text of a constraint that stands alone."""
-    if isinstance(constraint, JsonSchemaGrammar | AnyJsonGrammar):
-        return _json_grammar(_rewritten(constraint, limits, hold_unique=False)[1].schema)
+    """Return llguidance's grammar text of a constraint that stands alone and is no JSON."""
     if isinstance(constraint, RegexGrammar):
         require_regex(constraint.pattern, limits)
         return llguidance.LLMatcher.grammar_from_regex(_of_python(constraint.pattern))
@@ -298,15 +310,13 @@ def _pattern(pattern: str, pointer: str | None = None) -> str:
         raise GrammarError(f"dialects of regular expressions differ about this pattern: {error}", pointer) from error
 
 
-def _rewritten(
-    constraint: JsonSchemaGrammar | AnyJsonGrammar, limits: CompileLimits, *, hold_unique: bool = True
-) -> tuple[Any, Rewritten]:
+def _rewritten(constraint: JsonSchemaGrammar | AnyJsonGrammar, limits: CompileLimits) -> tuple[Any, Rewritten]:
     """Return the schema's JSON value, and what is left of it for the library."""
     if isinstance(constraint, AnyJsonGrammar):
         return {}, Rewritten({}, [])
     schema = _read(constraint, limits)
     _require_exact(schema)
-    return schema, _softened(rewrite(schema, hold_unique=hold_unique), constraint)
+    return schema, _softened(rewrite(schema, hold_unique=True), constraint)
 
 
 def _softened(changed: Rewritten, constraint: JsonSchemaGrammar) -> Rewritten:

@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 from inferd_grammar.completion.json_place import JsonPlace, Mode
 from inferd_grammar.errors import GrammarError, GrammarFailure
 from inferd_grammar.matchers.matcher import AnySplit, Core
-from inferd_grammar.rules.items import ItemsPlace, Repeated, UniqueItems, Written
+from inferd_grammar.rules.items import ItemRule, ItemsPlace, Repeated, WatchedPlace, Written
 from inferd_grammar.rules.names import NamesPlace, NameTokens, RepeatedName
 from inferd_grammar.rules.numbers import EXPONENT_DIGITS, DigitMasks, NumberPlace, behind, is_too_large
 from inferd_grammar.tokens import TokenTable, bit_mask
@@ -34,7 +34,7 @@ class JsonRules:
     """The rules of one constraint.
 
     Fields:
-        digits: the most digits of a number.
+        digits: the most digits of a number; None where numbers are not looked at.
         skip: bytes of text before the JSON.
         unique: holds arrays whose items have to differ; None where there are none.
         whole: what a whole text has to pass before it may be closed; None where masks hold everything.
@@ -43,9 +43,9 @@ class JsonRules:
         source: JSON from which `inferd_grammar.rules.make` makes the same rules.
     """
 
-    digits: int
+    digits: int | None
     skip: int
-    unique: UniqueItems | None
+    unique: ItemRule | None
     source: Any
     whole: SchemaValidator | None = None
     refusal: GrammarError | None = None
@@ -57,7 +57,7 @@ class TextPlace(NamedTuple):
     """Where a text stands, for each rule. `size`: bytes so far, the prefix included."""
 
     number: NumberPlace = NumberPlace()
-    items: ItemsPlace = ItemsPlace()
+    items: WatchedPlace = ItemsPlace()
     json: JsonPlace = JsonPlace()
     names: NamesPlace = NamesPlace()
     size: int = 0
@@ -91,13 +91,15 @@ class RuledCore:
         table: TokenTable,
         rules: JsonRules,
         masks: RuleMasks,
-        places: Sequence[TextPlace] = (TextPlace(),),
+        places: Sequence[TextPlace] = (),
     ) -> None:
         self._inner = inner
         self._table = table
         self._rules = rules
         self._masks = masks
-        self._places = list(places)
+        items = ItemsPlace() if rules.unique is None else rules.unique.start
+        self._places = list(places) or [TextPlace(items=items)]
+        self._written = table.splitter_for(inner.named).written
         self._text = bytearray()
         self.checked: tuple[Checked, ...] = inner.checked
         self.named = inner.named
@@ -139,8 +141,8 @@ class RuledCore:
             self._end_number(row, place.number)
         if self._rules.names:
             self._forbid_each(row, self._masks.names.closing(place.names))
-        if place.items.watched:
-            self._forbid(row, place.items.json.mode)
+        for mode in place.items.watched:
+            self._forbid(row, mode)
         if self._rules.whole is not None and place.json.depth <= self._masks.most_closed:
             self._forbid(row, place.json.mode)
 
@@ -227,7 +229,8 @@ class RuledCore:
         json = place.json if self._rules.whole is None else place.json.behind(text)
         if json.depth == 0 and json.mode == "done" and not self._may_close(text):
             return None
-        return TextPlace(behind(place.number, text), items, json, names, place.size + len(self._table.tokens[token]))
+        number = place.number if self._rules.digits is None else behind(place.number, text)
+        return TextPlace(number, items, json, names, place.size + len(self._written(token)))
 
     def _may_close(self, text: bytes) -> bool:
         """Return True if the whole text behind `text` is valid."""
@@ -237,14 +240,14 @@ class RuledCore:
 
     def _json_of(self, place: TextPlace, token: int) -> bytes:
         """Return what a token adds to the JSON, which begins behind a prefix."""
-        return self._table.tokens[token][max(0, self._rules.skip - place.size) :]
+        return self._written(token)[max(0, self._rules.skip - place.size) :]
 
     def _end_number(self, row: NDArray[np.int32], number: NumberPlace) -> None:
         """Keep a number within its digits, where it may end."""
         masks = self._masks.digits
         if 0 <= number.exponent < EXPONENT_DIGITS and not number.shrinking:
             np.bitwise_and(row, ~masks.too_large(number), out=row)
-        within = masks.within(number, self._rules.digits)
+        within = None if self._rules.digits is None else masks.within(number, self._rules.digits)
         if within is not None and (self._inner.may_end() or np.bitwise_and(row, masks.ends).any()):
             np.bitwise_and(row, within, out=row)
 

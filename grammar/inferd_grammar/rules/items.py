@@ -8,9 +8,9 @@ from __future__ import annotations
 import json
 from collections.abc import Hashable
 from decimal import Decimal
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Protocol
 
-from inferd_grammar.completion.json_place import JsonPlace
+from inferd_grammar.completion.json_place import JsonPlace, Mode
 from inferd_grammar.rules.places import UniquePlaces, ValuePlace
 
 _WORDS = {ord("t"): True, ord("f"): False, ord("n"): None}
@@ -57,13 +57,31 @@ class ItemsPlace(NamedTuple):
     json: JsonPlace = JsonPlace()
 
     @property
-    def watched(self) -> bool:
-        """True inside an array whose items have to differ."""
-        return any(frame.unique for frame in self.frames)
+    def watched(self) -> frozenset[Mode]:
+        """Inside an array whose items have to differ, what is being written; empty elsewhere."""
+        return frozenset({self.json.mode} if any(frame.unique for frame in self.frames) else ())
+
+
+class WatchedPlace(Protocol):
+    """A place of an `ItemRule`."""
+
+    @property
+    def watched(self) -> frozenset[Mode]: ...
+
+
+class ItemRule(Protocol):
+    """What holds the arrays of a text whose items have to differ. Its places are its own."""
+
+    @property
+    def start(self) -> WatchedPlace: ...
+
+    def behind(self, place: Any, written: Written) -> WatchedPlace: ...
 
 
 class UniqueItems:
     """The rule for one document."""
+
+    start = ItemsPlace()
 
     def __init__(self, places: UniquePlaces) -> None:
         self._places = places
@@ -71,10 +89,11 @@ class UniqueItems:
     def behind(self, place: ItemsPlace, written: Written) -> ItemsPlace:
         """Return the place behind the token of `written`, from the one before it. Raises Repeated."""
         for at, byte in enumerate(written.token, start=len(written.text)):
-            place = self._behind(place, byte, at, written)
+            place = self.step(place, byte, at, written)
         return place
 
-    def _behind(self, place: ItemsPlace, byte: int, at: int, written: Written) -> ItemsPlace:
+    def step(self, place: ItemsPlace, byte: int, at: int, written: Written) -> ItemsPlace:
+        """Return the place behind one byte, which stands at `at`. Raises Repeated."""
         before, after, frames = place.json, place.json.behind(bytes([byte])), place.frames
         if before.mode in ("number", "word") and byte in b",]}":
             frames = _with_item(frames, written, at)

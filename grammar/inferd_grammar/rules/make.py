@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import Any
 
 from inferd_grammar.errors import GrammarError
@@ -9,6 +10,7 @@ from inferd_grammar.rules.core import JsonRules
 from inferd_grammar.rules.items import UniqueItems
 from inferd_grammar.rules.names import are_few, may_repeat
 from inferd_grammar.rules.numbers import digits_for
+from inferd_grammar.rules.parts import Tree, UniqueInParts
 from inferd_grammar.rules.places import UniquePlaces
 from inferd_grammar.validation import SchemaValidator
 
@@ -33,8 +35,20 @@ def rules_for(root: Any, *, unique: bool = False, skip: int = 0, refusal: Gramma
     return rules_from(source)
 
 
+def rules_for_parts(tree: Tree, roots: Iterable[Any]) -> JsonRules:
+    """Return the rule that holds `uniqueItems` in a text of parts. `roots`: the documents of its values that have to be watched.
+
+    Raises CannotRewrite where that cannot be exact, GrammarError where a text cannot be followed.
+    """
+    for root in roots:
+        UniquePlaces(root).require_exact()
+    return rules_from({"parts": tree, "schema": None})
+
+
 def rules_from(source: Any) -> JsonRules:
     """Return the rules from their `source`."""
+    if "parts" in source:
+        return JsonRules(None, 0, UniqueInParts(source["parts"]), source)
     refusal = None if source["refusal"] is None else GrammarError(*source["refusal"])
     return JsonRules(
         source["digits"],

@@ -111,7 +111,7 @@ def _written_call(tool_format: str, tools: Sequence[Tool], *, strict: bool) -> O
         return AnyOf([xml_call(form, tool, checked_parameters(tool), strict=strict) for tool in tools])
     if tool_format in HEADED:
         return AnyOf([_headed(HEADED[tool_format], tool) for tool in tools])
-    return JsonSchema(_any_call(tools, "arguments"))
+    return _one_call(tools, "arguments")
 
 
 def _headed(written: HeadedCall, tool: Tool) -> OutputConstraint:
@@ -127,12 +127,20 @@ def _unmarked(tool_format: str, tools: Sequence[Tool]) -> Tagged:
     tags = [_opened(tool, key, JsonSchema(checked_parameters(tool)), space) for tool in tools for space in spaces]
     if tool_format not in LISTED or tool_format == PHI4:  # whose mark is a word that texts may have
         return Tagged(tags)
-    listed = JsonSchema(_array_of(JsonSchema(_any_call(tools, key)), {}))
-    return Tagged([Tag(LISTED[tool_format].within, InSequence([Repeated(Text(" "), 0, 1), listed]), ""), *tags])
+    call = _one_call(tools, key)
+    listed = [Repeated(Text(" "), 0, 1), Text("["), call, Repeated(InSequence([Text(","), call])), Text("]")]
+    return Tagged([Tag(LISTED[tool_format].within, InSequence(listed), ""), *tags])
 
 
 def _opened(tool: Tool, key: str, parameters: JsonSchema[Any], space: str) -> Tag:
     return Tag(f'{{"name":{space}{json.dumps(tool.name)}', Prefixed(f',{space}"{key}":{space}', parameters), "}")
+
+
+def _one_call(tools: Sequence[Tool], key: str) -> OutputConstraint:
+    """Return a call of any of the tools. Their schemas stand alone, as arrays of unique items need it: see docs/grammar.md."""
+    heads = [f'{{"name":{json.dumps(tool.name)},"{key}":' for tool in tools]
+    schemas = [JsonSchema(checked_parameters(tool)) for tool in tools]
+    return AnyOf([InSequence([Text(head), one, Text("}")]) for head, one in zip(heads, schemas, strict=True)])
 
 
 def _any_call(tools: Sequence[Tool], key: str) -> dict[str, Any]:

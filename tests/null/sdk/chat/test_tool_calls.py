@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from inferd import Grammar, InvalidRequest, JsonSchema
+from inferd import ConstraintError, Grammar, InvalidRequest, JsonSchema
 from inferd.chat import ChatMessage, ChatRequest, OutputFormat, Tool, ToolCall, ToolChoice, open_context, rendered
 from inferd.chat.tool_calls import call_or_json, checked_parameters, told_in_text, tool_constraint
 from inferd_runtime.testing.served import null_model
@@ -44,7 +44,10 @@ def accepts(tool_format: str, choice: ToolChoice, text: str, tools: tuple[Tool, 
         constraint = tool_constraint(tool_format, tools, choice)
         assert constraint is not None
         async with await Grammar.compile(constraint) as grammar, grammar.matcher() as matcher:
-            return await matcher.accept(list(text.encode())) == len(text.encode()) and matcher.may_end
+            try:
+                return await matcher.accept(list(text.encode())) == len(text.encode()) and matcher.may_end
+            except ConstraintError:
+                return False  # nothing continues the text
 
     result: bool = run_program(main)
     return result
@@ -262,6 +265,33 @@ def test_one_of_several_texts_may_begin_like_another_and_name_a_token() -> None:
     unit = {"type": "object", "properties": {"a": {"enum": ["C", "CC", "<turn>"]}}, "required": ["a"]}
     for value in ("C", "CC", "<turn>"):
         assert accepts("qwen3_coder", MUST, xml("u", a=value), (Tool("u", parameters=unit),))
+
+
+SETS = tuple(
+    Tool(
+        name,
+        parameters={"type": "object", "properties": {"tags": {"type": "array", "items": {"type": "string"}, **more}}},
+    )
+    for name, more in (("bag", {}), ("set", {"uniqueItems": True}))
+)
+
+
+@pytest.mark.parametrize("choice", [AUTO, MUST])
+@pytest.mark.parametrize("tool_format", ["hermes", "llama3", "mistral", "mistral_args", "qwen3_coder"])
+def test_a_set_among_the_parameters_of_a_tool_is_held(tool_format: str, choice: ToolChoice) -> None:
+    """`set[str]` of a pydantic model is an array with `uniqueItems`: a tool that had one was refused."""
+    key = "parameters" if tool_format == "llama3" else "arguments"
+    call = f'{{"name":"%s","{key}":{{"tags":%s}}}}'
+    mark = "[TOOL_CALLS]" if choice is AUTO else ""
+    form = {
+        "hermes": f"<tool_call>\n{call}\n</tool_call>",
+        "llama3": call,
+        "mistral": f"{mark}[{call}]",
+        "mistral_args": '[TOOL_CALLS]%s[ARGS]{"tags":%s}',
+        "qwen3_coder": xml("%s", tags="%s"),
+    }[tool_format]
+    for name, tags, allowed in (("bag", '["a","a"]', True), ("set", '["a","b"]', True), ("set", '["a","a"]', False)):
+        assert accepts(tool_format, choice, form % (name, tags), SETS) is allowed, (name, tags)
 
 
 def test_references_into_shared_definitions_hold_in_a_parameter() -> None:
