@@ -36,6 +36,7 @@ NUMBER = JsonSchemaGrammar({"type": "integer"})
 CALLS = AnyOfGrammar(
     (SequenceGrammar((TextGrammar("set "), TAGS)), SequenceGrammar((TextGrammar("list "), LIST, TextGrammar("."))))
 )
+CALL = TagGrammar("<c>", CALLS, "</c>")
 
 
 def takes(constraint: Constraint, text: str, compiler: GrammarCompiler = BYTES) -> bool:
@@ -56,15 +57,15 @@ def spelled(text: str, table: TokenTable) -> list[int]:
 @pytest.mark.parametrize(
     ("constraint", "valid", "invalid"),
     [
-        (TaggedGrammar((TagGrammar("<c>", CALLS, "</c>"),)), 'a ["x","x"] <c>set ["x","y"]</c> b', '<c>set ["x","x"]</c>'),
-        (TaggedGrammar((TagGrammar("<c>", CALLS, "</c>"),)), "<c>list [1,1].</c><c>set []</c>", '<c>set []</c><c>set ["",""]</c>'),
+        (TaggedGrammar((CALL,)), 'a ["x","x"] <c>set ["x","y"]</c> b', '<c>set ["x","x"]</c>'),
+        (TaggedGrammar((CALL,)), "<c>list [1,1].</c><c>set []</c>", '<c>set []</c><c>set ["",""]</c>'),
         (SequenceGrammar((TAGS, TextGrammar("!"), TAGS)), '["a"]!["a"]', '["a"]!["a","a"]'),
         (RepeatedGrammar(SequenceGrammar((CALLS, TextGrammar(";")))), 'list [1,1].;set ["1"];', 'list [1].;set ["1","1"];'),
         (RepeatedGrammar(SequenceGrammar((NUMBER, TextGrammar("="), TAGS))), '1=["a"]2=["a"]', '1=["a"]2=["a","a"]'),
         (SequenceGrammar((ChoiceGrammar(("a", "ab", "")), TAGS)), 'ab["a"]', 'ab["a","a"]'),
-        (SequenceGrammar((UntilGrammar("--"), TAGS)), '["a","a"]- --["a"]', '----["a","a"]'),
+        (SequenceGrammar((UntilGrammar("--"), TAGS)), '["a","a"]- --["a"]', '["a"]- --["a","a"]'),
         (SequenceGrammar((PrefixedGrammar("of ", TAGS), RegexGrammar("[a-z]*"))), 'of ["a"]b', 'of ["a","a"]b'),
-        (PrefixedGrammar("go ", TaggedGrammar((TagGrammar("<c>", CALLS, "</c>"),))), 'go <c>set ["x"]</c>', 'go <c>set ["x","x"]</c>'),
+        (PrefixedGrammar("go ", TaggedGrammar((CALL,))), 'go <c>set ["x"]</c>', 'go <c>set ["x","x"]</c>'),
     ],
 )  # fmt: skip
 def test_arguments_of_a_call_repeat_no_item_of_a_set(constraint: Constraint, valid: str, invalid: str) -> None:
