@@ -17,7 +17,7 @@ from typing import Any, NamedTuple
 from inferd_grammar.errors import GrammarError
 from inferd_grammar.rewrites.formats import wide
 from inferd_grammar.rewrites.patterns import finds
-from inferd_grammar.rewrites.regex_dialect import Ambiguous, as_library
+from inferd_grammar.rewrites.regex_dialect import Ambiguous, as_library, foreign
 from inferd_grammar.rewrites.regex_syntax import NotUnderstood
 from inferd_grammar.schema import escape, iter_schemas, resolve, unique_keys
 
@@ -27,6 +27,7 @@ _BY_PATTERN = ("patternProperties", "additionalProperties")
 # The validator recurses a few frames for each level of a value and of the schema.
 _MAX_DEPTH = 64
 _MAX_CHAIN = 32
+_BESIDE_PATTERNS = "unevaluatedProperties beside patternProperties is not supported"
 _LATEST = "https://json-schema.org/draft/2020-12/schema"
 
 
@@ -57,7 +58,9 @@ class SchemaValidator:
     """Validates texts under one schema. Thread-safe."""
 
     def __init__(self, schema: Any) -> None:
-        """`schema` has passed `read_schema`. Raises GrammarError if `jsonschema` is absent, or a reference circles."""
+        """`schema` has passed `read_schema`. Raises GrammarError if `jsonschema` is absent, a reference circles, or there is a
+        pattern that nothing matches.
+        """
         try:
             import jsonschema
             import referencing.exceptions
@@ -80,6 +83,7 @@ class SchemaValidator:
             kind, {name: self._budget.counted(check, name in _BY_PATTERN) for name, check in keywords.items()}
         )
         _require_guarded(schema)
+        _require_matched(schema)
         self._validator = safe(schema, registry=referencing.Registry())
         self.spent = 0
         """Looks at keywords so far, about 10 us each; exact where one thread asks."""
@@ -142,6 +146,27 @@ def _require_guarded(root: Any) -> None:
     done: set[str] = set()
     for pointer, schema in iter_schemas(root):
         _visit(root, pointer, schema, [], done)
+
+
+def _require_matched(root: Any) -> None:
+    """Raise GrammarError with the pointer of a pattern that no text can be checked against."""
+    for pointer, schema in iter_schemas(root):
+        if not isinstance(schema, dict):
+            continue
+        patterns = [(f"/patternProperties/{escape(key)}", key) for key in schema.get("patternProperties", ())]
+        for place, pattern in [("/pattern", schema["pattern"]), *patterns] if "pattern" in schema else patterns:
+            try:
+                _search(pattern, "")
+            except _Unsupported as error:
+                raise GrammarError(f"best_effort cannot check this either: {error}", f"{pointer}{place}") from error
+        if "unevaluatedProperties" in schema and _patterns_within(schema):
+            raise GrammarError(
+                f"best_effort cannot check this either: {_BESIDE_PATTERNS}", f"{pointer}/unevaluatedProperties"
+            )
+
+
+def _patterns_within(schema: Any) -> bool:
+    return "patternProperties" in json.dumps(schema)
 
 
 def _visit(root: Any, pointer: str, schema: Any, path: list[str], done: set[str]) -> None:
@@ -224,6 +249,8 @@ def _search_by_library(pattern: str, text: str) -> bool:
     """Search by the grammar library's automaton over single bytes; it has no look-around and no back references either."""
     import llguidance
 
+    if (name := foreign(pattern)) is not None:
+        raise _Unsupported(f"{name} is not supported in a regular expression")
     tokenizer = llguidance.LLTokenizer("byte")
     try:
         schema = json.dumps({"type": "string", "pattern": as_library(pattern)})
@@ -302,8 +329,8 @@ def _refuse_patterns(inner: Callable[..., Any] | None) -> Callable[..., Iterator
     def check(validator: Any, unevaluated: Any, value: Any, schema: Any) -> Iterator[Any]:
         if inner is None:
             return
-        if "patternProperties" in json.dumps(schema):
-            raise _Unsupported("unevaluatedProperties beside patternProperties is not supported")
+        if _patterns_within(schema):
+            raise _Unsupported(_BESIDE_PATTERNS)
         yield from inner(validator, unevaluated, value, schema) or ()
 
     return check

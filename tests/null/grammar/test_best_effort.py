@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import sys
 from typing import Any
 
@@ -57,11 +58,33 @@ def test_a_one_of_that_is_only_checked_still_asks_for_a_branch(bytewise: Grammar
 
 
 def test_a_grammar_the_library_cannot_build_becomes_any_json(bytewise: GrammarCompiler) -> None:
-    schema = {"patternProperties": {"(?=a(?=b))a|a": {"type": "integer"}}, "required": ["b"]}
-    compiled = build(bytewise, schema)
-    assert Checked("patternProperties", "/patternProperties") in compiled.checked
+    compiled = build(bytewise, {"properties": {"a": {"$ref": "http://example.org/x"}}, "required": ["b"]})
+    assert Checked("$ref", "/properties/a/$ref") in compiled.checked
     assert takes(compiled, "[1]")
-    assert compiled.validate('{"a":1}') is not None
+    assert compiled.validate('{"a":1,"b":1}') is not None
+
+
+@pytest.mark.parametrize(
+    ("schema", "reason", "pointer"),
+    [
+        (
+            {"properties": {"a/b": {"type": "string", "pattern": r"(a)\1"}}},
+            r"back reference, \1,",
+            "/properties/a~1b/pattern",
+        ),
+        ({"patternProperties": {"^(?>a)": {}}}, "atomic group", "/patternProperties/^(?>a)"),
+        ({"not": {"pattern": "a++"}}, "dialects of regular expressions differ", "/not/pattern"),
+        ({"pattern": "(?=a(?=b))a"}, "is not supported", "/pattern"),
+        ({"patternProperties": {"a": {}}, "unevaluatedProperties": False}, "beside", "/unevaluatedProperties"),
+    ],
+)
+def test_what_nothing_can_check_is_refused_before_the_text(
+    bytewise: GrammarCompiler, schema: Any, reason: str, pointer: str
+) -> None:
+    """It compiled, and then every text was one that cannot be checked."""
+    with pytest.raises(GrammarError, match=re.escape(reason)) as caught:
+        build(bytewise, schema)
+    assert caught.value.pointer == pointer
 
 
 @pytest.mark.parametrize("schema", [False, {"type": "string", "const": 1}, {"allOf": [{"not": {}}]}])
@@ -88,7 +111,6 @@ def test_a_reference_that_comes_back_to_itself_is_refused() -> None:
         ({"patternProperties": {"^a": {}}, "additionalProperties": False}, '{"ab":1,"b":2}', "not allowed"),
         ({"additionalProperties": {"type": "null"}, "properties": {"a": {}}}, '{"a":1,"b":2}', "is not of type"),
         ({"$ref": "http://example.org/x"}, "1", "cannot be checked"),
-        ({"unevaluatedProperties": False, "patternProperties": {"a": {}}}, '{"a":1}', "is not supported"),
         ({"$schema": "http://json-schema.org/draft-04/schema#", "minimum": 1, "exclusiveMinimum": True}, "1", "1"),
     ],
 )
