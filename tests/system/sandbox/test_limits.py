@@ -132,16 +132,29 @@ def test_too_many_operations_in_flight_are_refused_one_by_one(gateway: Gateway) 
     program = """
         import asyncio
         from inferd import LimitExceeded
-        from inferd.protocol import FlushContext
+        from inferd.protocol import ReceiveMessage
         from inferd.transport import current_transport
 
         async def main():
-            tasks = [asyncio.create_task(current_transport().call(FlushContext(1))) for _ in range(1100)]
+            tasks = [asyncio.create_task(current_transport().call(ReceiveMessage())) for _ in range(1100)]
             done, waiting = await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
             error = done.pop().exception()
             return [isinstance(error, LimitExceeded), error.detail["value"], len(waiting) >= 1024]
     """
     assert gateway.value(program) == [True, 1024, True]
+
+
+def test_more_calls_of_the_engine_than_may_be_in_flight_wait_for_each_other(gateway: Gateway) -> None:
+    program = """
+        import asyncio
+        from inferd.protocol import Tokenize
+        from inferd.transport import current_transport
+
+        async def main():
+            replies = await asyncio.gather(*(current_transport().call(Tokenize(str(n))) for n in range(3000)))
+            return sum(reply.tokens[0] for reply in replies)
+    """
+    assert gateway.value(program) == sum(len(str(n)) for n in range(3000))
 
 
 def test_too_many_unread_messages_end_the_run(gateway: Gateway) -> None:

@@ -10,12 +10,14 @@ from typing import Any
 
 import pytest
 
-from inferd.protocol import ConstraintError, InvalidRequest, SendMessage, Tokenize, Tokens
+from inferd.protocol import ConstraintError, InvalidRequest, ReceiveMessage, SendMessage, Tokenize, Tokens
+from inferd_runtime.sandbox.host.pending_calls import MAX_OPEN
+from inferd_runtime.sandbox.messages import MAX_ASKED
 from inferd_runtime.sandbox.runner.blocking import GuestLock
 from inferd_runtime.sandbox.runner.completions import FOR_EVER, Completions
 from inferd_runtime.sandbox.runner.eventloop import MOST_SKIPPED, GuestEventLoop, run_to_end
 from inferd_runtime.sandbox.runner.stdio import CHUNK_BYTES, LogStream, Streams
-from inferd_runtime.sandbox.runner.transport import GuestTransport
+from inferd_runtime.sandbox.runner.transport import MOST_AT_ONCE, GuestTransport
 
 
 class PlayedHost:
@@ -110,6 +112,33 @@ def test_a_lone_call_blocks_right_there_and_a_second_task_goes_first() -> None:
     play(host, main)
     assert order == ["first after 1 waits", "other after 1 waits"]
     assert host.waits[0] == FOR_EVER
+
+
+def test_more_calls_than_the_host_takes_wait_for_earlier_ones() -> None:
+    """1,500 calls in one `asyncio.gather` failed: the host takes 1,024. Waits for messages take none of their room."""
+    host = PlayedHost(
+        lambda op, arguments: (1, {"message": 1} if op == "session.receive" else {"tokens": [1]}), delay=3
+    )
+    most = 0
+
+    def submit(op: str, arguments: str) -> int:
+        nonlocal most
+        ticket = PlayedHost.submit(host, op, arguments)
+        most = max(most, sum(op == "model.tokenize" for op, _, _ in host.open.values()))
+        return ticket
+
+    host.submit = submit  # type: ignore[method-assign]
+
+    async def main(transport: GuestTransport) -> int:
+        calls = [transport.call(Tokenize(str(n))) for n in range(2 * MOST_AT_ONCE)]
+        given_up = asyncio.ensure_future(transport.call(Tokenize("given up")))
+        asyncio.get_running_loop().call_soon(given_up.cancel)
+        received = [transport.call(ReceiveMessage()) for _ in range(20)]
+        return len(await asyncio.gather(*calls, *received))
+
+    assert play(host, main) == 2 * MOST_AT_ONCE + 20
+    assert most == MOST_AT_ONCE
+    assert most + MAX_ASKED < MAX_OPEN
 
 
 def test_a_lone_call_is_one_crossing_and_brings_what_two_bring() -> None:
