@@ -46,6 +46,8 @@ class Anticipation:
     def awaited(self) -> str | None:
         """Return the tenant to wait for, if it was served since the last call; None for nobody."""
         served = self._clock.take_served()
+        if not self._clock.contended:
+            return None
         self._note(served)
         tenant = self._clock.furthest_behind(served)
         if tenant is None or self._credit <= 0 or self._needs_no_wait(tenant):

@@ -6,7 +6,17 @@ from typing import Any
 
 import msgspec
 
-from inferd.protocol import CandidateRow, CheckedKeyword, SourceCount, Step, Steps, TokenLogprob, TokenProbes, Usage
+from inferd.protocol import (
+    CandidateRow,
+    CheckedKeyword,
+    ContextState,
+    SourceCount,
+    Step,
+    Steps,
+    TokenLogprob,
+    TokenProbes,
+    Usage,
+)
 
 
 class ShortStep(msgspec.Struct, omit_defaults=True):
@@ -43,6 +53,7 @@ class ShortSteps(msgspec.Struct, omit_defaults=True):
     stop_token: int | None = None
     candidates: list[CandidateRow] = []
     usage: list[Usage] = []
+    context: list[ContextState] = []
 
 
 def shortened(reply: Any) -> Any:
@@ -51,5 +62,6 @@ def shortened(reply: Any) -> Any:
         return reply
     steps = list(map(ShortStep.of, reply.steps))
     return ShortSteps(
-        steps, reply.finish, reply.checked, reply.stopped_by, reply.stop_token, reply.candidates, reply.usage
-    )
+        steps, reply.finish, reply.checked, reply.stopped_by, reply.stop_token, reply.candidates, reply.usage,
+        reply.context,
+    )  # fmt: skip

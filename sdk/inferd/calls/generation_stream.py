@@ -28,6 +28,7 @@ from inferd.protocol import (
     NotFound,
     Step,
     Steps,
+    TruncateContext,
     Usage,
     check_next_steps,
 )
@@ -105,23 +106,31 @@ class StepBuffer:
 class RunningGeneration:
     """The requests of a generation that the runtime has started."""
 
-    def __init__(self, transport: Transport, arguments: GenerateArguments, start: GenerationStarted) -> None:
+    def __init__(
+        self, transport: Transport, context: int, arguments: GenerateArguments, start: GenerationStarted
+    ) -> None:
         self.position = start.position
         self._transport = transport
+        self._context = context
         self._generation = start.generation
+        self._heals = arguments.heal
+        self._asked_to_close = False
         self._max_tokens = arguments.max_tokens
         self._speculator = None if arguments.speculator is None else SpeculatorRunner(arguments.speculator, start)
         own = arguments.own_constraint
         self._constraint = None if own is None else ConstraintRunner(own)
         self._chooser = None if arguments.chooser is None else SamplerRunner(arguments.chooser, start)
         self._answered = True  # otherwise the runtime may have closed the generation by itself
+        self._closed: ContextState | None = None
+        """The state of the context, where the generation's end has closed it."""
 
     def ending(self, keep: int) -> CloseGenerate:
         """Return the request that ends it and keeps ``keep`` tokens."""
         return CloseGenerate(self._generation, keep)
 
     async def fetch(self, delivered: int, least: int = 1) -> Steps:
-        """Ask for more steps behind ``delivered`` tokens, ``least`` at a time where the program takes no part in them.
+        """Ask for more steps behind ``delivered`` tokens, ``least`` at a time where the program takes no part in them. If that
+        is more than one, nobody looks at them before the end, which closes it.
 
         Raises what the runtime answers, or the program's constraint or sampler raises.
         """
@@ -136,20 +145,31 @@ class RunningGeneration:
 
     async def close(self, keep: int) -> ContextState | None:
         """End it, and keep ``keep`` tokens. Returns None if a request had failed and the runtime had closed it then."""
+        if self._closed is not None:
+            return self._closed
         maybe_closed = not self._answered
         try:
             state: ContextState = await self._call(self.ending(keep))
         except NotFound:
-            if maybe_closed:
-                return None
-            raise
+            if not maybe_closed:
+                raise
+            return await self._as_delivered(keep)
+        return state
+
+    async def _as_delivered(self, keep: int) -> ContextState | None:
+        """Take out of the context what a lost answer told of, if that was the end, which closed the generation."""
+        if not self._asked_to_close or keep < 0 or self._heals:  # a healed prompt may end otherwise now
+            return None
+        state: ContextState = await self._call(TruncateContext(self._context, self.position + keep))
         return state
 
     async def _fetch(self, draft: CheckedDraft = NO_DRAFT, least: int = 1) -> Steps:
         drafted = list(draft.tokens), list(draft.positions), list(draft.parents)
-        sent = NextSteps(self._generation, *drafted, least=least, joined=least > 1)
+        sent = NextSteps(self._generation, *drafted, least=least, joined=least > 1, closes=least > 1)
+        self._asked_to_close = sent.closes
         check_next_steps(sent)
         reply: Steps = await self._call(sent)
+        self._closed = next(iter(reply.context), None)
         return reply
 
     async def _fetch_drafted(self, speculator: SpeculatorRunner, room: int) -> Steps:
@@ -331,7 +351,7 @@ class GenerationStream:
 
     async def _start(self, transport: Transport, context: int) -> RunningGeneration:
         start: GenerationStarted = await transport.call(self.arguments.request(context))
-        return RunningGeneration(transport, self.arguments, start)
+        return RunningGeneration(transport, context, self.arguments, start)
 
     async def _started(self) -> RunningGeneration | None:
         """Return what the runtime started, which a cancelled task may not have waited for; None if it started nothing."""

@@ -41,16 +41,20 @@ class _Shape:
             field.name: field.default_factory for field in fields if field.default_factory is not dataclasses.MISSING
         }
         self.required = self.known - self.values.keys() - self.fresh.keys()
+        for item in self.items.values():
+            if item is not bytes:
+                reply_shape(item)
 
 
 @cache
-def _shape(cls: type[Any]) -> _Shape:
+def reply_shape(cls: type[Any]) -> _Shape:
+    """Look up, once, what :func:`reply_from_plain` needs of a reply's dataclass and of those inside it."""
     return _Shape(cls)
 
 
 def reply_from_plain(cls: type[Any], data: dict[str, Any]) -> Any:
     """Return the reply dataclass that plain values stand for. Unknown keys of a newer runtime are left out."""
-    shape = _shape(cls)  # type: ignore[arg-type]  # a class is hashable
+    shape = reply_shape(cls)  # type: ignore[arg-type]  # a class is hashable
     values = {key: value for key, value in data.items() if key in shape.known}
     for key, item in shape.items.items():
         if item is bytes and isinstance(values.get(key), str):

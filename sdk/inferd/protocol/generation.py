@@ -65,7 +65,8 @@ class Steps:
     ``checked``, with the end of a best_effort constraint: the keywords that only the finished text was checked for.
     ``stopped_by``: the stop string that ended it, "" for any other end. ``stop_token``: the token that did, end-of-text included.
     ``candidates``: the row that a program's own sampler has to choose of; none at the end, and where there is no such sampler.
-    ``usage``: with stop and length, one entry: what the whole session has used so far.
+    ``usage``: with stop and length, one entry: what the whole session has used so far. ``context``: its state, one entry, where
+    the end has closed the generation.
     """
 
     steps: list[Step]
@@ -75,6 +76,7 @@ class Steps:
     stop_token: int | None = None
     candidates: list[CandidateRow] = field(default_factory=list)
     usage: list[Usage] = field(default_factory=list)
+    context: list[ContextState] = field(default_factory=list)
 
 
 @dataclass(frozen=True)
@@ -287,7 +289,8 @@ class NextSteps:
     in ``forward``; neither: all) only with ``program_constraint``, a ``token`` (of the row that was offered last) only with
     ``candidates``. ``parents``: per draft token, which one it follows (-1:
     the context; a smaller index than its own); empty means a chain. ``positions`` are absolute. ``joined``: steps in a row that
-    have nothing but tokens and text come as one.
+    have nothing but tokens and text come as one. ``closes``: with the last steps the generation is closed, as by
+    ``generate.close`` that keeps all.
     """
 
     generation: int
@@ -299,6 +302,7 @@ class NextSteps:
     least: int = 1
     token: int | None = None
     joined: bool = False
+    closes: bool = False
 
 
 def check_next_steps(request: NextSteps) -> None:

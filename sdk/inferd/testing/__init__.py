@@ -150,7 +150,9 @@ class FakeRuntime:
         problem = self._problem_of(generation) if generation.ended else None
         if problem is not None and not steps:  # the error comes behind the last step
             raise p.ConstraintViolated(f"the output is not valid: {problem}", problem=problem, pointer="")
-        return p.Steps(steps, generation.finish if generation.ended and problem is None else "")
+        finish = generation.finish if generation.ended and problem is None else ""
+        closed = [self._close(p.CloseGenerate(request.generation))] if finish and request.closes else []
+        return p.Steps(steps, finish, context=closed)
 
     def _problem_of(self, generation: ScriptedGeneration) -> str | None:
         constraint = generation.request.constraint

@@ -65,6 +65,21 @@ async def cancel_in(runtime: GatedRuntime, generator: Generator[Any]) -> None:
         await task
 
 
+class LosingRuntime(FakeRuntime):
+    """Answers to ``generate.next`` are lost; ``lost`` says that one was."""
+
+    def __init__(self, outputs: list[str]) -> None:
+        super().__init__(outputs, replies=[9])
+        self.lost = asyncio.Event()
+
+    async def call(self, request: Any) -> Any:
+        reply = await super().call(request)
+        if isinstance(request, NextSteps):
+            self.lost.set()
+            await asyncio.Event().wait()
+        return reply
+
+
 async def test_steps_are_delivered_one_by_one_and_counted() -> None:
     with FakeRuntime(["abcdef"], steps=[1, 2], replies=[2]) as runtime:
         generator = Context().user("u").generate(GREEDY)
@@ -209,7 +224,7 @@ async def test_a_new_generation_ends_the_one_that_was_left() -> None:
         assert await ctx.tokens() == list(b"paxyz")
         with pytest.raises(InvalidRequest, match="ended the generation"):
             await anext(first)
-    assert [request.keep for request in runtime.of_kind(CloseGenerate)] == [1, -1]
+    assert [request.keep for request in runtime.of_kind(CloseGenerate)] == [1]
 
 
 async def test_a_generation_that_reached_its_end_is_not_cut_by_what_comes_after() -> None:
@@ -249,7 +264,7 @@ async def test_cancelling_a_waiting_task_leaves_the_context_usable(operation: st
         assert await ctx.tokens() == list(b"p")
         assert generator.finish == "closed"
         assert await ctx.generate(GREEDY).collect_text() == "xyz"
-    assert len(runtime.of_kind(CloseGenerate)) == 2
+    assert len(runtime.of_kind(CloseGenerate)) == 1
 
 
 @pytest.mark.parametrize("operation", ["generate.start", "generate.next"])
@@ -260,6 +275,29 @@ async def test_a_cancelled_wait_is_not_resumed_with_a_gap(operation: str) -> Non
         runtime.gate.set()
         with pytest.raises(InvalidRequest, match="cancelled"):
             await anext(generator)
+
+
+async def test_a_context_holds_none_of_an_answer_that_was_lost_with_the_end() -> None:
+    with LosingRuntime(["abc"]) as runtime:
+        ctx = Context().append("p")
+        reading = asyncio.ensure_future(ctx.generate(GREEDY).collect_text())
+        await runtime.lost.wait()
+        assert not runtime._generations, "the end closed it"
+        reading.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await reading
+        assert await ctx.tokens() == list(b"p")
+        assert ctx.length == 1
+
+
+async def test_what_is_read_to_its_end_at_once_is_closed_by_it() -> None:
+    with FakeRuntime(["abc", "xyz"]) as runtime:
+        async with Context().append("p") as ctx:
+            generator = ctx.generate(GREEDY)
+            assert await generator.collect_text() == "abc"
+            assert (generator.finish, ctx.length) == ("stop", 4)
+            assert await ctx.generate(GREEDY).collect_text() == "xyz"
+    assert not runtime.of_kind(CloseGenerate)
 
 
 async def test_a_failed_step_raises_and_the_context_goes_on() -> None:
@@ -302,7 +340,7 @@ async def test_a_refused_start_leaves_the_context_usable() -> None:
             await generator.collect_text()
         assert generator.finish == "closed"
         assert await ctx.generate(GREEDY).collect_text() == "abc"
-    assert len(runtime.of_kind(CloseGenerate)) == 1
+    assert not runtime.of_kind(CloseGenerate)
 
 
 async def test_a_reply_that_brings_nothing_is_an_error_not_a_spin() -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -475,6 +476,21 @@ def test_joined_steps_are_the_same_text_with_as_many_steps(caller: DirectSession
     assert [token for step in found for token in step.tokens] == alone.tokens
     assert "".join(step.text for step in found) == alone.text
     assert sum(step.joined for step in found) == len(alone.steps) == 40
+
+
+def test_the_end_closes_a_generation_where_that_was_asked_for(caller: DirectSession) -> None:
+    context, other = caller.text("abc"), caller.text("abc")
+    generation = caller.call(p.StartGenerate(context, max_tokens=40)).generation
+    reply = p.Steps([])
+    while not reply.finish:
+        assert not reply.context
+        reply = caller.call(p.NextSteps(generation, least=15, joined=True, closes=True))
+    caller.generate(other, max_tokens=40)
+    [state] = reply.context
+    assert replace(state, context=other) == caller.call(p.AppendContext(other, []))
+    assert caller.tokens(context) == caller.tokens(other)
+    with pytest.raises(p.NotFound):
+        caller.call(p.CloseGenerate(generation))
 
 
 def test_what_a_program_takes_part_in_comes_step_by_step(caller: DirectSession) -> None:

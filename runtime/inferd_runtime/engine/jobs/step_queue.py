@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterator
-from dataclasses import replace
+from collections.abc import Iterator, Sequence
 
 from inferd.protocol import MOST_STEPS, Step
 
@@ -23,7 +22,8 @@ class StepQueue:
     """
 
     def __init__(self, most: int | None = None) -> None:
-        self._held: deque[Step] = deque()
+        self._held: deque[list[Step]] = deque()
+        """What is handed out as one step each."""
         self._count = 0
         self._most = most
         self.expect(1)
@@ -32,7 +32,7 @@ class StepQueue:
         return len(self._held)
 
     def __iter__(self) -> Iterator[Step]:
-        return iter(self._held)
+        return map(_joined, self._held)
 
     def expect(self, least: int, *, joined: bool = False) -> None:
         """Note that the reader waits for ``least`` steps."""
@@ -60,16 +60,14 @@ class StepQueue:
     def append(self, step: Step) -> None:
         """Add a step."""
         self._count += 1
-        if self._joined and self._held and _is_plain(step) and _is_plain(last := self._held[-1]):
-            self._held[-1] = replace(
-                last, tokens=[*last.tokens, *step.tokens], text=last.text + step.text, joined=last.joined + 1
-            )
+        if self._joined and self._held and _is_plain(step) and _is_plain(self._held[-1][0]):
+            self._held[-1].append(step)
         else:
-            self._held.append(step)
+            self._held.append([step])
 
     def take(self) -> list[Step]:
         """Remove all, and return them."""
-        steps = list(self._held)
+        steps = list(self)
         self.clear()
         return steps
 
@@ -81,3 +79,10 @@ class StepQueue:
 
 def _is_plain(step: Step) -> bool:
     return not (step.sources or step.logprobs or step.probes)
+
+
+def _joined(steps: Sequence[Step]) -> Step:
+    if len(steps) == 1:
+        return steps[0]
+    tokens = [token for step in steps for token in step.tokens]
+    return Step(tokens, "".join([step.text for step in steps]), joined=len(steps))

@@ -166,9 +166,9 @@ class FairClock(Generic[K]):
         return just
 
     def furthest_behind(self, keys: Iterable[K]) -> K | None:
-        """Return the key whose clock is furthest behind, of those that count as there; None for none, or if it is alone."""
+        """Return the key whose clock is furthest behind, of those that count as there; None for none."""
         there = [key for key in keys if key in self._seen]
-        return min(there, key=lambda key: (self._clocks[key], key)) if there and self.contended else None
+        return min(there, key=lambda key: (self._clocks[key], key), default=None)
 
     def excluded_by(self, key: K) -> set[K]:
         """Return the others that want something, if none of them could take part in a round with this key; else nothing."""

@@ -15,6 +15,7 @@ from contextvars import copy_context
 from typing import Any
 
 from inferd.protocol import OPERATIONS
+from inferd.protocol.codec import reply_shape
 from inferd_runtime.sandbox.runner.entry import Runner, RunOutcome
 
 ROUNDS = 20
@@ -25,7 +26,7 @@ REPLIES: dict[str, dict[str, Any]] = {
     "Text": {"text": "{}"},
     "ContextState": {"context": 1, "length": 2, "pending": 1},
     "GenerationStarted": {"generation": 1, "position": 2},
-    "Steps": {"steps": [{"tokens": [1, 2], "text": "{}", "drafted": 0, "accepted": 0}], "finish": "stop"},
+    "Steps": {"steps": [{"tokens": [1, 2], "text": "{}", "joined": 2}], "finish": "stop", "usage": [{"tokens": 2}]},
     "ForwardResult": {"rows": [{"index": 0, "token": 1}], "length": 3},
     "Received": {"message": {"a": [1]}},
 }
@@ -51,17 +52,28 @@ async def main(text: str, count: int = 2, scale: float = 1.0, flag: bool = False
     return Answer([f"{task.result()}" for task in tasks], count)
 """
 GENERATION = """
-from inferd import AnyJson, Context, Sampler
+from dataclasses import dataclass
+from inferd import Context, JsonSchema, Sampler, session
+
+@dataclass
+class Record:
+    names: list[str] | None = None
 
 async def main(text: str):
+    await session.send({"text": text})
+    received = await session.receive()
     async with Context() as context:
         context.system("a").user(text)
         answer = await context.generate(Sampler.argmax(), max_tokens=4).collect_text()
+        context.append([1, 2])
+        await context.flush()
+        tokens = await context.generate(Sampler.argmax().biased({1: -1.0}), max_tokens=4, stop=["."]).collect_tokens()
+        record = await context.generate(Sampler.argmax(), max_tokens=4, constrain=JsonSchema(Record)).collect_json()
         other = await context.fork()
         async for step in other.append("b").generate(Sampler.top_p(0.7, 0.9), max_tokens=4, system_speculation=True):
             pass
         await other.release()
-    return {"answer": str(answer)}
+    return {"answer": str(answer), "received": received, "tokens": tokens, "names": record.names}
 """
 FAILURE = """
 def main(text: str):
@@ -100,7 +112,9 @@ class AnsweringHost:
 
 
 def rehearse(rounds: int = ROUNDS) -> dict[str, RunOutcome]:
-    """Run every program ``rounds`` times; returns how each ended the last time."""
+    """Run every program ``rounds`` times; returns how each ended the last time. What all replies consist of is looked up, too."""
+    for operation in OPERATIONS.values():
+        reply_shape(operation.reply)
     return {name: [_run(name, text) for _ in range(rounds)][-1] for name, text in PROGRAMS.items()}
 
 

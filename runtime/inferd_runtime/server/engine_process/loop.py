@@ -94,9 +94,9 @@ class EngineLoop:
 
     def turn(self, busy: bool) -> bool:
         """Receive, handle requests and step once; wait for something to do unless ``busy``. True if there is more to do."""
-        self._receive(0.0 if busy else self._patience())
+        arrived = self._receive(0.0 if busy else self._patience())
         started = time.perf_counter()
-        self._poll()
+        self._poll(arrived or not busy)
         self._mailbox.work(REQUEST_SECONDS)
         self._gather()
         self._anticipate()
@@ -118,13 +118,15 @@ class EngineLoop:
         """Return the seconds to wait for a message while no engine has work."""
         return min([IDLE_SECONDS, *(drafts.patience(IDLE_SECONDS) for drafts in self._drafts)])
 
-    def _receive(self, seconds: float) -> None:
-        """Wait so long for something to arrive, and receive it. In a long pause, warm the grammar compilers up."""
-        if self._poller.poll(math.ceil(1000 * seconds)):
+    def _receive(self, seconds: float) -> bool:
+        """Wait so long for something to arrive, and receive it; False if nothing has. In a long pause, warm the compilers up."""
+        arrived = bool(self._poller.poll(math.ceil(1000 * seconds)))
+        if arrived:
             receive(self._socket, self._mailbox, max(RECEIVE_SECONDS, RECEIVE_SHARE * self._last))
         elif seconds == IDLE_SECONDS:
             # At the start others need the processors.
             self._beside.compiles.warm([model.grammars for model in self._models])
+        return arrived
 
     def _gather(self) -> None:
         """Wait a moment for programs whose generations could take part in the next step; their tenants pay for it."""
@@ -143,7 +145,7 @@ class EngineLoop:
             while not (back := self._needs_no_wait(tenant)) and now - started < self._anticipation.patience:
                 if self._poller.poll(GATHER_MS):
                     receive(self._socket, self._mailbox, RECEIVE_SECONDS)
-                    self._poll()
+                    self._poll(True)
                 now = time.perf_counter()
             self._anticipation.waited(tenant, now - started, vain=not back)
             self._mailbox.work(REQUEST_SECONDS)
@@ -155,8 +157,8 @@ class EngineLoop:
         schedulers = [model.engine.scheduler for model in self._models]
         return any(scheduler.wants(tenant) or scheduler.joins_others(tenant) for scheduler in schedulers)
 
-    def _poll(self) -> None:
-        for source in self._beside.sources:
+    def _poll(self, arrived: bool) -> None:
+        for source in self._beside.sources if arrived else ():
             source.poll()
         for drafts in self._drafts:
             drafts.poll()

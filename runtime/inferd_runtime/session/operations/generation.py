@@ -25,8 +25,10 @@ def next_steps(state: SessionState, call: Call) -> None:
         opened.generation.listener = None
         if isinstance(reply, p.InferdError):
             return call.respond(reply)
-        usage = [state.usage()] if reply.finish in ("stop", "length") else []
-        call.respond(replace(reply, usage=usage))
+        ended = reply.finish in ("stop", "length")
+        usage = [state.usage()] if ended else []
+        context = [_closed(state, request.generation)] if ended and request.closes else []
+        call.respond(replace(reply, usage=usage, context=context))
         state.publish(request.generation, first, reply.steps)
 
     def stop() -> None:
@@ -41,15 +43,20 @@ def next_steps(state: SessionState, call: Call) -> None:
 def close(state: SessionState, call: Call) -> None:
     """Close a generation and answer with the state of its context."""
     request: p.CloseGenerate = call.request
-    opened = state.generation(request.generation)
-    opened.close(request.keep)
+    call.respond(_closed(state, request.generation, request.keep))
+
+
+def _closed(state: SessionState, generation: int, keep: int = -1) -> p.ContextState:
+    """Close a generation, and return the state of its context."""
+    opened = state.generation(generation)
+    opened.close(keep)
     if opened.generation.listener is not None:
         opened.generation.listener()
-    del state.generations[request.generation]
+    del state.generations[generation]
     state.count(opened.usage())
     context = opened.generation.context
     handle = next((handle for handle, entry in state.contexts.items() if entry.context is context), None)
-    call.respond(state.context_state(handle) if handle is not None else p.ContextState(0, 0, 0))
+    return state.context_state(handle) if handle is not None else p.ContextState(0, 0, 0)
 
 
 HANDLERS = {p.StartGenerate: start, p.NextSteps: next_steps, p.CloseGenerate: close}
