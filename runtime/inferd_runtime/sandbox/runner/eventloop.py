@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import asyncio
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import AsyncGenerator, Callable, Sequence
 from types import CoroutineType
 from typing import Any, NoReturn
+from weakref import WeakSet
 
 from inferd.protocol import ProgramError
 from inferd_runtime.sandbox.runner.completions import Completions
@@ -65,10 +66,16 @@ class GuestEventLoop(asyncio.BaseEventLoop):
     _ready: deque[asyncio.Handle]
     _scheduled: list[asyncio.TimerHandle]
     _stopping: bool
+    _asyncgens: WeakSet[AsyncGenerator[Any]]
 
     def __init__(self, completions: Completions) -> None:
         super().__init__()
         self._selector = _Selector(completions)
+
+    @property
+    def has_generators(self) -> bool:
+        """True if asynchronous generators that were begun have not ended."""
+        return bool(self._asyncgens)
 
     def quiet_seconds(self) -> float | None:
         """Return how long nothing but the calling task can run: 0 if something can now, None if there is no end."""
@@ -111,7 +118,7 @@ def running_loop() -> GuestEventLoop:
     return loop
 
 
-def run_to_end(loop: asyncio.AbstractEventLoop, main: Any) -> Any:
+def run_to_end(loop: GuestEventLoop, main: Any) -> Any:
     """Run a coroutine to its end, then end what it left behind, as ``asyncio.run`` does. Closes ``loop``."""
     asyncio.set_event_loop(loop)
     try:
@@ -119,7 +126,8 @@ def run_to_end(loop: asyncio.AbstractEventLoop, main: Any) -> Any:
     finally:
         try:
             _end_tasks(loop)
-            loop.run_until_complete(loop.shutdown_asyncgens())
+            if loop.has_generators:
+                loop.run_until_complete(loop.shutdown_asyncgens())
         finally:
             asyncio.set_event_loop(None)
             loop.close()

@@ -322,3 +322,22 @@ def test_a_lock_of_one_thread() -> None:
         lock.acquire(False, 1)
     with pytest.raises(ValueError, match="non-negative"):
         lock.acquire(True, -2)
+
+
+def test_a_generator_that_was_left_open_is_closed_at_the_end() -> None:
+    ends, left = list[str](), list[Any]()
+
+    async def numbers() -> Any:
+        try:
+            yield 1
+        finally:
+            await asyncio.sleep(0)
+            ends.append("closed")
+
+    async def main() -> int:
+        left.append(numbers())
+        return int(await anext(left[0]))
+
+    completions = Completions(PlayedHost(), lambda: None)
+    assert run_to_end(GuestEventLoop(completions), main()) == 1
+    assert ends == ["closed"]
