@@ -79,10 +79,8 @@ def prepare(case: Case, compiler: GrammarCompiler, library: llguidance.LLTokeniz
     texts = [ids for ids in texts if compiled.matcher().accept(ids) == len(ids)]
     if not texts:
         return None
-    assert compiled.recipe is not None
-    grammar = json.loads(compiled.recipe)[0]
     bare = llguidance.LLMatcher(
-        library, grammar, log_level=0, limits=llguidance.LLParserLimits(max_items_in_row=20_000)
+        library, grammar_of(compiled.recipe), log_level=0, limits=llguidance.LLParserLimits(max_items_in_row=20_000)
     )
     warm = compiled.matcher()
     row = np.empty(compiler.table.words, np.int32)
@@ -94,6 +92,13 @@ def prepare(case: Case, compiler: GrammarCompiler, library: llguidance.LLTokeniz
     bare.rollback(len(texts[-1]))
     compiled.learn(warm)
     return Subject(case.name, compiled, bare, texts)
+
+
+def grammar_of(recipe: str | None) -> str:
+    """Return the library's part of what a constraint was compiled to."""
+    assert recipe is not None
+    parts = json.loads(recipe)
+    return grammar_of(parts["inner"]) if isinstance(parts, dict) else str(parts[0])
 
 
 def calls(subjects: list[Subject], table: TokenTable) -> dict[str, float]:
