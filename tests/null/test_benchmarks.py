@@ -1,12 +1,21 @@
-"""The benchmarks' folder comes first on the import path of whatever runs in it."""
+"""The benchmarks: each runs, and their folder comes first on the import path of whatever runs in it."""
 
 from __future__ import annotations
 
+import json
 import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
 BENCHMARKS = Path(__file__).parents[2] / "benchmarks"
+CHILDREN = ("cluster_sim_costs", "llamacpp_child", "programs_network")
+"""Parts of others, which print no figures of their own."""
+SCRIPTS = [
+    path for path in sorted(BENCHMARKS.glob("*.py"))
+    if path.stem == "http" or ('"__main__"' in path.read_text() and path.stem not in CHILDREN)
+]  # fmt: skip
 
 
 def test_the_benchmark_of_http_does_not_hide_the_library_of_that_name() -> None:
@@ -17,3 +26,12 @@ def test_the_benchmark_of_http_does_not_hide_the_library_of_that_name() -> None:
     status, file = done.stdout.split(maxsplit=1)
     assert status == "200"
     assert BENCHMARKS not in Path(file.strip()).parents
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("script", SCRIPTS, ids=lambda script: script.stem)
+def test_every_benchmark_runs_and_prints_its_figures_last(script: Path) -> None:
+    quick = ["--quick"] if '"--quick"' in script.read_text() else []
+    done = subprocess.run([sys.executable, str(script), *quick], capture_output=True, text=True, timeout=900)
+    assert done.returncode == 0, done.stderr[-2000:]
+    assert json.loads(done.stdout.splitlines()[-1])
