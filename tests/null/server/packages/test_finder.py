@@ -177,7 +177,7 @@ async def test_searches_that_take_long_end_once_another_tenant_waits(
 
 
 async def test_what_breaks_pip_does_not_tell_of_the_operators_folders(index: Path, finder: PackageFinder) -> None:
-    marker = "(" * 400 + "sys_platform == 'wasi'" + ")" * 400
+    marker = "(" * 2000 + "sys_platform == 'wasi'" + ")" * 2000
     make_wheel(index, "deep", {"deep.py": ""}, requires=[f"other; {marker}"])
     with pytest.raises(InvalidRequest, match="RecursionError") as refused:
         await found(finder, "deep")
