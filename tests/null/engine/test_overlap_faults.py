@@ -163,9 +163,9 @@ def nobody_joins(patch: Patch) -> None:
 
 
 def clock_not_asked(patch: Patch) -> None:
-    def everybody(queues: Queues) -> tuple[list[ReadyJobs], list[ReadyJobs]]:
-        fair, rest = round_of(queues)
-        return [*fair, *rest], []
+    def everybody(queues: Queues) -> list[ReadyJobs]:
+        fair = round_of(queues)
+        return [*fair, *queues.others(fair)]
 
     def plan_behind(scheduler: Scheduler, in_flight: Mapping[Job, Continuation | None]) -> list[Planned]:
         with pytest.MonkeyPatch.context() as meanwhile:

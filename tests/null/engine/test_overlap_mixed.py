@@ -280,14 +280,14 @@ def test_a_prompt_that_finds_no_room_is_let_in_in_the_end() -> None:
     """Streams that run ahead of each other do not keep it out for longer than the plain loop would."""
     steps = []
     for ahead in (True, False):
-        driver = Watched(**{**MODEL, "max_context": 900}, pages=260)
+        driver = Watched(**{**MODEL, "max_context": 900}, pages=220)
         engine = Engine(driver, EngineOptions(overlap=ahead))
         long = [start(engine, make_request(driver, [1], 0, max_tokens=500)) for _ in range(2)]
         for _ in range(200):
             engine.step()
             for one in long:
                 one.take()
-        late = start(engine, make_request(driver, [2] * 640, 0, max_tokens=2))
+        late = start(engine, make_request(driver, [2] * 500, 0, max_tokens=2))
         begun = engine.steps
         while not late.generation.finished():
             engine.step()

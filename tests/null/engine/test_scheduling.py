@@ -12,6 +12,7 @@ from inferd_runtime.engine.jobs.generation import Generation, GenerationSpec
 from inferd_runtime.engine.jobs.text import TextAssembler
 from inferd_runtime.engine.sampling.host_sampling import RowSampler
 from inferd_runtime.engine.scheduling.fairness import StepCost
+from inferd_runtime.engine.scheduling.queues import LOOKED_AT
 from inferd_runtime.engine.scheduling.scheduler import PATIENCE, REFUSALS
 from inferd_runtime.engine.scheduling.tenants import Tenancy, TenantLimits
 from inferd_runtime.engine.sequences.cached_sequence import CachedSequence
@@ -86,6 +87,75 @@ def test_the_order_of_a_round_ends_where_the_budget_does() -> None:
         stream.work = lambda *given, stream=stream, work=work: asked.append(stream) or work(*given)  # type: ignore[method-assign, func-returns-value]
     engine.step()
     assert len(asked) == 16
+
+
+def counted(monkeypatch: pytest.MonkeyPatch, name: str) -> list[Generation]:
+    """Return a list that gets each generation whose method of that name is called."""
+    asked: list[Generation] = []
+    method = getattr(Generation, name)
+    monkeypatch.setattr(Generation, name, lambda self, *given: asked.append(self) or method(self, *given))  # type: ignore[func-returns-value]
+    return asked
+
+
+def test_no_more_streams_are_asked_for_drafts_than_a_step_has_tokens(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Else a tenant with a thousand streams has everybody wait for a thousand guesses in each step of sixteen tokens."""
+    engine = Engine(NullDriver(vocab_size=16, pages=200, page_size=4, max_context=200), EngineOptions(16))
+    streams = [start(engine, [1]) for _ in range(90)]
+    for stream in streams:
+        stream.speculates = True
+    asked = counted(monkeypatch, "propose")
+    assert sum(steps(engine, 1, *streams)) == 16
+    assert len(asked) == 16
+
+
+@pytest.mark.parametrize("reads", [True, False])
+def test_a_step_of_one_tenant_does_not_look_at_all_streams_of_another(
+    monkeypatch: pytest.MonkeyPatch, reads: bool
+) -> None:
+    """Whether they run, or wait for a reader that never comes."""
+    count = 3 * LOOKED_AT
+    engine = Engine(NullDriver(vocab_size=16, pages=2 * count, max_context=400), EngineOptions(cost=StepCost(8.0)))
+    many = [start(engine, [1], tenant="many") for _ in range(count)]
+    for _ in range(0 if reads else 3 * 17):
+        engine.step()
+    lone = start(engine, [2], 300, tenant="lone")
+    steps(engine, 4, lone)
+    looked = counted(monkeypatch, "ready")
+    rounds = 20
+    assert sum(steps(engine, rounds, lone)) > rounds // 3
+    assert len(looked) < rounds * (2 * LOOKED_AT + 50)
+    for _ in range(40):
+        steps(engine, 20, lone)
+        steps(engine, 1, *many)
+    assert all(one.delivered_length > 2 for one in many), "each has its turn, those that slept, too"
+
+
+def test_a_stream_that_wakes_up_is_found_among_thousands_that_sleep() -> None:
+    """Nobody else wants anything, so that the engine would rest."""
+    engine = Engine(NullDriver(vocab_size=16, pages=8 * LOOKED_AT, max_context=400), EngineOptions())
+    many = [start(engine, [1]) for _ in range(2 * LOOKED_AT)]
+    while engine.step():
+        pass
+    for one in (many[5], many[-1]):
+        one.take()
+        assert engine.step()
+        assert len(one.outbox) == 1
+        while engine.step():
+            pass
+
+
+def test_who_holds_little_of_the_cache_does_not_wait_for_pages_that_another_tenants_streams_fill() -> None:
+    """Else each page, every few tokens, takes PATIENCE steps, and longer the more streams wait before."""
+    engine = Engine(NullDriver(vocab_size=16, pages=60, page_size=16, max_context=600), EngineOptions(64))
+    many = [start(engine, [1 + at % 9] * 3, 500, tenant="many") for at in range(200)]
+    steps(engine, 20, *many)
+    lone = start(engine, [2] * 3, 300, tenant="lone")
+    since = longest = 0
+    for _ in range(300):
+        since = 0 if steps(engine, 1, lone, *many)[0] else since + 1
+        longest = max(longest, since)
+        engine.check_integrity()
+    assert longest <= 4
 
 
 def test_a_prompt_without_room_holds_no_page_of_those_it_found() -> None:

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections import deque
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import islice
 from types import MappingProxyType
 
 from inferd_runtime.engine.job import Job, Planned
@@ -13,6 +15,8 @@ from inferd_runtime.engine.scheduling.tenants import Accounts
 
 FREE_PART = 1 / 4
 """Of the fixed part of a step, what all decode rows may take together for nobody to be left out of it."""
+LOOKED_AT = 512
+"""Jobs of a tenant and priority that a round looks at, or as many as a step may have tokens."""
 NOTHING_SPENT: Mapping[str, float] = MappingProxyType({})
 
 
@@ -30,29 +34,53 @@ class ReadyJobs:
 
 
 class PriorityQueue:
-    """The jobs of one tenant and priority.
+    """The jobs of one tenant and priority. ``awake`` are those that could run when they were last looked at.
 
-    Each round begins one place further, so that no job starves where not all fit into a step.
+    Each round begins one place further, so that no job starves where not all fit into a step. Of many jobs it looks at ``most``
+    of each kind, the next round at the next ones: what a step costs others does not grow with the jobs that a tenant has open.
     """
 
     def __init__(self) -> None:
-        self.jobs: list[Job] = []
-        self._first = 0
+        self.awake: deque[Job] = deque()
+        self._asleep: deque[Job] = deque()
 
-    def next_round(self) -> ReadyJobs:
-        """Drop finished jobs, rotate the rest by one place, and return the runnable ones."""
-        self.jobs = [job for job in self.jobs if not job.finished()]
+    def __len__(self) -> int:
+        return len(self.awake) + len(self._asleep)
+
+    def wants(self, most: int) -> bool:
+        """True if one of the jobs that it looks at could run now."""
+        while self.awake and not _could_run(self.awake[0]):
+            self._asleep.append(self.awake.popleft())
+        if not self.awake:
+            self.next_round(most)
+        return bool(self.awake)
+
+    def next_round(self, most: int) -> ReadyJobs:
+        """Drop finished jobs, and return the runnable ones, of those that it looks at."""
         found = ReadyJobs([], [])
-        for job in self._rotated():
-            if job.ready():
-                (found.short if job.context.pending <= 1 else found.long).append(job)
+        if len(self.awake) <= most:
+            self.awake.rotate(-1)
+        for job in [*_taken(self.awake, most), *_taken(self._asleep, most)]:
+            if job.finished():
+                continue
+            if not job.ready():
+                self._asleep.append(job)
+                continue
+            self.awake.append(job)
+            (found.short if job.context.pending <= 1 else found.long).append(job)
         return found
 
-    def _rotated(self) -> list[Job]:
-        if len(self.jobs) < 2:
-            return self.jobs
-        self._first = (self._first + 1) % len(self.jobs)
-        return self.jobs[self._first :] + self.jobs[: self._first]
+
+def _taken(jobs: deque[Job], most: int) -> list[Job]:
+    return [jobs.popleft() for _ in range(min(most, len(jobs)))]
+
+
+def _rows(entries: Sequence[ReadyJobs]) -> int:
+    return sum(len(entry.short) for entry in entries)
+
+
+def _could_run(job: Job) -> bool:
+    return not job.finished() and job.ready()
 
 
 class TenantQueue:
@@ -66,22 +94,26 @@ class TenantQueue:
     @property
     def jobs(self) -> int:
         """The number of unfinished jobs."""
-        return sum(len(queue.jobs) for queue in self._queues.values())
+        return sum(map(len, self._queues.values()))
+
+    def wants(self, most: int) -> bool:
+        """True if a job could run now; see :class:`PriorityQueue`."""
+        return any(queue.wants(most) for queue in self._queues.values())
 
     @property
-    def runnable(self) -> list[Job]:
-        """The jobs that could run now."""
-        return [job for queue in self._queues.values() for job in queue.jobs if not job.finished() and job.ready()]
+    def awake(self) -> Iterator[Job]:
+        """The jobs that could run now, of those that could when they were last looked at."""
+        return (job for queue in self._queues.values() for job in queue.awake if _could_run(job))
 
     def add(self, job: Job) -> None:
         """Put a job into the queue of its priority."""
         if job.priority not in self._queues:
             self._queues[job.priority] = PriorityQueue()
-        self._queues[job.priority].jobs.append(job)
+        self._queues[job.priority].awake.append(job)
 
-    def next_round(self) -> dict[int, ReadyJobs]:
-        """Return the runnable jobs of the next round, by priority."""
-        found = {priority: queue.next_round() for priority, queue in self._queues.items() if queue.jobs}
+    def next_round(self, most: int) -> dict[int, ReadyJobs]:
+        """Return the runnable jobs of the next round, by priority; see :class:`PriorityQueue`."""
+        found = {priority: queue.next_round(most) for priority, queue in self._queues.items() if queue}
         return {priority: ready for priority, ready in found.items() if ready.jobs}
 
     def eligible(self, ready: dict[int, ReadyJobs]) -> list[ReadyJobs]:
@@ -107,6 +139,10 @@ class Queues:
     ) -> None:
         """``clock``: of all that the process serves; without one, these queues have their own."""
         self._most = token_budget
+        self._looked_at = max(LOOKED_AT, token_budget)
+        self.wanting: list[str] = []
+        """The tenants that wanted to take part in the last round."""
+        self._found: dict[str, dict[int, ReadyJobs]] = {}
         self._cost = cost
         self._meter = StepMeter(cost)
         self._tenants: dict[str, TenantQueue] = {}
@@ -127,33 +163,45 @@ class Queues:
 
     def wants(self, tenant: str) -> bool:
         """True if a job of a tenant could run now."""
-        return tenant in self._tenants and bool(self._tenants[tenant].runnable)
+        return tenant in self._tenants and self._tenants[tenant].wants(self._looked_at)
 
     def joins_others(self, tenant: str) -> bool:
         """True if others run decode rows alone, which cost so little that a tenant's would be in the same steps."""
-        others = [job for name, queue in self._tenants.items() if name != tenant for job in queue.runnable]
+        others = self._awake_beside(tenant)
         return bool(others) and self._is_free(len(others)) and all(job.context.pending <= 1 for job in others)
 
-    def next_round(self) -> tuple[list[ReadyJobs], list[ReadyJobs]]:
-        """Begin the round of a step. Returns the runnable jobs that may take part, and the other ones.
+    def next_round(self) -> list[ReadyJobs]:
+        """Begin the round of a step. Returns the runnable jobs that may take part.
 
         Those whose turn it is may, furthest behind first. It may be the turn of none of them, where tenants wait for something
         else that are further behind. Where rows cost next to nothing, the decode rows of all others may take part as well.
         """
-        runnable = {tenant: ready for tenant, queue in self._tenants.items() if (ready := queue.next_round())}
-        fair = [
-            entry
-            for tenant in self._clock.next_round(runnable.keys(), self)
-            for entry in self._tenants[tenant].eligible(runnable[tenant])
-        ]
-        rest = [
-            entry for ready in runnable.values() for entry in ready.values() if not any(entry is one for one in fair)
-        ]
-        if not fair or not rest or not self._is_free(sum(len(entry.short) for entry in (*fair, *rest))):
-            return fair, rest
-        fair += [ReadyJobs(riders, []) for entry in rest if (riders := [job for job in entry.short if is_quick(job)])]
-        left = [ReadyJobs([job for job in entry.short if not is_quick(job)], entry.long) for entry in rest]
-        return fair, [entry for entry in left if entry.jobs]
+        self.wanting = self._wanting(self._looked_at) or self._wanting(self.jobs)
+        turns = self._clock.next_round(self.wanting, self)
+        self._found = {tenant: self._tenants[tenant].next_round(self._looked_at) for tenant in turns}
+        fair = [entry for tenant, ready in self._found.items() for entry in self._tenants[tenant].eligible(ready)]
+        if not fair or not self._is_free(_rows(fair) + len(self._awake_beside(*turns))):
+            return fair
+        rest = self.others(fair)
+        if not self._is_free(_rows(fair) + _rows(rest)):
+            return fair
+        return fair + [ReadyJobs(riders, []) for entry in rest if (riders := [job for job in entry.short if is_quick(job)])]
+
+    def others(self, fair: Sequence[ReadyJobs]) -> list[ReadyJobs]:
+        """Return the runnable jobs of the round that are not among those whose turn it is."""
+        for tenant, queue in self._tenants.items():
+            if tenant not in self._found:
+                self._found[tenant] = queue.next_round(self._looked_at)
+        entries = [entry for ready in self._found.values() for entry in ready.values()]
+        return [entry for entry in entries if not any(entry is one for one in fair)]
+
+    def _wanting(self, most: int) -> list[str]:
+        return [tenant for tenant, queue in self._tenants.items() if queue.wants(most)]
+
+    def _awake_beside(self, *tenants: str) -> list[Job]:
+        """Return the jobs of other tenants that could run, as far as they are awake, and as many as could be free."""
+        awake = (job for name, queue in self._tenants.items() if name not in tenants for job in queue.awake)
+        return list(islice(awake, 1 + int(FREE_PART * self._cost.fixed)))
 
     def _is_free(self, rows: int) -> bool:
         return rows <= FREE_PART * self._cost.fixed

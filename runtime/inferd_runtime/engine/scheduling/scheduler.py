@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Mapping, Sequence
 
 from inferd.protocol import MAX_DRAFT, LimitExceeded
@@ -24,7 +24,8 @@ flight, too, with how they go on."""
 PREFILL_SHARE = 8
 """Where decode rows alone would fill the budget, one part in so many is kept for prefill."""
 PATIENCE = 128
-"""After so many steps without room for it, a job may push busy contexts out of the cache."""
+"""After so many steps without room for it, a job may push busy contexts out of the cache; after one step, if its tenant holds
+less than an even part of the cache: else who fills that would have others wait for each page."""
 REFUSALS = 16
 """Once so many prompts found no room in a step, the others are not tried."""
 
@@ -51,6 +52,7 @@ class Scheduler:
         """``times``: what goes into single jobs, of what the steps take."""
         self.times = times or JobTimes()
         self._contexts = contexts
+        self._accounts = accounts
         self._budget = token_budget
         self._allocate = drafts
         self._drafts: dict[Job, Draft] = {}
@@ -61,8 +63,8 @@ class Scheduler:
         self._queues = Queues(accounts, cost, clock, token_budget=token_budget)
         self.deferred = False
         """True if the last plan is empty because other tenants, who wait for something else, come first."""
-        self._waiting: dict[Job, int] = {}
-        """Jobs that found no room, and the step in which they first did not."""
+        self._waiting: defaultdict[str, dict[Job, int]] = defaultdict(dict)
+        """Jobs that found no room, by tenant, and the step in which they first did not."""
         self._step = 0
         self._slow = 0.0
         """Seconds of the step that is planned which will go into single jobs that take long."""
@@ -91,8 +93,8 @@ class Scheduler:
         """Return the next step's work with its pages reserved; empty if no job is runnable, or :attr:`deferred`."""
         self._step += 1
         while True:
-            fair, rest = self._queues.next_round()
-            self.deferred = bool(rest) and not fair
+            fair = self._queues.next_round()
+            self.deferred = bool(self._queues.wanting) and not fair
             if not fair:
                 return []
             self._no_idle_left = False
@@ -101,6 +103,7 @@ class Scheduler:
             if plan:
                 return plan
             self._queues.stuck()
+            rest = self._queues.others(fair)
             plan = self._fill([], rest)
             if plan:
                 return plan
@@ -113,10 +116,10 @@ class Scheduler:
         Empty where nothing is certain and nobody else may run, or where a context in use has to leave the cache first: then
         :meth:`plan` decides, once all that is in flight is known.
         """
-        if any(self._is_overdue(job, since) for job, since in self._waiting.items()):
+        if self._longest_waiting() is not None:
             return []
         self._step += 1
-        fair, _ = self._queues.next_round()
+        fair = self._queues.next_round()
         self._no_idle_left = False
         self._budget = self._queues.budget()
         self._in_flight = in_flight
@@ -145,7 +148,8 @@ class Scheduler:
         self._ready = [*first, *short, *long]
         self._slow = 0.0
         self._demand = None
-        self._drafts = self._allocate(self._ready, self._budget - kept, self._in_flight)
+        # Each feeds a token at least: no others are asked for drafts, so that a thousand streams cost what fits into a step.
+        self._drafts = self._allocate(self._ready[: self._budget], self._budget - kept, self._in_flight)
         plan = self._admit(first, self._budget)
         plan += self._admit(short, self._budget - kept - _tokens(plan))
         return plan + self._admit(long, self._budget - _tokens(plan), REFUSALS)
@@ -221,7 +225,7 @@ class Scheduler:
         """
         context, table = job.context, job.context.table
         if context.parked is not None and not self._bring_back(context):
-            self._waiting.setdefault(job, self._step)
+            self._waiting[context.tenant].setdefault(job, self._step)
             return None
         before = table.length
         looked_up = context.pending > self._contexts.pool.page_size
@@ -229,12 +233,12 @@ class Scheduler:
         if not table.has_room(context.pending) and not self._find_room(context):
             # A job that cannot run must hold nothing, or it would keep others from running.
             context.uncompute(before)
-            self._waiting.setdefault(job, self._step)
+            self._waiting[context.tenant].setdefault(job, self._step)
             return None
         if reused:
             context.count_reused(reused)
         if self._waiting:
-            self._waiting.pop(job, None)
+            self._waits_no_more(job)
         work = job.work(budget, self._drafts.get(job, NO_DRAFT))
         if work.draft.uncut_length and not self._fits(context, len(work.tokens) + _unused_rows(work.draft)):
             work = job.work(budget, NO_DRAFT)
@@ -257,22 +261,48 @@ class Scheduler:
         return work
 
     def _overdue(self) -> list[Job]:
-        """Make room for the job that has waited longest, once that is PATIENCE steps, and return it as the only entry.
+        """Make room for a job that has waited for too long, and return it as the only entry.
 
         Other contexts leave the cache for it, busy or not.
         """
-        while self._waiting:
-            job, since = next(iter(self._waiting.items()))
-            if not job.finished() and self._step - since < PATIENCE:
-                break
-            del self._waiting[job]
-            if not job.finished() and job.ready() and self._clear(job.context, idle=False):
+        while (job := self._longest_waiting()) is not None:
+            self._waits_no_more(job)
+            if job.ready() and self._clear(job.context, idle=False):
                 return [job]
         return []
 
-    def _is_overdue(self, job: Job, since: int) -> bool:
-        """True if the job wants to run and has found no room for PATIENCE steps."""
-        return self._step - since >= PATIENCE and not job.finished() and job.ready()
+    def _longest_waiting(self) -> Job | None:
+        """Return a job that has found no room for more steps than it has to wait, first one of those that wait for a step only;
+        None if there is none.
+        """
+        patient: Job | None = None
+        for tenant in list(self._waiting):
+            job = self._first_waiting(tenant)
+            waited = 0 if job is None else self._step - self._waiting[tenant][job]
+            if job is not None and waited and self._is_owed(job.context):
+                return job
+            patient = job if waited >= PATIENCE else patient
+        return patient
+
+    def _first_waiting(self, tenant: str) -> Job | None:
+        """Return the tenant's job that has waited longest, None if all have ended."""
+        while waiting := self._waiting.get(tenant):
+            job = next(iter(waiting))
+            if not job.finished():
+                return job
+            self._waits_no_more(job)
+        return None
+
+    def _waits_no_more(self, job: Job) -> None:
+        tenant = job.context.tenant
+        self._waiting[tenant].pop(job, None)
+        if not self._waiting[tenant]:
+            del self._waiting[tenant]
+
+    def _is_owed(self, context: CachedSequence) -> bool:
+        """True if a context's tenant, with the pages that this one waits for, holds less than an even part of the cache."""
+        held = context.account.used + context.pages_wanted(context.pending)
+        return held * self._accounts.holders(context.tenant) <= self._contexts.pool.size
 
     def _bring_back(self, context: CachedSequence) -> bool:
         """Get a parked context back into the cache. Returns False if it does not fit together with its pending tokens."""

@@ -53,6 +53,10 @@ class Accounts:
     def __iter__(self) -> Iterator[Account]:
         return iter(self._accounts.values())
 
+    def holders(self, tenant: str) -> int:
+        """Return the number of tenants that hold pages, this one included in any case."""
+        return sum(account.used > 0 or account.tenant == tenant for account in self)
+
     def weight(self, tenant: str) -> float:
         """Return the tenant's share of the machine, relative to the others'."""
         return self._tenancy.limits(tenant).weight
