@@ -185,7 +185,9 @@ class Queues:
         rest = self.others(fair)
         if not self._is_free(_rows(fair) + _rows(rest)):
             return fair
-        return fair + [ReadyJobs(riders, []) for entry in rest if (riders := [job for job in entry.short if is_quick(job)])]
+        return fair + [
+            ReadyJobs(riders, []) for entry in rest if (riders := [job for job in entry.short if is_quick(job)])
+        ]
 
     def others(self, fair: Sequence[ReadyJobs]) -> list[ReadyJobs]:
         """Return the runnable jobs of the round that are not among those whose turn it is."""
