@@ -57,13 +57,15 @@ def secret(name: str, prefix: str = "") -> Secret:
 class Response:
     """A response whose head has come. Its body is read once: by :meth:`stream`, :meth:`bytes`, :meth:`text` or :meth:`json`.
 
-    ``headers`` have names in small letters; of one that came several times the values are joined with ``", "``. ``url`` is the
-    address that answered, after redirects. Leave the body unread only after :meth:`close`, or use ``async with``.
+    ``headers`` have names in small letters; of one that came several times the values are joined with ``", "``, and apart in
+    ``header_pairs``. ``url`` is the address that answered, after redirects. Leave the body unread only after :meth:`close`, or
+    use ``async with``.
     """
 
     def __init__(self, port: Port, head: ResponseHead) -> None:
         self.status = head.status
         self.url = head.url
+        self.header_pairs = [(name, value) for name, value in head.headers]
         self.headers: dict[str, str] = {}
         for name, value in head.headers:
             self.headers[name] = f"{self.headers[name]}, {value}" if name in self.headers else value

@@ -60,7 +60,12 @@ _current: ContextVar[Port] = ContextVar("inferd_port")
 
 def use_transport(transport: Transport) -> Any:
     """Make ``transport`` the one that new contexts use in this task; returns the token that undoes it."""
-    return _current.set(Port(transport))
+    return use_port(Port(transport))
+
+
+def use_port(port: Port) -> Any:
+    """As :func:`use_transport`, with a port that was used before."""
+    return _current.set(port)
 
 
 def restore_transport(token: Any) -> None:

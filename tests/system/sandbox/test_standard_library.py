@@ -28,10 +28,6 @@ from .conftest import Gateway
         ),
         ("import socket\ndef main(): socket.create_connection(('a', 1))", "inferd.http.fetch"),
         ("import asyncio\nasync def main(): await asyncio.open_connection('a', 1)", "inferd.http.fetch"),
-        (
-            "from urllib.request import urlopen\ndef main(): urlopen('http://a.example')",
-            "inferd.http.fetch",
-        ),
         ("import requests\ndef main(): pass", "inferd.http.fetch"),
         ("import asyncio\nasync def main(): await asyncio.start_server(print, 'a', 1)", "inferd.http.fetch"),
         ("import http.client\ndef main(): http.client.HTTPSConnection('a')", "inferd.http.fetch"),

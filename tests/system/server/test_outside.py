@@ -146,6 +146,36 @@ async def test_a_program_fetches_with_a_secret_that_it_never_sees(outside: Outsi
     assert "hidden" not in audit + json.dumps(call)
 
 
+async def test_urllib_fetches(outside: Outside) -> None:
+    """`urllib.request` was refused."""
+    text, final, refused, elsewhere = await outside.result(
+        """
+        from urllib.error import HTTPError
+        from urllib.request import Request, build_opener, urlopen
+
+        async def main():
+            with urlopen(Request(WEB + "/a", data=b"x=1", headers={"X-Mine": "1"}), timeout=20) as response:
+                text = response.read().decode()
+            final = build_opener().open(WEB + "/to?/b").geturl()
+            try:
+                urlopen(WEB + "/to?mailto:x", timeout=20)
+            except HTTPError as error:
+                refused = error.code
+            try:
+                urlopen("https://b.example")
+            except Forbidden as error:
+                return [text, final, refused, str(error)]
+        """.replace("\n        ", "\n"),
+    )
+    assert text.startswith("POST /a HTTP/1.1")
+    assert text.endswith("x=1")
+    assert "X-mine: 1" in text
+    assert "application/x-www-form-urlencoded" in text
+    assert final == outside.web.url("/b")
+    assert refused == 302
+    assert "https://b.example" in elsewhere
+
+
 async def test_bodies_stream_both_ways(outside: Outside) -> None:
     size, pieces = await outside.result(
         """

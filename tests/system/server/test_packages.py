@@ -25,6 +25,7 @@ SOURCE = """
 # /// script
 # dependencies = ["wording>=1"]
 # ///
+import importlib.resources
 import pkgutil
 import platform
 import sys
@@ -33,6 +34,10 @@ from inferd import files
 
 async def main() -> list:
     greeting = pkgutil.get_data("wording", "part/greeting.txt").decode()
+    folder = importlib.resources.files("wording")
+    assert sorted(one.name for one in folder.iterdir()) == ["__init__.py", "part"]
+    with importlib.resources.as_file(folder / "part/greeting.txt") as path:  # as certifi does, and with it requests
+        assert open(path).read() == greeting
     return [wording.said(greeting, files.read_text("name.txt")), ".".join(platform.python_version_tuple()[:2]),
             sorted(sys.stdlib_module_names)]
 """

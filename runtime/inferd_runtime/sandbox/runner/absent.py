@@ -16,8 +16,6 @@ import socket
 import subprocess
 import threading
 import time
-import urllib.error
-import urllib.request
 from collections.abc import Callable
 from typing import Any, NoReturn
 
@@ -54,7 +52,6 @@ def install(ask: Callable[[Any], Any]) -> None:
     _replace(socket.socket, ["__init__"], no_sockets)
     _replace(socket, NAMES_AND_SOCKETS, no_sockets)
     _replace(http.client, ["HTTPSConnection"], no_sockets)
-    _replace(urllib.request, ["build_opener", "urlopen", "urlretrieve"], urllib.error.URLError(NO_SOCKETS))
     builtins.input = _input(ask)
     hashlib.pbkdf2_hmac = _pbkdf2_hmac
     for name in ("thread_time", "thread_time_ns"):  # there is one thread

@@ -22,8 +22,9 @@ def _sleep(seconds: float) -> None:
 blocking.install(_sleep)  # before anything is imported that takes the names that it replaces
 
 from inferd_runtime.sandbox.runner import absent, entry, preload, rehearsal  # noqa: E402
+from inferd_runtime.sandbox.runner.http_libraries import HttpLibraries  # noqa: E402
 from inferd_runtime.sandbox.runner.own_files import OwnFiles  # noqa: E402
-from inferd_runtime.sandbox.runner.program import LoadedProgram  # noqa: E402
+from inferd_runtime.sandbox.runner.program import BundleLoader, LoadedProgram  # noqa: E402
 from inferd_runtime.sandbox.runner.transport import GuestTransport  # noqa: E402
 
 ABSENT_IN_GUEST = frozenset({"_ssl", "anyio", "httpx", "msgpack", "websockets"})
@@ -41,7 +42,11 @@ preload.standard_library()
 preload.package("inferd", ABSENT_IN_GUEST)
 preload.package("inferlet", ABSENT_IN_GUEST)
 rehearsal.rehearse()
-absent.install(GuestTransport(RUNNER.completions).call_blocking)
+ASK = GuestTransport(RUNNER.completions).call_blocking
+absent.install(ASK)
+LIBRARIES = HttpLibraries(ASK)
+LIBRARIES.adapt_urllib()
+BundleLoader.adapt = LIBRARIES.adapt
 RUNNER.streams.install()
 FILLERS = preload.settle()
 

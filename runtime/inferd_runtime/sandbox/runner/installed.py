@@ -3,29 +3,24 @@
 from __future__ import annotations
 
 import importlib.metadata
-import io
 import re
-import zipfile
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator
 from importlib.resources.abc import Traversable, TraversableResources
+from pathlib import Path
 from typing import Any
 
 METADATA_SUFFIX = ".dist-info"
 
 
 class PackageFiles(TraversableResources):
-    """The files of one package. They are put into an archive in memory, because the standard library knows how to walk one."""
+    """The files of one package, which lie in a folder for Python's own ways to read files."""
 
-    def __init__(self, files: Mapping[str, bytes]) -> None:
-        self._files = files
+    def __init__(self, folder: str) -> None:
+        self._folder = folder
 
     def files(self) -> Traversable:
         """Return the package's folder."""
-        archive = io.BytesIO()
-        with zipfile.ZipFile(archive, "w") as writer:
-            for path, content in self._files.items():
-                writer.writestr(path, content)
-        return zipfile.Path(zipfile.ZipFile(archive))
+        return Path("/", self._folder)
 
 
 class InstalledPackage(importlib.metadata.Distribution):

@@ -16,7 +16,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from types import ModuleType
-from typing import Any
+from typing import Any, ClassVar
 
 from inferd.protocol import InvalidRequest
 from inferd_runtime.sandbox.runner.installed import InstalledPackage, PackageFiles, packages_named
@@ -78,11 +78,21 @@ def _installed(path: str) -> str:
 
 
 class BundleLoader(importlib.abc.ExecutionLoader):
-    """Loads one module of a program. ``get_data`` reads any file of the bundle, for ``pkgutil.get_data``."""
+    """Loads one module of a program. ``get_data`` reads any file of the bundle, for ``pkgutil.get_data``.
+
+    ``adapt`` is called with each module once it is loaded.
+    """
+
+    adapt: ClassVar[Callable[[ModuleType], None]] = staticmethod(lambda module: None)
 
     def __init__(self, program: LoadedProgram, path: str) -> None:
         self._program = program
         self._path = path
+
+    def exec_module(self, module: ModuleType) -> None:
+        """Run the module's code."""
+        super().exec_module(module)
+        BundleLoader.adapt(module)
 
     def get_filename(self, fullname: str) -> str:
         """Return the module's path in the bundle."""
@@ -102,9 +112,7 @@ class BundleLoader(importlib.abc.ExecutionLoader):
 
     def get_resource_reader(self, fullname: str) -> PackageFiles:
         """Return what ``importlib.resources`` reads the package's files with."""
-        folder = posixpath.dirname(self._path) + "/"
-        paths = (path for path in (*self._program.own, *self._program.installed) if path.startswith(folder))
-        return PackageFiles({path.removeprefix(folder): self._program.read(path) for path in paths})
+        return PackageFiles(posixpath.dirname(self._path))
 
 
 class BundleFinder(importlib.metadata.DistributionFinder):
