@@ -181,6 +181,19 @@ def test_fixed_widths_run_ahead_as_well(seed: int) -> None:
     release(engine, running)
 
 
+def test_a_generation_that_pauses_with_what_is_in_flight_feeds_no_draft_without_the_token_before_it() -> None:
+    """The step failed: its rows counted from a token that was not there."""
+    driver = Watched(**MODEL, pages=20)
+    engine = Engine(driver, EngineOptions(20, times=FREE_ROWS))
+    request = make_request(driver, [0] * 20, 0, max_tokens=30)
+    one = start(engine, request, [BlindTree(request, 6, 0)])
+    while engine.step():
+        pass  # nobody reads
+    assert one.generation.outbox.full()
+    finish(engine, [one])
+    release(engine, [one])
+
+
 class Schedule(RuleBasedStateMachine):
     """Two tenants, one with a quota, in a small cache. Whatever a session may do happens while steps are on their way."""
 

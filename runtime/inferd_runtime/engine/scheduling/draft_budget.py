@@ -129,7 +129,7 @@ def propose_draft(job: Job, in_flight: InFlight) -> Draft:
         if job not in in_flight:
             return job.propose()
         step = in_flight[job]
-        if step is not None and step.row is not None:
+        if step is not None and step.row is not None and step.row.rows:  # it has none where the job ends or pauses
             return job.propose_behind(step.draft)
     return NO_DRAFT
 
