@@ -72,7 +72,11 @@ class PriorityQueue:
 
 
 def _taken(jobs: deque[Job], most: int) -> list[Job]:
-    return [jobs.popleft() for _ in range(min(most, len(jobs)))]
+    if len(jobs) > most:
+        return [jobs.popleft() for _ in range(most)]
+    taken = list(jobs)
+    jobs.clear()
+    return taken
 
 
 def _rows(entries: Sequence[ReadyJobs]) -> int:
@@ -180,7 +184,8 @@ class Queues:
         turns = self._clock.next_round(self.wanting, self)
         self._found = {tenant: self._tenants[tenant].next_round(self._looked_at) for tenant in turns}
         fair = [entry for tenant, ready in self._found.items() for entry in self._tenants[tenant].eligible(ready)]
-        if not fair or not self._is_free(_rows(fair) + len(self._awake_beside(*turns))):
+        nobody_else = len(turns) == len(self.wanting) and len(fair) == sum(map(len, self._found.values()))
+        if not fair or nobody_else or not self._is_free(_rows(fair) + len(self._awake_beside(*turns))):
             return fair
         rest = self.others(fair)
         if not self._is_free(_rows(fair) + _rows(rest)):
