@@ -53,6 +53,7 @@ REFUSED = {
 HELD = {
     "(a|b)*a(a|b){20}": ConstraintSpec("regex", "(a|b)*a(a|b){20}"),
     "counted thrice": ConstraintSpec("regex", "((a{0,100}b){0,100}c){0,100}"),
+    "a pattern counted thrice": schema({"type": "string", "pattern": "(?:(?:a{1000}){1000}){1000}"}),
     ".{0,5000}": ConstraintSpec("regex", ".{0,5000}"),
     "maxLength 1e6": schema({"type": "string", "maxLength": 1_000_000}),
     "minLength 1e6": schema({"type": "string", "minLength": 1_000_000}),

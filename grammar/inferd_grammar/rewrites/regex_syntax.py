@@ -31,6 +31,8 @@ _LOOK_AROUNDS = (("(?=", "ahead", False), ("(?!", "ahead", True), ("(?<=", "behi
 _GROUP_NAME = re.compile(r"\?P?<[A-Za-z_][A-Za-z0-9_]*>")
 _CONTROLS = {"f": 0x0C, "n": 0x0A, "r": 0x0D, "t": 0x09, "v": 0x0B, "0": 0x00}
 _MAX_COUNT = 1_000
+_MAX_NODES = 50_000
+"""Of a pattern in which every count is written out: whatever walks through its nodes meets so many."""
 ANYTHING: RegexNode = ("loop", ("chars", EVERYTHING))
 """What stands around a pattern that is not anchored."""
 
@@ -227,6 +229,7 @@ class _Parser:
         self._wide = wide
         self._at = 0
         self._looking = 0
+        self._nodes = 0
         self.doubtful: list[Chars] = []
 
     def rest(self) -> str:
@@ -244,7 +247,8 @@ class _Parser:
         while self.rest() and not self.rest().startswith(("|", ")")):
             if top and self.rest().startswith("$") and self.rest()[1:2] in ("", "|"):
                 break
-            parts.append(self._assertion() or self._counted(self._atom()))
+            before = self._nodes
+            parts.append(self._assertion() or self._counted(self._atom(), before))
         if self._take("$"):
             self.doubtful.append(_LINE_ENDS)
             parts += [("upto", (("chars", _LINE_ENDS), 1))] if self._wide else []
@@ -282,6 +286,7 @@ class _Parser:
 
     def _atom(self) -> RegexNode:
         char = self._next()
+        self._nodes += 1
         if char == "(":
             return self._group()
         if char == "[":
@@ -308,10 +313,14 @@ class _Parser:
             raise NotUnderstood("a group without an end")
         return node
 
-    def _counted(self, node: RegexNode) -> RegexNode:
+    def _counted(self, node: RegexNode, before: int) -> RegexNode:
+        """Return a node as often as is written behind it; it has the nodes since there were so many ``before``."""
         least, most = self._count()
         if least is None:
             return node
+        self._nodes += least * (self._nodes - before)
+        if self._nodes > _MAX_NODES:
+            raise NotUnderstood("counts of counts that are too large")
         self._take("?")  # a lazy count finds the same strings
         if self.rest().startswith(("*", "+", "?", "{")):
             raise NotUnderstood("a count of a count")

@@ -252,6 +252,19 @@ def test_what_grows_too_large_is_refused_at_once(pattern: str) -> None:
     assert time.process_time() - started < 2
 
 
+@pytest.mark.parametrize("pattern", ["(?:(?:a{1000}){1000}){1000}", "(" * 40 + "a" + "+)" * 40, "(?:a{1000}){51}"])
+def test_counts_of_counts_are_refused_before_anything_walks_through_them(pattern: str) -> None:
+    """What is written out a billion times takes no memory, as its parts are the same, and for ever to be looked at."""
+    with pytest.raises(NotUnderstood, match="counts of counts"):
+        parse(pattern)
+    with pytest.raises(NotUnderstood, match="counts of counts"):
+        shortest_match(pattern)
+
+
+def test_counts_of_counts_up_to_a_bound_are_understood() -> None:
+    assert shortest_match("^(?:(?:a{10}){10}b+){10}$") == ("a" * 100 + "b") * 10
+
+
 def test_lists_of_strings() -> None:
     strings = ["a", "ab", "", "a/b", "[x]", "é\n", "-^", "abc"]
     for text in [*strings, "b", "abcd", "a/", "é", "x", "[", "\n", "--"]:

@@ -319,6 +319,7 @@ GRAMMARS: list[Attack] = [
         "10 MB",
         "pattern that is no pattern",
         "counted thrice",
+        "a pattern counted thrice",
         "maxLength 1e6",
         "2,000 optional keys",
     )
