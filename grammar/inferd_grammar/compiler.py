@@ -20,7 +20,7 @@ from inferd_grammar.completion.outline import NOTHING_KNOWN, Outline, outline
 from inferd_grammar.completion.plan import FIRST_LOOKS, GUARDED_LOOKS, GUESSING_COST, EndPlanner, first_end, opened_ends
 from inferd_grammar.completion.split import Splitter
 from inferd_grammar.constraints import AnyJsonGrammar, ChoiceGrammar, Constraint, ExactGrammar, JsonSchemaGrammar
-from inferd_grammar.errors import GrammarError, GrammarFailure, GrammarInterrupted, GrammarLimit
+from inferd_grammar.errors import TOO_DEEP, GrammarError, GrammarFailure, GrammarInterrupted, GrammarLimit
 from inferd_grammar.keys import constraint_key
 from inferd_grammar.limits import DEFAULT_LIMITS, CompileLimits
 from inferd_grammar.matchers.matcher import Core, GuardedMatcher
@@ -249,6 +249,8 @@ class GrammarCompiler:
             return GrammarError(f"the grammar has no first token: {failure.reason}")
         except GrammarError as error:
             return error
+        except RecursionError:
+            return GrammarError(TOO_DEEP)
 
     def _core(self, constraint: Constraint) -> tuple[Core, int]:
         """Return the core, and how many bytes it is known to need."""

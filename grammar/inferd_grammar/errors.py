@@ -6,6 +6,7 @@ import re
 
 LIBRARY_LIMIT = re.compile(r"[Tt]oo (many (items|states|expressions)|big|large)|fuel exhausted")
 """What a library says that gives up on a grammar. It has no other mark."""
+TOO_DEEP = "the constraint nests too deeply"
 
 
 class GrammarError(Exception):

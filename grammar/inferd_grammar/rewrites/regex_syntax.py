@@ -31,6 +31,7 @@ _LOOK_AROUNDS = (("(?=", "ahead", False), ("(?!", "ahead", True), ("(?<=", "behi
 _GROUP_NAME = re.compile(r"\?P?<[A-Za-z_][A-Za-z0-9_]*>")
 _CONTROLS = {"f": 0x0C, "n": 0x0A, "r": 0x0D, "t": 0x09, "v": 0x0B, "0": 0x00}
 _MAX_COUNT = 1_000
+_MAX_NESTING = 100
 _MAX_NODES = 50_000
 """Of a pattern in which every count is written out: whatever walks through its nodes meets so many."""
 ANYTHING: RegexNode = ("loop", ("chars", EVERYTHING))
@@ -229,6 +230,7 @@ class _Parser:
         self._wide = wide
         self._at = 0
         self._looking = 0
+        self._nesting = 0
         self._nodes = 0
         self.doubtful: list[Chars] = []
 
@@ -308,9 +310,13 @@ class _Parser:
         return self._closed()
 
     def _closed(self) -> RegexNode:
+        self._nesting += 1
+        if self._nesting > _MAX_NESTING:
+            raise NotUnderstood("groups nested too deeply")
         node = self.union()
         if not self._take(")"):
             raise NotUnderstood("a group without an end")
+        self._nesting -= 1
         return node
 
     def _counted(self, node: RegexNode, before: int) -> RegexNode:

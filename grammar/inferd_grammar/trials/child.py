@@ -66,7 +66,7 @@ def _bounded(attempt: Attempt, table: TokenTable, backend: Backend) -> dict[str,
 
 def _answer(attempt: Attempt, table: TokenTable, backend: Backend, resident: int) -> dict[str, Any]:
     from inferd_grammar.compiler import Compiled
-    from inferd_grammar.errors import GrammarError, GrammarFailure
+    from inferd_grammar.errors import TOO_DEEP, GrammarError, GrammarFailure
 
     try:
         core = backend.compile(attempt.constraint, attempt.limits)
@@ -76,6 +76,8 @@ def _answer(attempt: Attempt, table: TokenTable, backend: Backend, resident: int
         return {"error": f"the grammar has no first token: {failure.reason}", "pointer": None}
     except GrammarError as error:
         return {"error": error.reason, "pointer": error.pointer}
+    except RecursionError:
+        return {"error": TOO_DEEP, "pointer": None}
     if slowest > attempt.mask_seconds:
         return {"slow": slowest}
     return {"recipe": core.recipe, "grown": max(0, _memory()[1] - resident)}

@@ -261,6 +261,12 @@ def test_counts_of_counts_are_refused_before_anything_walks_through_them(pattern
         shortest_match(pattern)
 
 
+@pytest.mark.parametrize("pattern", ["(" * 1000, "(?:" * 1000, "(" * 300 + "a" + ")" * 300])
+def test_groups_that_nest_too_deeply_are_refused_before_python_gives_up(pattern: str) -> None:
+    with pytest.raises(NotUnderstood, match="nest"):
+        parse(pattern)
+
+
 def test_counts_of_counts_up_to_a_bound_are_understood() -> None:
     assert shortest_match("^(?:(?:a{10}){10}b+){10}$") == ("a" * 100 + "b") * 10
 

@@ -195,4 +195,7 @@ def test_the_workers_memory_falls_back_after_its_runs(gateway: Gateway) -> None:
         runs = [gateway.launch(fill) for _ in range(4)]
         assert all(gateway.wait(run).error is None for run in runs)
     assert gateway.value("def main(): return 1") == 1
-    assert rss_mb(gateway) < before + CONSTANT_MB
+    end = time.monotonic() + 10
+    while rss_mb(gateway) >= before + CONSTANT_MB:  # a run is over before its guest's memory is given back
+        assert time.monotonic() < end
+        gateway.receive_now(0.005)
