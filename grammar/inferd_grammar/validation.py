@@ -16,7 +16,7 @@ from typing import Any, NamedTuple
 
 from inferd_grammar.errors import GrammarError
 from inferd_grammar.rewrites.formats import wide
-from inferd_grammar.rewrites.patterns import finds
+from inferd_grammar.rewrites.patterns import finds, search_steps
 from inferd_grammar.rewrites.regex_dialect import Ambiguous, as_library, foreign
 from inferd_grammar.rewrites.regex_syntax import NotUnderstood
 from inferd_grammar.schema import escape, iter_schemas, resolve, unique_keys
@@ -26,6 +26,7 @@ _MAX_LOOKS = 30_000
 _BY_PATTERN = ("patternProperties", "additionalProperties")
 # The validator recurses a few frames for each level of a value and of the schema.
 _MAX_DEPTH = 64
+_STEPS_A_LOOK = 300  # of a search for a pattern
 _MAX_CHAIN = 32
 _BESIDE_PATTERNS = "unevaluatedProperties beside patternProperties is not supported"
 _LATEST = "https://json-schema.org/draft/2020-12/schema"
@@ -98,7 +99,7 @@ class SchemaValidator:
             return Problem(f"not JSON: {error}")
         if _deeper(value, _MAX_DEPTH):
             return Problem(f"cannot be checked: the value nests deeper than {_MAX_DEPTH}")
-        self._budget.left = looks
+        self._budget.left, self._budget.steps = looks, 0
         try:
             wrong = next(self._validator.iter_errors(value), None)
         except self._failures as failure:
@@ -108,7 +109,7 @@ class SchemaValidator:
                 raise
             return Problem("cannot be checked: it nests too deep")
         finally:
-            self.spent += looks - self._budget.left
+            self.spent += looks - self._budget.left + self._budget.steps // _STEPS_A_LOOK
         if wrong is None:
             return None
         place = _pointer(wrong.absolute_schema_path)
@@ -216,6 +217,8 @@ class _Budget(threading.local):
     """Counts how many more keywords may be looked at for the text of this thread."""
 
     left = _MAX_LOOKS
+    steps = 0
+    """Of searches for patterns so far: they cost, and are not bounded here, because texts are."""
 
     def counted(self, check: Callable[..., Any], by_pattern: bool) -> Callable[..., Iterator[Any]]:
         """Return `check`, paid for: more for a keyword or a value with many entries, and one that matches each key with each
@@ -224,6 +227,8 @@ class _Budget(threading.local):
 
         def paid(validator: Any, keyword: Any, value: Any, schema: Any) -> Iterator[Any]:
             self.left -= 1 + (_entries(keyword) + _entries(value)) // 16
+            if check is _pattern and isinstance(value, str):
+                self.steps += search_steps(keyword, value)
             if by_pattern:
                 self.left -= _entries(value) * len(schema.get("patternProperties", ()))
             if self.left < 0:

@@ -179,3 +179,15 @@ def test_naming_what_is_only_checked_is_bounded(bytewise: GrammarCompiler) -> No
     with pytest.raises(GrammarError, match="max_checked is 500000"):
         build(bytewise, {"properties": {"k" * 10_000: {"properties": tags}}})
     assert len(build(bytewise, {"properties": {"k": {"properties": tags}}}).checked) == 60
+
+
+def test_a_search_for_a_large_pattern_costs_what_it_takes() -> None:
+    """Else the search for an end looks at such texts for 20 s, in one of the few threads that compile."""
+    spent = []
+    for pattern in (r"[a-z]+\b", r"[\s\S]{1000}\b[\s\S]{1000}\b"):
+        validator = SchemaValidator({"pattern": pattern})
+        validator.problem(json.dumps("a" * 300))
+        spent.append(validator.spent)
+    small, large = spent
+    assert small < 20
+    assert large > 1000
