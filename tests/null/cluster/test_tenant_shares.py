@@ -244,7 +244,7 @@ def test_tenants_get_the_clusters_time_by_weight_within_a_tenth(
     """Each replica's engine serves whom its own clock says, of tenants that always want more."""
     tenants = {f"t{at}": weight for at, weight in enumerate(weights)}
     where = {tenant: places[at] for at, tenant in enumerate(tenants)}
-    received = served_for(16.0, tenants, where)
+    received = served_for(32.0, tenants, where)
     for tenant, right in fair(tenants, where).items():
         assert received[tenant] == pytest.approx(right, rel=0.1, abs=0.02)
 
