@@ -11,6 +11,7 @@ import json
 import math
 import threading
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from functools import lru_cache
 from typing import Any, NamedTuple
 
@@ -81,7 +82,7 @@ class SchemaValidator:
             "format": _format,
         }
         safe = jsonschema.validators.extend(
-            kind, {name: self._budget.counted(check, name in _BY_PATTERN) for name, check in keywords.items()}
+            kind, {name: self._budget.counted(name, check) for name, check in keywords.items()}
         )
         _require_guarded(schema)
         _require_matched(schema)
@@ -99,17 +100,15 @@ class SchemaValidator:
             return Problem(f"not JSON: {error}")
         if _deeper(value, _MAX_DEPTH):
             return Problem(f"cannot be checked: the value nests deeper than {_MAX_DEPTH}")
-        self._budget.left, self._budget.steps = looks, 0
         try:
-            wrong = next(self._validator.iter_errors(value), None)
+            with self._spending(looks):
+                wrong = next(self._validator.iter_errors(value), None)
         except self._failures as failure:
             return Problem(f"cannot be checked: {failure}")
         except BaseException as panic:
             if type(panic).__name__ != "PanicException":  # Rust below the library, out of stack; no Exception
                 raise
             return Problem("cannot be checked: it nests too deep")
-        finally:
-            self.spent += looks - self._budget.left + self._budget.steps // _STEPS_A_LOOK
         if wrong is None:
             return None
         place = _pointer(wrong.absolute_schema_path)
@@ -117,13 +116,20 @@ class SchemaValidator:
 
     def holds(self, schema: Any, value: Any, looks: int = _MAX_LOOKS) -> bool:
         """Return True if a value is valid under a part of the schema; False where that cannot be said within `looks`."""
-        self._budget.left = looks
         try:
-            return bool(self._validator.evolve(schema=schema).is_valid(value))
+            with self._spending(looks):
+                return bool(self._validator.evolve(schema=schema).is_valid(value))
         except self._failures:
             return False
+
+    @contextmanager
+    def _spending(self, looks: int) -> Iterator[None]:
+        """Allow so many looks in the block, and count what it takes."""
+        self._budget.left, self._budget.steps = looks, 0
+        try:
+            yield
         finally:
-            self.spent += looks - self._budget.left
+            self.spent += looks - self._budget.left + self._budget.steps // _STEPS_A_LOOK
 
 
 def _finite(text: str) -> float:
@@ -220,17 +226,20 @@ class _Budget(threading.local):
     steps = 0
     """Of searches for patterns so far: they cost, and are not bounded here, because texts are."""
 
-    def counted(self, check: Callable[..., Any], by_pattern: bool) -> Callable[..., Iterator[Any]]:
-        """Return `check`, paid for: more for a keyword or a value with many entries, and one that matches each key with each
-        pattern. Raises _Unsupported when nothing is left.
+    def counted(self, name: str, check: Callable[..., Any]) -> Callable[..., Iterator[Any]]:
+        """Return the `check` of the keyword `name`, paid for: more for a keyword or a value with many entries, and one that
+        matches each key with each pattern. Raises _Unsupported when nothing is left.
         """
+        by_pattern = name in _BY_PATTERN
 
         def paid(validator: Any, keyword: Any, value: Any, schema: Any) -> Iterator[Any]:
             self.left -= 1 + (_entries(keyword) + _entries(value)) // 16
-            if check is _pattern and isinstance(value, str):
+            if name == "pattern" and isinstance(value, str):
                 self.steps += search_steps(keyword, value)
             if by_pattern:
-                self.left -= _entries(value) * len(schema.get("patternProperties", ()))
+                patterns, keys = schema.get("patternProperties", ()), value if isinstance(value, dict) else ()
+                self.left -= _entries(value) * len(patterns)
+                self.steps += sum(search_steps(pattern, key) for pattern in patterns for key in keys)
             if self.left < 0:
                 raise _Unsupported("it takes too many steps")
             yield from check(validator, keyword, value, schema) or ()

@@ -97,7 +97,7 @@ class TenantQueue:
 
     @property
     def jobs(self) -> int:
-        """The number of unfinished jobs."""
+        """The number of jobs; one that has ended counts until it is looked at."""
         return sum(map(len, self._queues.values()))
 
     def wants(self, most: int) -> bool:
@@ -155,7 +155,7 @@ class Queues:
 
     @property
     def jobs(self) -> int:
-        """The number of unfinished jobs."""
+        """The number of jobs; one that has ended counts until it is looked at."""
         return sum(queue.jobs for queue in self._tenants.values())
 
     def add(self, job: Job) -> None:

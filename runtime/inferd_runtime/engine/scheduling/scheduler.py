@@ -73,7 +73,7 @@ class Scheduler:
 
     @property
     def jobs(self) -> int:
-        """The number of unfinished jobs."""
+        """The number of jobs; one that has ended counts until it is looked at."""
         return self._queues.jobs
 
     def wants(self, tenant: str) -> bool:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import atexit
 import sys
+from types import ModuleType
 
 import wit_world  # type: ignore[import-not-found]  # made by componentize-py from world.wit
 from componentize_py_types import Err  # type: ignore[import-not-found]
@@ -24,11 +25,15 @@ blocking.install(_sleep)  # before anything is imported that takes the names tha
 from inferd_runtime.sandbox.runner import absent, entry, preload, rehearsal  # noqa: E402
 from inferd_runtime.sandbox.runner.http_libraries import HttpLibraries  # noqa: E402
 from inferd_runtime.sandbox.runner.own_files import OwnFiles  # noqa: E402
-from inferd_runtime.sandbox.runner.program import BundleLoader, LoadedProgram  # noqa: E402
+from inferd_runtime.sandbox.runner.program import LoadedProgram  # noqa: E402
 from inferd_runtime.sandbox.runner.transport import GuestTransport  # noqa: E402
 
 ABSENT_IN_GUEST = frozenset({"_ssl", "anyio", "httpx", "msgpack", "websockets"})
 """What the SDK's client needs and the sandbox does not have."""
+
+
+def _adapt(module: ModuleType) -> None:
+    LIBRARIES.adapt(module)
 
 
 def _prepare(program: LoadedProgram) -> None:
@@ -36,7 +41,7 @@ def _prepare(program: LoadedProgram) -> None:
     OwnFiles(program).install()
 
 
-RUNNER = entry.Runner(wit_world, _prepare, atexit._run_exitfuncs)
+RUNNER = entry.Runner(wit_world, _prepare, atexit._run_exitfuncs, _adapt)
 entry.use_everywhere(RUNNER)
 preload.standard_library()
 preload.package("inferd", ABSENT_IN_GUEST)
@@ -46,7 +51,6 @@ ASK = GuestTransport(RUNNER.completions).call_blocking
 absent.install(ASK)
 LIBRARIES = HttpLibraries(ASK)
 LIBRARIES.adapt_urllib()
-BundleLoader.adapt = LIBRARIES.adapt
 RUNNER.streams.install()
 FILLERS = preload.settle()
 

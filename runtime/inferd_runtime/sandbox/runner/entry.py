@@ -18,7 +18,7 @@ from inferd.transport import current_port, restore_transport, use_transport
 from inferd_runtime.sandbox.runner import failure
 from inferd_runtime.sandbox.runner.completions import Completions, Host
 from inferd_runtime.sandbox.runner.eventloop import GuestEventLoop, run_to_end
-from inferd_runtime.sandbox.runner.program import LoadedProgram, let_go, load
+from inferd_runtime.sandbox.runner.program import Adapt, LoadedProgram, as_it_is, let_go, load
 from inferd_runtime.sandbox.runner.stdio import Streams
 from inferd_runtime.sandbox.runner.transport import GuestTransport, checked_text
 
@@ -35,16 +35,20 @@ class RunOutcome:
 
 
 class Runner:
-    """Runs one program on a host. ``prepare`` is called with it before its own code is, ``leave`` behind its end."""
+    """Runs one program on a host. ``prepare`` is called with it before its own code is, ``leave`` behind its end, and ``adapt``
+    with each module of it and its packages once that is loaded.
+    """
 
     def __init__(
         self,
         host: Host,
         prepare: Callable[[LoadedProgram], None] = lambda program: None,
         leave: Callable[[], None] = lambda: None,
+        adapt: Adapt = as_it_is,
     ) -> None:
         self._prepare = prepare
         self._leave = leave
+        self._adapt = adapt
         self._reserve = bytes(RESERVE_BYTES)
         self.streams = Streams(host)
         self.completions = Completions(host, self.streams.flush)
@@ -72,7 +76,7 @@ class Runner:
         if program.seed is not None:
             random.seed(program.seed)
         try:
-            main = load(program)
+            main = load(program, self._adapt)
             if _is_for_pie(program) and takes_input(main):
                 arguments = input_of(arguments)
             value = self._call(main, coerce_arguments(main, arguments))

@@ -16,7 +16,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from types import ModuleType
-from typing import Any, ClassVar
+from typing import Any, TypeAlias
 
 from inferd.protocol import InvalidRequest
 from inferd_runtime.sandbox.runner.installed import InstalledPackage, PackageFiles, packages_named
@@ -77,22 +77,26 @@ def _installed(path: str) -> str:
     return path.removeprefix(f"{PACKAGES}/") if path.startswith(f"{PACKAGES}/") else ""
 
 
+Adapt: TypeAlias = Callable[[ModuleType], None]
+"""Called with a module once it is loaded."""
+
+
+def as_it_is(module: ModuleType) -> None:
+    """Change nothing about a module."""
+
+
 class BundleLoader(importlib.abc.ExecutionLoader):
-    """Loads one module of a program. ``get_data`` reads any file of the bundle, for ``pkgutil.get_data``.
+    """Loads one module of a program. ``get_data`` reads any file of the bundle, for ``pkgutil.get_data``."""
 
-    ``adapt`` is called with each module once it is loaded.
-    """
-
-    adapt: ClassVar[Callable[[ModuleType], None]] = staticmethod(lambda module: None)
-
-    def __init__(self, program: LoadedProgram, path: str) -> None:
+    def __init__(self, program: LoadedProgram, path: str, adapt: Adapt) -> None:
         self._program = program
         self._path = path
+        self._adapt = adapt
 
     def exec_module(self, module: ModuleType) -> None:
         """Run the module's code."""
         super().exec_module(module)
-        BundleLoader.adapt(module)
+        self._adapt(module)
 
     def get_filename(self, fullname: str) -> str:
         """Return the module's path in the bundle."""
@@ -118,8 +122,9 @@ class BundleLoader(importlib.abc.ExecutionLoader):
 class BundleFinder(importlib.metadata.DistributionFinder):
     """Finds a program's modules: beside its entry first, then from the top of the bundle, then in its packages."""
 
-    def __init__(self, program: LoadedProgram, roots: Sequence[str]) -> None:
+    def __init__(self, program: LoadedProgram, roots: Sequence[str], adapt: Adapt) -> None:
         self._program = program
+        self._adapt = adapt
         self._roots = roots
         self._folders = {folder for path in (*program.own, *program.installed) for folder in _parents(path)}
 
@@ -155,14 +160,14 @@ class BundleFinder(importlib.metadata.DistributionFinder):
         return self._program.read(f"{PACKAGES}/{folder}/{name}")
 
     def _spec(self, fullname: str, file: str) -> importlib.machinery.ModuleSpec | None:
-        loader = BundleLoader(self._program, file)
+        loader = BundleLoader(self._program, file, self._adapt)
         spec = importlib.util.spec_from_file_location(fullname, file, loader=loader)
         if spec is not None and loader.is_package(fullname):
             spec.submodule_search_locations = [posixpath.dirname(file)]
         return spec
 
 
-def load(program: LoadedProgram) -> Callable[..., Any]:
+def load(program: LoadedProgram, adapt: Adapt = as_it_is) -> Callable[..., Any]:
     """Make the program's files importable, import its entry, and return its ``main``.
 
     Raises whatever the program's own code raises, and InvalidRequest for an entry that is not there, for one that defines no
@@ -176,8 +181,8 @@ def load(program: LoadedProgram) -> Callable[..., Any]:
     name, root = _module_name(program)
     roots = list(dict.fromkeys([root, ""]))
     _refuse_hiding(program, roots)
-    sys.meta_path.insert(0, BundleFinder(program, [*roots, PACKAGES]))
-    module = _import_alias(program) if name in sys.modules else importlib.import_module(name)
+    sys.meta_path.insert(0, BundleFinder(program, [*roots, PACKAGES], adapt))
+    module = _import_alias(program, adapt) if name in sys.modules else importlib.import_module(name)
     main = getattr(module, "main", None)
     if not callable(main):
         raise InvalidRequest(f"{program.entry} defines no function `main`")
@@ -214,8 +219,8 @@ def _refuse_hiding(program: LoadedProgram, roots: Sequence[str]) -> None:
                 )
 
 
-def _import_alias(program: LoadedProgram) -> ModuleType:
-    loader = BundleLoader(program, program.entry)
+def _import_alias(program: LoadedProgram, adapt: Adapt) -> ModuleType:
+    loader = BundleLoader(program, program.entry, adapt)
     spec = importlib.util.spec_from_file_location(ENTRY_ALIAS, program.entry, loader=loader)
     assert spec is not None
     module = importlib.util.module_from_spec(spec)

@@ -158,6 +158,7 @@ class EngineLoop:
         return any(scheduler.wants(tenant) or scheduler.joins_others(tenant) for scheduler in schedulers)
 
     def _poll(self, arrived: bool) -> None:
+        """Report what has ended beside the loop, which wakes it up, and drafts, which may also be given up."""
         for source in self._beside.sources if arrived else ():
             source.poll()
         for drafts in self._drafts:
