@@ -8,16 +8,15 @@ sent anywhere without an error.
 from __future__ import annotations
 
 import contextlib
-import gc
 import re
-from collections.abc import Callable, Iterable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Iterable
 from functools import partial
 from typing import Annotated, Any
 
 import msgspec
 
 from inferd.protocol import InvalidRequest, cut
+from inferd_runtime.garbage import no_collections
 from inferd_runtime.json_cost import containers, refuse_many_strings, refuse_slow_numbers, without_strings
 
 SPARE_DEPTH = 200
@@ -181,18 +180,6 @@ def _containers_of(value: Any) -> int:
     except (ValueError, TypeError, RecursionError, OverflowError):
         return MAX_CONTAINERS + 1
     return containers(text) if b'"' not in text else containers(without_strings(text))
-
-
-@contextmanager
-def no_collections() -> Iterator[None]:
-    """Let the garbage collector rest while the body runs."""
-    was = gc.isenabled()
-    gc.disable()
-    try:
-        yield
-    finally:
-        if was:
-            gc.enable()
 
 
 def _deeper(value: Any) -> Any:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import itertools
 import random
 from collections.abc import Sequence
@@ -400,6 +401,21 @@ def test_a_token_that_takes_too_long_counts_with_the_mask_behind_it(table: Token
     cursor.advance(b"a")
     with pytest.raises(LimitExceeded):
         cursor.masks(draft)
+
+
+def test_a_collection_of_what_others_hold_is_no_part_of_a_masks_time(table: TokenTable) -> None:
+    """It took 0.2 s, more than a mask may, and ended a text whose masks take a millisecond."""
+    compiled, draft, collects = GrammarCompiler(table).compile(RegexGrammar("[ab]+")), draft_of(([], [])), list[bool]()
+
+    def clock() -> float:
+        collects.append(gc.isenabled())
+        return 0.0
+
+    cursor = GrammarCursor(compiled.matcher(), table.words, [END], clock=clock)
+    cursor.masks(draft)
+    cursor.advance(b"a")
+    assert collects == [False] * 4
+    assert gc.isenabled()
 
 
 def test_a_mask_that_takes_too_long_ends_its_generation_by_name(table: TokenTable) -> None:

@@ -13,6 +13,7 @@ from inferd_grammar import EndPlanner, GuardedMatcher, walk
 from inferd_grammar.errors import DeadEnd
 from inferd_grammar.tokens import bit_mask
 from inferd_runtime.engine.sampling.host_sampling import Masks
+from inferd_runtime.garbage import no_collections
 from inferd_runtime.models.batch import Seen
 from inferd_runtime.speculation.drafts import NO_DRAFT, ROOT, Draft
 
@@ -174,11 +175,13 @@ class GrammarCursor:
     def masks(self, draft: Draft) -> tuple[Draft, Masks]:
         """Walk the matcher along the draft, and return its legal part with the masks. See :class:`OutputMasks`.
 
-        Raises LimitExceeded if one takes longer than MASK_SECONDS, with the token before it.
+        Raises LimitExceeded if one takes longer than MASK_SECONDS, with the token before it. A collection of garbage, which all
+        that the process holds makes long, is not a part of that.
         """
-        started = self._clock()
-        found = self._masks(self._affordable(draft))
-        self._row_seconds = (self._clock() - started) / len(found[1]) + self._way_seconds
+        with no_collections():
+            started = self._clock()
+            found = self._masks(self._affordable(draft))
+            self._row_seconds = (self._clock() - started) / len(found[1]) + self._way_seconds
         if self._row_seconds > MASK_SECONDS:
             text = f"a mask of the constraint takes more than {MASK_SECONDS:g} s"
             raise LimitExceeded(text, limit="mask_seconds", value=MASK_SECONDS, raise_with="a smaller constraint")
@@ -252,9 +255,10 @@ class GrammarCursor:
 
     def advance(self, tokens: Sequence[int]) -> None:
         """Roll back to where the tokens leave the walked draft, and accept the rest of them."""
-        started = self._clock()
-        self._advance(tokens)
-        self._way_seconds = (self._clock() - started) / max(1, len(tokens))
+        with no_collections():
+            started = self._clock()
+            self._advance(tokens)
+            self._way_seconds = (self._clock() - started) / max(1, len(tokens))
 
     def _advance(self, tokens: Sequence[int]) -> None:
         common = 0

@@ -15,6 +15,7 @@ from inferd.masks import pack_bits, worth_listing
 from inferd_grammar import Compiled, GrammarMatcher
 from inferd_runtime.engine.jobs.grammar_masks import MASK_SECONDS
 from inferd_runtime.engine.sampling.host_sampling import allowed_tokens
+from inferd_runtime.garbage import no_collections
 from inferd_runtime.session.served_model import ServedModel
 
 MAX_GRAMMARS = 64
@@ -46,6 +47,10 @@ class HeldMatcher:
         """Take tokens up to the first illegal one; return how many. Raises LimitExceeded, and takes none, where that takes longer
         than a mask may: what a text of an ambiguous grammar costs grows with its length, and the step loop waits.
         """
+        with no_collections():
+            return self._accept(tokens, clock)
+
+    def _accept(self, tokens: Sequence[int], clock: Callable[[], float]) -> int:
         end = clock() + MASK_SECONDS
         for taken, token in enumerate(tokens):
             if not self.matcher.accept([token]):
