@@ -5,11 +5,15 @@
 
 A program says in ``[tool.inferd]`` whom it needs, ``http = ["https://api.example.com"]``; the operator says in ``--http-allow``
 whom its tenant may reach. Both have to agree, for every redirect as well. The same calls work in scripts, which have no manifest.
+Any number may be fetched at once: beyond MAX_OPEN_FETCHES they wait for one another.
 """
 
 from __future__ import annotations
 
+import asyncio
+import contextlib
 import json as json_module
+import threading
 import weakref
 from collections.abc import AsyncIterable, AsyncIterator, Mapping
 from dataclasses import dataclass
@@ -17,10 +21,11 @@ from types import TracebackType
 from typing import Any
 
 from inferd.program.json_values import to_json_value
-from inferd.protocol import InvalidRequest, NotFound, ProgramError, Unavailable
+from inferd.protocol import InferdError, InvalidRequest, LimitExceeded, NotFound, ProgramError, Unavailable
 from inferd.protocol.http import (
     DEFAULT_TIMEOUT,
     MAX_BODY,
+    MAX_OPEN_FETCHES,
     MAX_WRITE,
     AwaitHead,
     BeginFetch,
@@ -62,7 +67,7 @@ class Response:
     use ``async with``.
     """
 
-    def __init__(self, port: Port, head: ResponseHead) -> None:
+    def __init__(self, port: Port, head: ResponseHead, places: _Places) -> None:
         self.status = head.status
         self.url = head.url
         self.header_pairs = [(name, value) for name, value in head.headers]
@@ -74,9 +79,10 @@ class Response:
         self._first = head.chunk
         self._last = head.last
         self._begun = False
-        self._forget = weakref.finalize(self, port.abandon, [CloseFetch(head.fetch)])
+        self._places = places
+        self._give_up = weakref.finalize(self, _abandon, port, head.fetch, places)
         if head.last:
-            self._forget.detach()
+            self._over()
 
     @property
     def ok(self) -> bool:
@@ -95,10 +101,14 @@ class Response:
             chunk, self._first = self._first, b""
             yield chunk
         while not self._last:
-            piece = await self._port.transport.call(ReadBody(self._fetch))
+            try:
+                piece = await self._port.transport.call(ReadBody(self._fetch))
+            except InferdError:
+                self._give_up()
+                raise
             self._last = piece.last
             if piece.last:
-                self._forget.detach()
+                self._over()
             if piece.data:
                 yield piece.data
 
@@ -120,8 +130,9 @@ class Response:
 
     async def close(self) -> None:
         """Give the rest of the body up."""
-        if self._forget.detach() is not None and not self._last:
+        if self._give_up.alive:
             self._last = True
+            self._over()
             await self._port.transport.call(CloseFetch(self._fetch))
 
     async def __aenter__(self) -> Response:
@@ -131,6 +142,10 @@ class Response:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         await self.close()
+
+    def _over(self) -> None:
+        if self._give_up.detach() is not None:
+            self._places.leave()
 
     def _encoding(self) -> str:
         name = self.headers.get("content-type", "").lower().partition("charset=")[2].partition(";")[0].strip('" ')
@@ -166,8 +181,6 @@ async def fetch(
     nobody answers; LimitExceeded with the limit's name; InvalidRequest for what is no URL or header. Cancelling the task ends
     the request.
     """
-    port = current_port()
-    await port.release_abandoned()
     fields = [_field(name, value) for name, value in (headers or {}).items()]
     if json is not None:
         if body is not None:
@@ -178,21 +191,72 @@ async def fetch(
     if body is None or isinstance(body, (bytes, bytearray, str)):
         data = body.encode() if isinstance(body, str) else bytes(body or b"")
         if len(data) <= MAX_BODY:
-            request = StartFetch(method, url, fields, data, float(timeout), redirects)
-            check_fetch(request)
-            return Response(port, await port.transport.call(request))
+            return await _answered(StartFetch(method, url, fields, data, float(timeout), redirects))
         body = _whole(data)
-    begin = BeginFetch(method, url, fields, float(timeout), redirects)
-    check_fetch(begin)
-    return await _upload(port, begin, body)
+    return await _answered(BeginFetch(method, url, fields, float(timeout), redirects), body)
 
 
-async def _upload(port: Port, begin: BeginFetch, body: AsyncIterable[bytes]) -> Response:
+async def _answered(request: StartFetch | BeginFetch, body: AsyncIterable[bytes] | None = None) -> Response:
+    """Send a request once there is a place for it. Raises LimitExceeded if there is none for as long as it may take."""
+    check_fetch(request)
+    port = current_port()
+    if _Places not in port.shared:
+        port.shared[_Places] = _Places()
+    places: _Places = port.shared[_Places]
+    await places.take(request.timeout_s)
+    try:
+        await port.release_abandoned()
+        head = await (port.transport.call(request) if body is None else _uploaded(port, request, body))
+    except BaseException:
+        places.leave()
+        raise
+    return Response(port, head, places)
+
+
+class _Places:
+    """Those of a port's requests that may be open at once, so that none is refused for others that will be over."""
+
+    def __init__(self) -> None:
+        self._free = asyncio.Semaphore(MAX_OPEN_FETCHES)
+        self._thread = threading.get_ident()
+        self._loop = asyncio.get_running_loop()
+
+    async def take(self, seconds: float) -> None:
+        """Wait for a place. Raises LimitExceeded if that takes too long: responses that are not read keep theirs."""
+        try:
+            async with asyncio.timeout(seconds):
+                await self._free.acquire()
+        except TimeoutError:
+            raise too_many_open() from None
+
+    def leave(self) -> None:
+        """Give a place back. Finalizers call this, in any thread."""
+        if threading.get_ident() == self._thread:
+            self._free.release()
+        else:
+            with contextlib.suppress(RuntimeError):  # the loop is closed
+                self._loop.call_soon_threadsafe(self._free.release)
+
+
+def too_many_open() -> LimitExceeded:
+    """Return the error of a request that has no place."""
+    text = f"{MAX_OPEN_FETCHES} requests of this program are open already"
+    return LimitExceeded(
+        text, limit="open_fetches", value=MAX_OPEN_FETCHES, raise_with="reading or closing their responses"
+    )
+
+
+def _abandon(port: Port, number: int, places: _Places) -> None:
+    port.abandon([CloseFetch(number)])
+    places.leave()
+
+
+async def _uploaded(port: Port, begin: Any, body: AsyncIterable[bytes]) -> Any:
     number = (await port.transport.call(begin)).fetch
     try:
         failed = await _write(port, number, body)
         try:
-            return Response(port, await port.transport.call(AwaitHead(number)))
+            return await port.transport.call(AwaitHead(number))
         except NotFound as error:  # the process that fetches ended, and the next one does not know the request
             raise failed or error from None
     except BaseException:

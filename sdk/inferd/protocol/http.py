@@ -23,6 +23,8 @@ MAX_WRITE = 256 << 10
 """Bytes of a piece of a request's body, and of a response's."""
 MAX_BODY = 512 << 10
 """Bytes of a request's body that is sent as a whole; more goes in pieces."""
+MAX_OPEN_FETCHES = 16
+"""Requests that one run, or one script, has open."""
 MAX_REDIRECTS = 20
 MAX_TIMEOUT = 900.0
 DEFAULT_TIMEOUT = 60.0

@@ -30,6 +30,7 @@ from inferd.protocol import (
     to_plain,
 )
 from inferd.transport import restore_transport, use_transport
+from inferd.transport.room import CallRoom
 
 PATH = "/v1/session"
 SUBPROTOCOL = Subprotocol("inferd.v1")
@@ -56,6 +57,7 @@ class Connection:
         self._token = token
         self._session = session
         self._trusted = _trusted(url, ca)
+        self._room = CallRoom()
         self._link: Link | None = None
         self._restore: Any = None
 
@@ -77,7 +79,8 @@ class Connection:
         """Send one operation and wait for its reply; see :class:`inferd.transport.Transport`."""
         if self._link is None:
             raise Unavailable("not connected yet: use `async with inferd.connect(...)`")
-        reply = await self._link.request(request.op, to_plain(request))
+        async with self._room.of(request):
+            reply = await self._link.request(request.op, to_plain(request))
         try:
             return reply_from_plain(request.reply, reply)
         except TypeError as error:

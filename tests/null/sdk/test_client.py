@@ -26,9 +26,10 @@ from inferd import (
     Unauthorized,
     Unavailable,
 )
-from inferd.protocol import ForwardResult, RowResult
+from inferd.protocol import ForwardResult, RowResult, Tokenize, Tokens
 from inferd.testing import FakeRuntime
 from inferd.transport import current_transport
+from inferd.transport.room import MOST_AT_ONCE
 
 pytestmark = pytest.mark.anyio
 GREEDY = Sampler.argmax()
@@ -42,10 +43,16 @@ class HoldingRuntime(FakeRuntime):
         super().__init__(outputs)
         self.held = held
         self.gate = asyncio.Event()
+        self.waiting = self.most = 0
 
     async def call(self, request: Any) -> Any:
         if request.op == self.held:
+            self.waiting += 1
+            self.most = max(self.most, self.waiting)
+            if self.waiting == MOST_AT_ONCE:
+                asyncio.get_running_loop().call_later(0.05, self.gate.set)  # any more would come by then
             await self.gate.wait()
+            self.waiting -= 1
         return await super().call(request)
 
 
@@ -265,3 +272,13 @@ def test_keyboard_interrupt_leaves_no_warning(wire: Callable[..., Any]) -> None:
     with pytest.raises(KeyboardInterrupt):
         asyncio.run(interrupted())
     gc.collect()
+
+
+async def test_a_script_that_asks_for_more_at_once_than_a_connection_takes_waits(wire: Any) -> None:
+    """1,500 generations in one `asyncio.gather` failed with "1000 calls are outstanding on this connection"."""
+    runtime = HoldingRuntime([], "model.tokenize")
+    runtime.answers["model.tokenize"] = lambda request: Tokens([1])
+    async with wire(runtime, token=None) as server, inferd.connect(server.url):
+        calls = [current_transport().call(Tokenize("a")) for _ in range(2 * MOST_AT_ONCE)]
+        assert await asyncio.gather(*calls) == [Tokens([1])] * (2 * MOST_AT_ONCE)
+    assert runtime.most == MOST_AT_ONCE

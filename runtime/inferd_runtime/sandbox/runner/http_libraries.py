@@ -16,7 +16,7 @@ from collections.abc import AsyncIterator, Callable, Iterable, Iterator
 from types import ModuleType
 from typing import Any
 
-from inferd.http import Response, fetch
+from inferd.http import Response, fetch, too_many_open
 from inferd.protocol import LimitExceeded, Unavailable
 from inferd.protocol.http import DEFAULT_TIMEOUT, MAX_TIMEOUT, MAX_WRITE, OWN_HEADERS
 from inferd.transport import Port, restore_transport, use_port
@@ -159,12 +159,13 @@ class HttpLibraries:
 
 
 def _at_once(awaited: Any) -> Any:
-    """Return what something over a :class:`BlockingTransport` returns."""
+    """Return what something over a :class:`BlockingTransport` returns. Raises LimitExceeded for what would wait for a place."""
     try:
         awaited.send(None)
     except StopIteration as end:
         return end.value
-    raise AssertionError("it waits for something else than its transport")
+    awaited.close()
+    raise too_many_open()
 
 
 async def _fetch(method: str, url: str, headers: Fields, body: Any, times: Any) -> Response:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import base64
 import dataclasses
 import json
@@ -10,16 +9,12 @@ import random
 import re
 from typing import Any
 
-from inferd.protocol import OPERATIONS, ErrorInfo, InvalidRequest, ReceiveMessage, reply_from_plain
+from inferd.protocol import ErrorInfo, InvalidRequest, reply_from_plain
+from inferd.transport.room import CallRoom
 from inferd_runtime.sandbox.runner.completions import Answer, Completions
 from inferd_runtime.sandbox.runner.eventloop import running_loop
 
 SEED_BITS = 63
-MOST_AT_ONCE = 896
-"""Operations that the engine answers, of the 1,024 of any kind that the host takes: further ones wait. The engine answers each by
-itself, so that none waits for what the program would do next; other operations may, and find room beside these.
-"""
-WAITS_FOR_OTHERS = ReceiveMessage.op  # type: ignore[attr-defined]
 HALF_PAIR = re.compile(r"(?<!\\)(?:\\\\)*(?:\\ud[89ab]..(?!\\ud[c-f])|(?<!\\ud[89ab]..)\\ud[c-f])")
 """Half a surrogate pair among the escapes of a JSON text."""
 
@@ -33,20 +28,14 @@ class GuestTransport:
     def __init__(self, completions: Completions, seed: int | None = None) -> None:
         self._completions = completions
         self._seeds = None if seed is None else random.Random(seed)
-        self._room = asyncio.Semaphore(MOST_AT_ONCE)
+        self._room = CallRoom()
 
     async def call(self, request: Any) -> Any:
         """Send a request and wait for its reply; see :class:`inferd.transport.Transport`."""
-        op = type(request).op
-        if op not in OPERATIONS or op == WAITS_FOR_OTHERS:
-            return await self._call(request)
-        async with self._room:
-            return await self._call(request)
-
-    async def _call(self, request: Any) -> Any:
-        quiet = running_loop().quiet_seconds()
-        ticket = self._completions.submit(type(request).op, _encode(self._seeded(request)), quiet)
-        return _reply(request, await self._completions.answer(ticket))
+        async with self._room.of(request):
+            quiet = running_loop().quiet_seconds()
+            ticket = self._completions.submit(type(request).op, _encode(self._seeded(request)), quiet)
+            return _reply(request, await self._completions.answer(ticket))
 
     def call_blocking(self, request: Any) -> Any:
         """Send a request, and block until its reply is there: the program's other tasks stand still."""

@@ -17,6 +17,7 @@ import anyio
 
 from inferd.protocol import Done, InferdError, InvalidRequest, LimitExceeded, NotFound
 from inferd.protocol.http import (
+    MAX_OPEN_FETCHES,
     AwaitHead,
     BeginFetch,
     BodyChunk,
@@ -41,8 +42,6 @@ from inferd_runtime.server.tenancy.quotas import NOTHING, QuotasOf, quota_exceed
 from inferd_runtime.server.tenancy.rates import MinuteBucket
 from inferd_runtime.server.tenancy.secret_store import Secret
 
-MAX_OF_CALLER = 16
-"""Requests that one run, or one script, has open."""
 BYTES_PER_MINUTE = 2 << 30
 """Of one tenant, both ways: a faster one is not refused, it waits."""
 PARTIAL = frozenset({"range", "if-range"})
@@ -86,9 +85,9 @@ class FetchAdmission:
     def admit(self, fetch: OpenFetch, now: float) -> None:
         """Note a request. Raises LimitExceeded if its caller or tenant has too many, or sends them too fast."""
         tenant, quotas = fetch.caller.tenant, self._quotas(fetch.caller.tenant)
-        if sum(self._open[one].caller is fetch.caller for one in self._of[tenant]) >= MAX_OF_CALLER:
-            text = f"{MAX_OF_CALLER} requests of this run are open already"
-            raise LimitExceeded(text, limit="open_fetches", value=MAX_OF_CALLER, raise_with="closing responses")
+        if sum(self._open[one].caller is fetch.caller for one in self._of[tenant]) >= MAX_OPEN_FETCHES:
+            text = f"{MAX_OPEN_FETCHES} requests of this run are open already"
+            raise LimitExceeded(text, limit="open_fetches", value=MAX_OPEN_FETCHES, raise_with="closing responses")
         if quotas.fetches and len(self._of[tenant]) >= quotas.fetches:
             raise quota_exceeded("fetches", quotas.fetches, f"the tenant may have {quotas.fetches} open requests", 1.0)
         most = quotas.fetches_per_minute

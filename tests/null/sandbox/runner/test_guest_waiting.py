@@ -11,13 +11,14 @@ from typing import Any
 import pytest
 
 from inferd.protocol import ConstraintError, InvalidRequest, ReceiveMessage, SendMessage, Tokenize, Tokens
+from inferd.transport.room import MOST_AT_ONCE
 from inferd_runtime.sandbox.host.pending_calls import MAX_OPEN
 from inferd_runtime.sandbox.messages import MAX_ASKED
 from inferd_runtime.sandbox.runner.blocking import GuestLock
 from inferd_runtime.sandbox.runner.completions import FOR_EVER, Completions
 from inferd_runtime.sandbox.runner.eventloop import MOST_SKIPPED, GuestEventLoop, run_to_end
 from inferd_runtime.sandbox.runner.stdio import CHUNK_BYTES, LogStream, Streams
-from inferd_runtime.sandbox.runner.transport import MOST_AT_ONCE, GuestTransport
+from inferd_runtime.sandbox.runner.transport import GuestTransport
 
 
 class PlayedHost:

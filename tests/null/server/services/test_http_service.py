@@ -25,7 +25,7 @@ from inferd_runtime.server.egress.messages import FetchOrder
 from inferd_runtime.server.egress.rules import read_rules
 from inferd_runtime.server.services.call_log import REFUSED_PER_MINUTE, CallLog
 from inferd_runtime.server.services.caller import Caller
-from inferd_runtime.server.services.http import MAX_OF_CALLER, HttpService
+from inferd_runtime.server.services.http import MAX_OPEN_FETCHES, HttpService
 from inferd_runtime.server.tenancy.quotas import Quotas
 from inferd_runtime.server.tenancy.secret_store import Secret, SecretEntry
 
@@ -146,8 +146,8 @@ async def test_a_flood_of_refused_calls_does_not_fill_the_log() -> None:
 
 
 async def test_open_requests_are_bounded_by_caller_and_tenant() -> None:
-    at = gateway(Quotas(fetches=MAX_OF_CALLER + 2))
-    heads = [await at.http.fetch(SCRIPT, StartFetch("GET", URL)) for _ in range(MAX_OF_CALLER)]
+    at = gateway(Quotas(fetches=MAX_OPEN_FETCHES + 2))
+    heads = [await at.http.fetch(SCRIPT, StartFetch("GET", URL)) for _ in range(MAX_OPEN_FETCHES)]
     with pytest.raises(LimitExceeded) as caught:
         await at.http.fetch(SCRIPT, StartFetch("GET", URL))
     assert caught.value.detail["limit"] == "open_fetches"
