@@ -241,12 +241,12 @@ class Settings:
         1024, "runs that may wait for a worker; a quarter of the places is kept for tenants that have none"
     )
     max_connections: int = setting(
-        2048,
+        4096,
         "open connections at most, of which half is kept for tenants that have none; fewer where the system "
         "allows fewer open files",
     )
     max_sockets: int = setting(
-        1024, "open sessions of scripts at most, of which half is kept for tenants that have none"
+        1024, "open sessions of scripts and of LLM clients' requests, of which half is kept for tenants that have none"
     )
     max_body_total: int = setting(64 << 20, "bytes of all requests' bodies that are read at a time")
     header_s: float = setting(10.0, "seconds that a client may take for a TLS handshake, or to send a request's head")

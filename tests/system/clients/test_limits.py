@@ -8,15 +8,18 @@ import os
 import signal
 import time
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
 
 import anthropic
 import httpx
 import openai
 import pytest
+from websockets.sync.client import connect as open_websocket
 
 from inferd_runtime.settings.settings import EngineSettings
 
-from .conftest import LiveServer, live_server
+from .conftest import TOKEN, LiveServer, live_server
 
 ASK = [{"role": "user", "content": "Hi"}]
 ENDLESS = {"ignore_eos": True}
@@ -80,18 +83,27 @@ def converse(
     return usage["input_tokens"] + (0 if responses else cached), cached
 
 
-def test_too_many_requests_at_a_time_are_told_when_to_come_back(limited: LiveServer) -> None:
-    with limited.openai() as client, limited.anthropic() as other:
-        streams = [
-            client.chat.completions.create(model="tiny", messages=ASK, stream=True, extra_body=ENDLESS)
-            for _ in range(2)
-        ]
-        with pytest.raises(openai.RateLimitError) as refused:
+def test_requests_beyond_the_sessions_of_a_tenant_wait_for_their_turn(limited: LiveServer) -> None:
+    """The third of any at once was told to come back."""
+
+    def ask(number: int) -> int:
+        body: dict[str, Any] = {"model": "tiny", "max_tokens": 3, "messages": ASK}
+        with limited.http() as client:
+            if number % 3:
+                return client.post("/v1/chat/completions", json=body).status_code
+            return client.post("/v1/embeddings", json={"model": "tiny", "input": "Hi"}).status_code
+
+    with ThreadPoolExecutor(18) as threads:
+        assert [*threads.map(ask, range(18))] == [200] * 18
+
+
+def test_requests_that_have_waited_for_too_long_are_told_when_to_come_back(limited: LiveServer) -> None:
+    url, headers = limited.url.replace("http", "ws") + "/v1/session", {"Authorization": f"Bearer {TOKEN}"}
+    with open_websocket(url, additional_headers=headers), open_websocket(url, additional_headers=headers):
+        with limited.openai() as client, pytest.raises(openai.RateLimitError) as refused:
             client.chat.completions.create(model="tiny", messages=ASK)
-        with pytest.raises(anthropic.RateLimitError) as also:
-            other.messages.create(model="tiny", messages=[{"role": "user", "content": "Hi"}], max_tokens=3)
-        for stream in streams:
-            stream.close()
+        with limited.anthropic() as client, pytest.raises(anthropic.RateLimitError) as also:
+            client.messages.create(model="tiny", messages=[{"role": "user", "content": "Hi"}], max_tokens=3)
     assert int(refused.value.response.headers["retry-after"]) >= 1
     assert int(also.value.response.headers["retry-after"]) >= 1
 

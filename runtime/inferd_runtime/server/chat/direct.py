@@ -210,11 +210,12 @@ class DirectChat:
         """Run the program in a session of the tenant's, which is closed with the block: then its generations end. The session of
         a named conversation that came to its end stays open.
 
-        Raises Unavailable without an engine, and LimitExceeded by a quota.
+        A request beyond the tenant's number of sessions waits for one. Raises Unavailable without an engine, and LimitExceeded by
+        a quota.
         """
         runtime = self._runtime
         runtime.use.admit_launch(tenant)
-        with runtime.use.socket(tenant):
+        async with runtime.use.socket_in_turn(tenant, runtime.settings.limits.wall_s, request):
             written = Written(QUEUED_MESSAGES)
             answer = DirectAnswer(written)
             async with AsyncExitStack() as held:

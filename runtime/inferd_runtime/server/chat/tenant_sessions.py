@@ -56,12 +56,14 @@ class TenantSessions:
         self._runtime = runtime
 
     @asynccontextmanager
-    async def open(self, tenant: str) -> AsyncIterator[EngineCalls]:
-        """Open a session for the block; it counts as one of the tenant's sockets. Raises Unavailable, and LimitExceeded."""
-        with self._runtime.use.socket(tenant):
-            async with self.channel(tenant) as opened:
-                with opened.reading() as session:
-                    yield EngineCalls(session)
+    async def open(self, tenant: str, request: object = None) -> AsyncIterator[EngineCalls]:
+        """Open a session for the block; it counts as one of the tenant's sockets, and waits for its turn to be one. ``request``:
+        what is held meanwhile. Raises Unavailable, and LimitExceeded.
+        """
+        place = self._runtime.use.socket_in_turn(tenant, self._runtime.settings.limits.wall_s, request)
+        async with place, self.channel(tenant) as opened:
+            with opened.reading() as session:
+                yield EngineCalls(session)
 
     @asynccontextmanager
     async def channel(self, tenant: str) -> AsyncIterator[TenantChannel]:

@@ -101,7 +101,7 @@ class ModelApi:
         target = await self.chat.serving.model_target(query.model, tenant)
         vectors: list[str] = []
         used = 0
-        async with self.sessions.open(tenant) as calls:
+        async with self.sessions.open(tenant, query) as calls:
             inputs = await self._cut_inputs(query, target.model, calls)
             texts = [each for each in inputs if isinstance(each, str)]
             tokens = [each for each in inputs if not isinstance(each, str)]
@@ -172,7 +172,7 @@ class ModelApi:
         """Return a request's prompt, as the model that the client names reads it. Raises NotFound, Unavailable."""
         tenant = request.scope[TENANT_KEY]
         target = await self.chat.serving.target(model, tenant)
-        async with self.sessions.open(tenant) as calls:
+        async with self.sessions.open(tenant, asked) as calls:
             token = use_transport(calls)
             try:
                 return await rendered(replace(asked, model=target.model), with_text=True)
@@ -180,7 +180,7 @@ class ModelApi:
                 restore_transport(token)
 
     async def _ask(self, request: Request, asked: Any) -> Any:
-        async with self.sessions.open(request.scope[TENANT_KEY]) as calls:
+        async with self.sessions.open(request.scope[TENANT_KEY], asked) as calls:
             return await calls.call(asked)
 
     def info(self, name: str = "") -> ModelInfo:

@@ -12,8 +12,8 @@ RESERVED_FILES = 256
 """Left for everything but clients: children, databases, the engine's and the workers' sockets, logs."""
 FILES_OF_A_SESSION = 4
 """What a script's session opens: its connection, and a ZeroMQ socket with a mailbox, its link, and one to spare."""
-NEWCOMERS = 4
-"""One connection in this many may be one that has not shown a token."""
+NEWCOMERS, MOST_NEWCOMERS = 4, 512
+"""One connection in this many, and no more of them, may be one that has not shown a token."""
 
 
 def connections_at_most(settings: Settings, files: int) -> int:
@@ -21,16 +21,21 @@ def connections_at_most(settings: Settings, files: int) -> int:
     return max(min(settings.max_connections, (files - RESERVED_FILES) // FILES_OF_A_SESSION), NEWCOMERS)
 
 
+def newcomers_at_most(settings: Settings, files: int) -> int:
+    """Return how many of these may be without a token."""
+    return min(connections_at_most(settings, files) // NEWCOMERS, MOST_NEWCOMERS)
+
+
 def table_limits(settings: Settings, files: int) -> TableLimits:
     """Return the limits of connections that have shown no token."""
-    newcomers = connections_at_most(settings, files) // NEWCOMERS
+    newcomers = newcomers_at_most(settings, files)
     patience = Patience(settings.header_s, settings.body_s, settings.keep_alive_s, settings.unread_s)
     return TableLimits(patience, newcomers, max(newcomers // 2, 1))
 
 
 def shared_sizes(settings: Settings, files: int) -> SharedSizes:
     """Return what all tenants have together."""
-    known = connections_at_most(settings, files) * (NEWCOMERS - 1) // NEWCOMERS
+    known = connections_at_most(settings, files) - newcomers_at_most(settings, files)
     one_body = max(settings.max_body_bytes, MAX_EXPORT_BYTES)
     body_bytes = max(settings.max_body_total, 2 * one_body)
     return SharedSizes(min(settings.max_sockets, known), known, body_bytes, one_body)

@@ -44,8 +44,8 @@ class Quotas:
     kept_bytes: int = 32 << 20
     """Bytes that are kept of all runs: arguments, events, results, errors."""
     sockets: int = 64
-    """Open sessions of scripts."""
-    connections: int = 128
+    """Open sessions: of scripts, and of requests of LLM clients. A request beyond them waits for one."""
+    connections: int = 256
     """Open connections that have shown one of the tenant's tokens, sockets included."""
     programs: int = 500
     """Uploaded programs."""

@@ -8,6 +8,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 
 from inferd.protocol import LimitExceeded
+from inferd_runtime.change_signal import ChangeSignal
 
 
 @dataclass(frozen=True)
@@ -38,6 +39,7 @@ class SharedPlaces:
     def __init__(self, rule: ShareRule, name: str, setting: str) -> None:
         self.rule = rule
         self.used = 0
+        self.freed = ChangeSignal()
         self._name = name
         self._setting = setting
         self._held: Counter[str] = Counter()
@@ -74,6 +76,11 @@ class SharedPlaces:
         self._held[tenant] -= amount
         if not self._held[tenant]:
             del self._held[tenant]
+        self.freed.wake()
+
+    def has_room(self, tenant: str) -> bool:
+        """Return True if the rule lets a tenant take a place."""
+        return self.rule.allows(self._held[tenant], self.used)
 
     @contextmanager
     def holding(self, tenant: str, amount: int = 1) -> Iterator[None]:

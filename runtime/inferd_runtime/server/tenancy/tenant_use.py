@@ -4,10 +4,15 @@ from __future__ import annotations
 
 import time
 from collections import Counter, defaultdict
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import AsyncIterator, Callable, Iterator
+from contextlib import asynccontextmanager, contextmanager
 from dataclasses import dataclass
+from functools import partial
 
+import anyio
+import msgspec
+
+from inferd_runtime.change_signal import ChangeSignal
 from inferd_runtime.server.tenancy.quotas import QuotasOf, quota_exceeded
 from inferd_runtime.server.tenancy.rates import MinuteBucket
 from inferd_runtime.server.tenancy.shares import SharedPlaces, ShareRule
@@ -33,6 +38,24 @@ class SharedSizes:
         return ShareRule(self.body_bytes, self.body_bytes // 2 // self.one_body, self.one_body)
 
 
+class WaitingLine:
+    """Requests of one tenant that wait for a place, in the order in which they came."""
+
+    def __init__(self) -> None:
+        self.waiting = 0
+        self._first = anyio.Lock()
+
+    async def turn(self, has_room: Callable[[], bool], freed: ChangeSignal) -> None:
+        """Wait for room, behind those that came before."""
+        self.waiting += 1
+        try:
+            async with self._first:
+                while not has_room():
+                    await freed.wait()
+        finally:
+            self.waiting -= 1
+
+
 class TenantUse:
     """Admits what tenants ask for, by their quotas and by what is kept for others. Belongs to one thread."""
 
@@ -49,6 +72,7 @@ class TenantUse:
         self.produced: Counter[str] = Counter()
         """Tokens that were generated since the start, by tenant."""
         self._clock = clock
+        self._lines: defaultdict[str, WaitingLine] = defaultdict(WaitingLine)
         self._launches: defaultdict[str, MinuteBucket] = defaultdict(MinuteBucket)
         self._tokens: defaultdict[str, MinuteBucket] = defaultdict(MinuteBucket)
 
@@ -86,10 +110,30 @@ class TenantUse:
     @contextmanager
     def socket(self, tenant: str) -> Iterator[None]:
         """Count a session of a script while the body runs. Raises LimitExceeded."""
-        self._check_count(tenant, "sockets", self.sockets, "open sessions of scripts")
+        self._check_count(tenant, "sockets", self.sockets, "open sessions of scripts and requests of LLM clients")
         self.check_tokens(tenant)
         with self.sockets.holding(tenant):
             yield
+
+    @asynccontextmanager
+    async def socket_in_turn(self, tenant: str, seconds: float, request: object) -> AsyncIterator[None]:
+        """As :meth:`socket`, but where there is no place wait for one, for so many seconds, behind those that came before.
+
+        ``request``: what is held meanwhile. Raises LimitExceeded where that is too much, too.
+        """
+        line = self._lines[tenant]
+        if line.waiting or not self._has_socket(tenant):
+            size = len(msgspec.json.encode(request))
+            with self.outstanding.holding(tenant, size), anyio.move_on_after(seconds):
+                await line.turn(partial(self._has_socket, tenant), self.sockets.freed)
+        if not line.waiting:
+            self._lines.pop(tenant, None)
+        with self.socket(tenant):
+            yield
+
+    def _has_socket(self, tenant: str) -> bool:
+        most = self.quotas(tenant).sockets
+        return not (most and self.sockets.held(tenant) >= most) and self.sockets.has_room(tenant)
 
     def add_connection(self, tenant: str) -> None:
         """Count an open connection; give it back to ``connections``. Raises LimitExceeded."""

@@ -4,13 +4,15 @@ from __future__ import annotations
 
 from contextlib import ExitStack
 
+import anyio
+import anyio.lowlevel
 import pytest
 from hypothesis import given, strategies as st
 
 from inferd.protocol import LimitExceeded
 from inferd_runtime.server.tenancy.quotas import Quotas, same_for_all
 from inferd_runtime.server.tenancy.rates import MinuteBucket
-from inferd_runtime.server.tenancy.tenant_use import SharedSizes, TenantUse
+from inferd_runtime.server.tenancy.tenant_use import OUTSTANDING_RULE, SharedSizes, TenantUse
 
 
 class FakeClock:
@@ -112,3 +114,56 @@ def test_bodies_that_are_being_read_leave_room_for_one_of_another_tenant() -> No
     use.bodies.take("ann", 4)
     with pytest.raises(LimitExceeded):
         use.bodies.take("ann", 1)
+
+
+@pytest.mark.anyio
+async def test_requests_beyond_the_sessions_of_a_tenant_have_them_in_turn() -> None:
+    """They were refused with 429: of 500 at once, a client of OpenAI's got 361 answers."""
+    use = use_with(FakeClock(), sockets=2)
+    order: list[int] = []
+    most = 0
+
+    async def request(number: int) -> None:
+        nonlocal most
+        async with use.socket_in_turn("eve", 60.0, {"number": number}):
+            order.append(number)
+            most = max(most, use.sockets.held("eve"))
+            await anyio.lowlevel.checkpoint()
+
+    async with anyio.create_task_group() as tasks:
+        for number in range(20):
+            tasks.start_soon(request, number)
+    assert (order, most) == ([*range(20)], 2)
+    assert use.sockets.used == use.outstanding.used == 0
+
+
+@pytest.mark.anyio
+async def test_who_leaves_the_line_or_has_waited_for_too_long_keeps_nobody_waiting() -> None:
+    use = use_with(FakeClock(), sockets=1)
+    served = anyio.Event()
+
+    async def request(seconds: float) -> None:
+        async with use.socket_in_turn("eve", seconds, "x"):
+            served.set()
+
+    async with anyio.create_task_group() as tasks:
+        with use.socket("eve"):
+            with anyio.CancelScope() as left:
+                tasks.start_soon(request, 60.0)
+                left.cancel()
+                await request(60.0)
+            with pytest.raises(LimitExceeded, match="1 open sessions"):
+                await request(0.01)
+            async with use.socket_in_turn("ann", 0.0, "x"):
+                assert not served.is_set()
+        await served.wait()
+    assert use.sockets.used == use.outstanding.used == 0
+
+
+@pytest.mark.anyio
+async def test_what_waits_for_a_session_is_held_against_its_tenants_room() -> None:
+    use = use_with(FakeClock(), sockets=1)
+    use.outstanding.take("eve", OUTSTANDING_RULE.capacity - OUTSTANDING_RULE.guarded * OUTSTANDING_RULE.share - 100)
+    with use.socket("eve"), pytest.raises(LimitExceeded, match="outstanding_bytes"):
+        async with use.socket_in_turn("eve", 60.0, "x" * 100):
+            pass
