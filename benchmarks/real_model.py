@@ -57,6 +57,8 @@ QUICK_TOKENS = 40
 NEVER = 3600.0
 KINDS = {"copy": "copy", "json": "json", "code": "code_edit", "agent": "agent", "prose": "prose"}
 LOOKUPS = (10, 16)
+F32 = "f32"
+"""Everything in float32, as the peers that are compared with it compute."""
 Figures = dict[str, float]
 Arms = Mapping[str, Callable[[], Run]]
 
@@ -90,11 +92,11 @@ class Bench:
 
     @property
     def ours(self) -> SpeculationArm:
-        """Our engine with the weights as they are, or as ``--weights`` says."""
+        """Our engine as it comes, or as ``--weights`` says."""
         return self.ours_in(self._weights)
 
     def _ours_in(self, bits: str) -> SpeculationArm:
-        options = {} if bits == "f32" else {"weights": bits}
+        options = {"": {}, F32: {"dtype": "float32"}}.get(bits, {"weights": bits})
         return SpeculationArm(self.model, "", 1, **options)
 
     @cached_property
@@ -134,7 +136,9 @@ def parse() -> argparse.Namespace:
     parser.add_argument("--prepare", action="store_true", help="fetch llama.cpp, make its files, and measure nothing")
     parser.add_argument("--model", default="smollm2-135m")
     parser.add_argument(
-        "--weights", default="f32", help="how we hold them where no peer has other ones: f32, int8 or int4"
+        "--weights",
+        default="",
+        help="what is ours where no peer has anything else: f32, int8 or int4; default: inferd's own",
     )
     parser.add_argument("--only", default=",".join(PARTS), help="parts, separated by commas")
     return parser.parse_args()
@@ -183,10 +187,10 @@ def distinct(count: int, tokens: int) -> list[Prompt]:
 
 def single(bench: Bench) -> Figures:
     """One stream beside transformers."""
-    prompts = distinct(1, bench.extent(24, 12))
-    ids = [bench.ours.tokens(prompt) for prompt in prompts]
+    prompts, ours = distinct(1, bench.extent(24, 12)), bench.ours_in(F32)
+    ids = [ours.tokens(prompt) for prompt in prompts]
     arms = {
-        "ours": partial(bench.ours.run, prompts, 1, bench.ours.none, cold=True),
+        "ours": partial(ours.run, prompts, 1, ours.none, cold=True),
         "transformers": partial(bench.theirs.run, ids, prompts[0].max_tokens, {}),
     }
     runs = compare("one stream", arms, bench.rounds, ["ours"])
@@ -227,11 +231,11 @@ def streams8(bench: Bench) -> Figures:
 def streams32(bench: Bench) -> Figures:
     """32 streams beside transformers' continuous batching."""
     tokens = bench.extent(12, 3)
-    prompts = distinct(32, tokens)
-    ids = [bench.ours.tokens(prompt) for prompt in prompts]
+    prompts, ours = distinct(32, tokens), bench.ours_in(F32)
+    ids = [ours.tokens(prompt) for prompt in prompts]
     theirs = batched(bench.model, 32, max(map(len, ids)) + tokens)
     arms = {
-        "ours": partial(bench.ours.run, prompts, 32, bench.ours.none, cold=True),
+        "ours": partial(ours.run, prompts, 32, ours.none, cold=True),
         "generate_batch": partial(theirs, ids, tokens),
     }
     runs = compare("32 streams", arms, bench.rounds, ["ours"])

@@ -395,6 +395,7 @@ def test_of_weights_in_four_bits_the_head_has_eight_but_where_it_came_in_four() 
     assert plan.rows16
     assert plan_holding(dense, "int8").ways["head"].name == "w8a16"
     assert not plan_holding(dense).rows16
+    assert plan_holding(dense, rows16=True).rows16
 
 
 @needs_kernels

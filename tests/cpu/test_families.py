@@ -203,8 +203,8 @@ with the scalings of the rotation that are called `linear`, `yarn`, Llama 3's an
 that a file says of its model is refused by name, as are weights that the model has no place for. A byte-level vocabulary that
 names no splits is refused, too, with the command that writes the name into the file: llama.cpp warns, and takes `default`. An
 answer ends with the tokens that the file names, and with those that are known to end a turn. On a CPU with AVX2 and a
-compiler the weights of Llama-shaped models are
-held in these blocks, whose products are those of the plain numbers in float32: Q4_0, Q4_1, Q5_0, Q5_1, Q8_0, Q2_K, Q3_K, Q4_K,
+compiler the weights of Llama-shaped models are held in these blocks, whose products with `--dtype float32` are
+those of the plain numbers: Q4_0, Q4_1, Q5_0, Q5_1, Q8_0, Q2_K, Q3_K, Q4_K,
 Q5_K, Q6_K, IQ4_NL and IQ4_XS, mixed as files mix them. They take what they take in the file; of Q4_0 and Q2_K a weight takes half
 a bit more, of Q3_K, Q4_K and Q5_K an eighth. Plain numbers of other kinds are held as any others are. `--weights` rounds anew:
 with `int4` only Q4_0 and Q4_1 stay what they were.
@@ -219,7 +219,10 @@ the checkpoint lacks (transformers would fill them with random numbers) or that 
 embedding.
 
 The dtype is float32 on the CPU and the checkpoint's own on other devices, unless the model's options say float32, bfloat16 or
-float16. The device is the CPU unless they say otherwise. `auto` is bfloat16 on the CPU for a checkpoint that is in it, where
+float16. Before weights that are held in blocks, as a GGUF file's are, a row is rounded to 16 bits for each group of inputs where
+the processor has AVX-512 VNNI and no matrix unit, unless the options say float32: steps are a third to a half faster
+([decision 36](decisions/0036-the-cpu-has-kernels-of-our-own.md)). The device is the CPU unless they say otherwise.
+`auto` is bfloat16 on the CPU for a checkpoint that is in it, where
 that was measured to be faster, else float32. Weights of Llama-shaped models are held on the CPU in the form that was measured
 to be fastest for their shape (as they are, in oneDNN's blocks, or in half precision where that holds every number), once for
 a machine. `--weights` holds them in less: `half` (float16, arithmetic in float32), `int8` (a scale for each output) or `int4`

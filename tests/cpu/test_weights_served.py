@@ -10,6 +10,7 @@ from drafted_bits import TEXTS, check_drafts
 from inferd import protocol as p
 from inferd.protocol import InvalidRequest
 from inferd_runtime.engine.scheduling.fairness import StepCost
+from inferd_runtime.kernels.native.blocks import ROWS16, _product
 from inferd_runtime.models.options import ModelOptions
 from inferd_runtime.models.store.store import ModelStore
 from inferd_runtime.server.engine_process import serving
@@ -21,7 +22,7 @@ from inferd_runtime.testing.direct import DirectSession
 
 REAL = "smollm2-135m"
 HELD = ("tiny,dtype=bfloat16", "tiny,weights=half", "tiny,weights=int8", "tiny,weights=int4")
-REAL_HELD = ("dtype=float32", "dtype=bfloat16", "weights=half", "weights=int8", "weights=int4")
+REAL_HELD = ("dtype=float32", "dtype=bfloat16", "", "weights=half", "weights=int8", "weights=int4")
 SAMPLERS = (p.Sampling(), p.Sampling(temperature=0.8, seed=3), p.Sampling(temperature=1.2, top_p=0.9, seed=11))
 
 
@@ -43,7 +44,7 @@ def real(request: pytest.FixtureRequest) -> Iterator[DirectSession]:
     with pytest.MonkeyPatch.context() as patch:
         # What a step costs is of no interest here, and takes longer to measure than the tests.
         patch.setattr(serving, "step_costs", lambda model: (StepCost(), StepTimes.linear(1.0, 1e-3)))
-        session = opened(f"{REAL},{request.param}")
+        session = opened(",".join(filter(None, (REAL, request.param))))
     yield session
     session.close()
 
@@ -59,9 +60,25 @@ def test_a_draft_changes_no_bit_of_the_real_model(real: DirectSession, monkeypat
     assert sum(check_drafts(real, text, sampling, monkeypatch, 32) for text, sampling in pairs) > 5
 
 
+@pytest.mark.real
+@pytest.mark.parametrize("dtype", ["", "auto", "float32"])
+def test_rows_are_rounded_for_weights_in_blocks_unless_float32_is_asked_for(dtype: str) -> None:
+    if ModelStore().find(REAL) is None:
+        pytest.skip(f"{REAL} is not here: `inferd pull {REAL}` brings it")
+    model = serve_model(EngineSettings(model=(ModelOptions(REAL, dtype=dtype),), threads=1))
+    rounds = dtype != "float32" and _product("blocks4", rows16=True).__name__ == ROWS16
+    assert model.info.fingerprint.endswith("-rows16") is rounds
+    assert SpeculationRequest.of(p.StartGenerate(0, system_speculation=True), model).settings.tree is not rounds
+
+
 @pytest.mark.parametrize(
     ("text", "trees"),
-    [("tiny", True), ("tiny,weights=half", True), ("tiny,dtype=bfloat16", False), ("tiny,weights=int8", False)],
+    [
+        ("tiny", True),
+        ("tiny,weights=half", True),
+        ("tiny,dtype=bfloat16", False),
+        ("tiny,weights=int8", False),
+    ],
 )
 def test_trees_are_drafted_only_where_results_are_not_rounded(text: str, trees: bool) -> None:
     """A tree's keys are added up in another order than a chain's: in float32 that is far below what tells tokens apart."""

@@ -31,6 +31,11 @@ class ModelOptions:
     pages: int = 0
     weights: str = ""
 
+    @property
+    def rows16(self) -> bool:
+        """True if rows may be rounded to 16 bits where weights are in blocks on the CPU: nobody has asked for float32."""
+        return self.dtype in ("", AUTO) and not self.weights and self.device in ("", "cpu")
+
     @classmethod
     def parse(cls, text: str) -> ModelOptions:
         """Read ``NAME[,key=value]``. Raises InvalidRequest that names the part that is wrong."""

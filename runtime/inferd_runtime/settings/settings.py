@@ -44,8 +44,9 @@ class EngineSettings:
     device: str = setting("cpu", "cpu, cuda or cuda:N, for models that say nothing else")
     dtype: str = setting(
         "",
-        "float32, bfloat16, float16 or auto; default: float32 on the CPU, else the checkpoint's own; auto: on the CPU "
-        "bfloat16 where the checkpoint is in it and that was measured to be faster",
+        "float32, bfloat16, float16 or auto; default: on the CPU float32, with rows of 16 bits before weights in blocks (as a "
+        "GGUF file's) where those are faster, else the checkpoint's own; auto: on the CPU bfloat16 where the checkpoint is in it "
+        "and that was measured to be faster",
     )
     weights: Literal["", "half", "fp8", "int8", "int4"] = setting(
         "",

@@ -56,8 +56,8 @@ class DriverOptions:
     see :class:`~inferd_runtime.engine.engine.EngineOptions`. ``kv_dtype`` "" is the model's own, or fp8. ``graphs``: whether
     steps are recorded as CUDA graphs. ``products``: how few rows are multiplied, see
     :func:`~inferd_runtime.engine.drivers.product_choice.choose_products`. ``weights``: how they are held on the CPU, see
-    :func:`~inferd_runtime.models.weights.held.plan_holding`. ``beside``: steps run beside another model's on the same GPU, on a
-    stream of their own, and before what waits there.
+    :func:`~inferd_runtime.models.weights.held.plan_holding`, as ``rows16``. ``beside``: steps run beside another model's on the
+    same GPU, on a stream of their own, and before what waits there.
     """
 
     pages: int
@@ -69,6 +69,7 @@ class DriverOptions:
     graphs: bool = True
     products: str = "auto"
     weights: str = ""
+    rows16: bool = False
     beside: bool = False
 
 
@@ -196,7 +197,7 @@ def fused_pass(loaded: LoadedModel, options: DriverOptions) -> ModelPass | None:
         return fused
     store = PackedStore(loaded.source, next(loaded.module.parameters()).dtype, options.weights)
     blocks = host_blocks(len(fused.layers), loaded.stored or {})
-    return hold_as(fused, loaded.module, options.weights, store, blocks, loaded.source)
+    return hold_as(fused, loaded.module, options.weights, store, blocks, loaded.source, rows16=options.rows16)
 
 
 def measured_step_bytes(

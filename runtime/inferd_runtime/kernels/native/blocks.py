@@ -30,7 +30,7 @@ class BlockKernels:
 class BlockWeight:
     """A packed weight with the function of its form: looked up once, because a step of a small model has hundreds of products.
 
-    ``rows16``: rows may be rounded to 16 bits for each group of inputs, where that is faster.
+    ``rows16``: rows may be rounded to 16 bits for each group of inputs, where that is faster; then whether they are.
     """
 
     def __init__(self, packed: Tensor, *, rows16: bool = False) -> None:
@@ -39,6 +39,7 @@ class BlockWeight:
         self.outputs = packed.shape[0] * LANES
         self._packed = packed
         self._product, self._at = product, packed.data_ptr()
+        self.rows16 = rows16 and product.__name__ == ROWS16
 
     def multiply(self, rows: Tensor, onto: Tensor, first: int = 0, *, add: bool = False) -> None:
         """Write the products of rows float32[T, in] to ``onto`` float32[T, n], its columns from ``first`` on.

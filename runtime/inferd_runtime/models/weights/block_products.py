@@ -1,7 +1,7 @@
 """Products of weights in blocks by code of our own: rows, unpacked weights and sums are float32.
 
-So weights that came in such blocks are multiplied as exactly as in float32, at a fifth of the bytes. Where an operator has chosen
-weights of 8 or 4 bits, rows may have 16 bits.
+So weights that came in such blocks are multiplied as exactly as in float32, at a fifth of the bytes. Where nobody has asked for
+float32, rows may have 16 bits.
 """
 
 from __future__ import annotations
@@ -31,6 +31,7 @@ class BlockProduct(HeldProduct):
     ) -> None:
         self.packed, self.bytes = packed, sum(part.nbytes for part in packed)
         self._parts, self._bias = [BlockWeight(part, rows16=rows16) for part in packed], bias
+        self.rows16 = any(part.rows16 for part in self._parts)
         self._width = sum(part.outputs for part in self._parts)
         self._outputs = outputs or self._width
 

@@ -63,10 +63,13 @@ def named_products(fused: FusedPass) -> dict[str, DenseProduct]:
     return dict(zip([*names, HEAD], dense_products(fused), strict=True))
 
 
-def plan_holding(fused: FusedPass, weights: str = "", kept: Mapping[str, PackedParts] | None = None) -> HoldingPlan:
+def plan_holding(
+    fused: FusedPass, weights: str = "", kept: Mapping[str, PackedParts] | None = None, *, rows16: bool = False
+) -> HoldingPlan:
     """Return how the weights of a dense pass are held: "half", "int8", "int4", or "" for what is fastest here and exact.
 
-    ``kept``: which weights an earlier start held in blocks; None if there was none. Raises InvalidRequest that names a shape
+    ``kept``: which weights an earlier start held in blocks; None if there was none. ``rows16``: of rows that are multiplied with
+    weights in blocks 16 bits are enough. Raises InvalidRequest that names a shape
     which cannot be held so.
     """
     products = named_products(fused)
@@ -74,15 +77,14 @@ def plan_holding(fused: FusedPass, weights: str = "", kept: Mapping[str, PackedP
     open_ = {name: product for name, product in products.items() if name not in packed}
     if weights:
         found = {name: _ways_that_hold(name, product, weights) for name, product in open_.items()}
-        return HoldingPlan(
-            _fastest(open_, found), packed, narrow=True, rows16=not A16_WAYS.keys().isdisjoint(FORMS[weights])
-        )
+        rows16 = not A16_WAYS.keys().isdisjoint(FORMS[weights])
+        return HoldingPlan(_fastest(open_, found), packed, narrow=True, rows16=rows16)
     exact = _exact(open_) if kept is None else {}
     plain = PLAIN_WAYS + (HALF_WAYS if _all_half([each for name, each in open_.items() if name not in exact]) else ())
     found = {name: (*PLAIN_WAYS, form_of(exact[name])) if name in exact else plain for name in open_}
     ways = _fastest(open_, found)
     packed |= {name: (one,) for name, one in exact.items() if ways[name].name == form_of(one)}
-    return HoldingPlan(ways, packed)
+    return HoldingPlan(ways, packed, rows16=rows16)
 
 
 def _exact(products: Mapping[str, DenseProduct]) -> dict[str, Packed]:
@@ -149,6 +151,8 @@ def hold_as(
     store: PackedStore,
     blocks: Mapping[str, PackedParts] | None = None,
     source: str = "",
+    *,
+    rows16: bool = False,
 ) -> FusedPass:
     """Return the pass over weights that are held as :func:`plan_holding` plans. What has to be packed for it is kept.
 
@@ -159,7 +163,7 @@ def hold_as(
     found = kept
     if kept is None and not weights and products_dtype(named_products(fused)) == torch.float32:
         found = file_blocks(source, len(fused.layers)) or None
-    held_pass = hold(fused, module, plan_holding(fused, weights, found))
+    held_pass = hold(fused, module, plan_holding(fused, weights, found, rows16=rows16))
     if kept is None:
         products = {
             f"{at}.{name}": each for at, layer in enumerate(held_pass.layers) for name, each in layer.products().items()
@@ -173,11 +177,20 @@ def hold_as(
     return held_pass
 
 
+def all_products(run: FusedPass) -> list[Product]:
+    """Return the products of a pass, the head's last."""
+    return [*(product for layer in run.layers for product in layer.products().values()), run.head]
+
+
+def rounds_rows(run: FusedPass) -> bool:
+    """Return True if rows are rounded to 16 bits for some of a pass's products."""
+    return any(isinstance(product, BlockProduct) and product.rows16 for product in all_products(run))
+
+
 def held_bytes(run: FusedPass) -> int:
     """Return the bytes of all matrices of a pass, of one that a head shares with the embedding once."""
-    products = [*(product for layer in run.layers for product in layer.products().values()), run.head]
     sizes = {id(run.embedding): run.embedding.nbytes}
-    for product in products:
+    for product in all_products(run):
         if isinstance(product, HeldProduct):
             sizes[id(product)] = product.bytes
         elif isinstance(product, DenseProduct):

@@ -26,7 +26,9 @@ from inferd_runtime.models.loaded import LoadedModel
 from inferd_runtime.models.loading import load, size_of
 from inferd_runtime.models.options import ModelOptions
 from inferd_runtime.models.parallel import use_threads
+from inferd_runtime.models.passes.fused import FusedPass
 from inferd_runtime.models.proved.store import ProofStore
+from inferd_runtime.models.weights.held import rounds_rows
 from inferd_runtime.phases import Phases
 from inferd_runtime.server.engine_process.draft_models import draft_engine_settings
 from inferd_runtime.server.engine_process.followers import Followers
@@ -78,7 +80,7 @@ class DrivenModel:
         fewer bits, that could change a token.
         """
         like = next(self.loaded.module.parameters())
-        exact = like.dtype == torch.float32 and self.options.weights in ("", "half")
+        exact = like.dtype == torch.float32 and self.options.weights in ("", "half") and not _rounds_rows(self.driver)
         return exact or like.device.type != "cpu"
 
 
@@ -104,12 +106,24 @@ def load_drivers(settings: EngineSettings, plan: ModelPlan, followers: Followers
     beside = [False] * len(plan.served) + [True] * len(plan.drafts)
     drivers = [_build_driver(*one, followers) for one in zip(each, plan.all, loaded, pages, beside, strict=True)]
     phases.end("weights, cache")
-    return [DrivenModel(*one) for one in zip(each, plan.all, loaded, drivers, strict=True)]
+    return [_driven(*one) for one in zip(each, plan.all, loaded, drivers, strict=True)]
 
 
 def _with_weights(model: ModelOptions, loaded: LoadedModel) -> LoadedModel:
     """Return the model under a fingerprint of its own where its weights are held in less: cached keys and values differ."""
     return replace(loaded, fingerprint=f"{loaded.fingerprint}-{model.weights}") if model.weights else loaded
+
+
+def _driven(settings: EngineSettings, model: ModelOptions, loaded: LoadedModel, driver: ServingDriver) -> DrivenModel:
+    """Return a model with its driver, under a fingerprint of its own where rows are rounded although weights are not."""
+    if not model.weights and _rounds_rows(driver):
+        loaded = replace(loaded, fingerprint=f"{loaded.fingerprint}-rows16")
+    return DrivenModel(settings, model, loaded, driver)
+
+
+def _rounds_rows(driver: ServingDriver) -> bool:
+    run = driver.run if isinstance(driver, TorchDriver) else None
+    return isinstance(run, FusedPass) and rounds_rows(run)
 
 
 def step_costs(model: DrivenModel) -> tuple[StepCost, StepTimes]:
@@ -184,5 +198,6 @@ def _free_bytes(settings: EngineSettings, loaded: Sequence[LoadedModel], followe
 def _build_driver(
     settings: EngineSettings, model: ModelOptions, loaded: LoadedModel, pages: int, beside: bool, followers: Followers
 ) -> ServingDriver:
-    options = replace(driver_options(settings, pages, model.weights, model.device), beside=beside)
+    options = driver_options(settings, pages, model.weights, model.device)
+    options = replace(options, beside=beside, rows16=model.rows16)
     return followers.lead(loaded, options) if settings.tensor_parallel > 1 else build_driver(loaded, options)
