@@ -57,6 +57,16 @@ def test_both_passes_serve_the_embedded_model(plain: bool) -> None:
     session.close()
 
 
+def test_products_of_float32_are_float32_whatever_the_environment_says() -> None:
+    """Images of PyTorch's vendors set TORCH_ALLOW_TF32_CUBLAS_OVERRIDE."""
+    torch.set_float32_matmul_precision("high")
+    try:
+        load("tiny")
+        assert torch.get_float32_matmul_precision() == "highest"
+    finally:
+        torch.set_float32_matmul_precision("highest")
+
+
 def test_a_missing_model_is_named(tmp_path: Path) -> None:
     with pytest.raises(NotFound, match="no-such-folder"):
         load(str(tmp_path / "no-such-folder"))

@@ -59,6 +59,8 @@ def load(
     when it cannot be served.
     """
     source, number = resolve(name), _dtype(dtype, device)
+    # Some images set TORCH_ALLOW_TF32_CUBLAS_OVERRIDE: products of float32, of positions too, would keep 10 bits of mantissa.
+    torch.set_float32_matmul_precision("highest")
     proof = _proof(name, device, dtype, ranks, proofs)
     if proof is not None:
         return _load_proved(name, source, proof)
