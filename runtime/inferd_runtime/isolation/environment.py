@@ -19,9 +19,9 @@ NETWORK = (
     "CURL_CA_BUNDLE", "REQUESTS_CA_BUNDLE", "SSL_CERT_",
 )  # fmt: skip
 LIBRARIES = (
-    "CUDA_", "GLOO_", "GOMP_", "HF_", "HUGGING_FACE_", "HUGGINGFACE_", "KMP_", "LD_LIBRARY_PATH", "MKL_", "NCCL_", "NUMEXPR_",
-    "NVIDIA_", "OMP_", "OPENBLAS_", "PYTORCH_", "RAYON_", "SAFETENSORS_", "TOKENIZERS_", "TORCH", "TRANSFORMERS_", "TRITON_",
-    "USER",
+    "CC", "CUDA_", "GLOO_", "GOMP_", "HF_", "HUGGING_FACE_", "HUGGINGFACE_", "KMP_", "LD_LIBRARY_PATH", "MKL_", "NCCL_",
+    "NUMEXPR_", "NVIDIA_", "OMP_", "OPENBLAS_", "PYTORCH_", "RAYON_", "SAFETENSORS_", "TOKENIZERS_", "TORCH", "TRANSFORMERS_",
+    "TRITON_", "USER",
 )  # fmt: skip
 ALLOWED: Mapping[ChildKind, tuple[str, ...]] = {
     ChildKind.WORKER: LANGUAGE,

@@ -87,7 +87,7 @@ def test_the_standard_library_comes_first_and_other_packages_last() -> None:
 SECRETS = {
     "HF_TOKEN": "s", "INFERD_TOKEN": "s", "AWS_SECRET_ACCESS_KEY": "s", "HTTPS_PROXY": "http://user:pw@proxy",
     "SSH_AUTH_SOCK": "s", "PYTHONPATH": "s", "LD_PRELOAD": "s", "LANG": "C.UTF-8", "HOME": "/home/me",
-    "CUDA_VISIBLE_DEVICES": "0", "OMP_NUM_THREADS": "2",
+    "CUDA_VISIBLE_DEVICES": "0", "OMP_NUM_THREADS": "2", "CC": "/opt/cc",
 }  # fmt: skip
 
 
@@ -103,7 +103,8 @@ def test_what_runs_and_reads_strangers_text_gets_nothing_of_the_environment(kind
 
 
 def test_what_loads_models_gets_what_its_libraries_read() -> None:
-    wanted = {"HF_TOKEN", "HTTPS_PROXY", "LANG", "HOME", "CUDA_VISIBLE_DEVICES", "OMP_NUM_THREADS"}
+    """Triton compiles its launcher by what CC names: there may be no other compiler."""
+    wanted = {"HF_TOKEN", "HTTPS_PROXY", "LANG", "HOME", "CUDA_VISIBLE_DEVICES", "OMP_NUM_THREADS", "CC"}
     assert order_environment(ChildKind.MODEL, SECRETS).keys() == wanted
 
 
