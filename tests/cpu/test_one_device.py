@@ -34,6 +34,7 @@ from inferd_runtime.engine.sampling.device_sampling import (
 )
 from inferd_runtime.engine.scheduling.costs import _batch
 from inferd_runtime.kernels.suite import reference_kernels
+from inferd_runtime.kv.table import PageCopy
 from inferd_runtime.models.batch import Batch
 from inferd_runtime.models.loading import load
 from inferd_runtime.models.passes.fused import assembled
@@ -169,3 +170,14 @@ def test_the_reference_and_the_caches_operations_mix_no_devices(driver: CudaDriv
         moved.move_tokens([1, 2], [3, 4])
         moved.write_pages([1, 2], np.zeros((2, driver.page_bytes), np.uint8))
     driver.start_reading([1, 2, 3])
+
+
+def test_moves_and_copies_of_the_cache_do_not_wait_for_the_device(
+    driver: CudaDriver, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """From memory that a device does not know it copies once all that is queued is done, and the host waits for that."""
+    monkeypatch.setattr(torch, "tensor", lambda *given, **named: pytest.fail("numbers from pageable memory"))
+    driver.move_tokens([1, 2], [3, 4])
+    driver.copy_pages([PageCopy(1, 2)])
+    driver.start_reading(range(40))
+    driver.write_pages([1, 2], np.zeros((2, driver.page_bytes), np.uint8))

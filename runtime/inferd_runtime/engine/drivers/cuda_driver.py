@@ -128,7 +128,7 @@ class CudaDriver:
         self._shapes = StepShapes(options.most_rows, self._longest, options.group, options.split_keys)
         self._columns = torch.arange(-(-self._longest // plain.page_size), dtype=torch.int32, device=device)
         self._staging = self._make_staging()
-        self._entries, self._scored = EntryStaging(accelerator), EntryStaging(accelerator)
+        self._entries, self._scored, self._places = (EntryStaging(accelerator) for _ in range(3))
         self._slots = [ResultSlot(accelerator, options.most_rows * (2 + 2 * MAX_DRAFT)) for _ in range(IN_FLIGHT)]
         self._recorded: dict[StepBucket, RecordedStep | None] = {}
         self._records = options.record
@@ -440,13 +440,13 @@ class CudaDriver:
         if not pairs:
             return
         with self._accelerator.active():
-            self._kernels.copy_pages(self._block, *(self._indices(column) for column in zip(*pairs, strict=True)))
+            self._kernels.copy_pages(self._block, *self._indices(*zip(*pairs, strict=True)))
 
     @torch.inference_mode()
     def move_tokens(self, sources: Sequence[int], targets: Sequence[int]) -> None:
         """See :class:`~inferd_runtime.engine.driver.Driver`."""
         with self._accelerator.active():
-            self._kernels.move_tokens(self._block, self._indices(sources), self._indices(targets))
+            self._kernels.move_tokens(self._block, *self._indices(sources, targets))
 
     @torch.inference_mode()
     def read_pages(self, pages: Sequence[int]) -> PageData:
@@ -456,8 +456,9 @@ class CudaDriver:
     @torch.inference_mode()
     def start_reading(self, pages: Sequence[int]) -> Callable[[], PageData]:
         """See :class:`~inferd_runtime.engine.sequences.parking.PageReader`."""
-        chunks = (self._indices(pages[first : first + GATHERED]) for first in range(0, len(pages), GATHERED))
         with self._accelerator.active():
+            (where,) = self._indices(pages)
+            chunks = (where[first : first + GATHERED] for first in range(0, len(pages), GATHERED))
             parts = (self._kernels.gather_pages(self._block, chunk) for chunk in chunks)
             arrived = self._accelerator.fetch(parts, len(pages) * self.page_bytes)
         return lambda: arrived().numpy().reshape(len(pages), self.page_bytes)
@@ -470,9 +471,10 @@ class CudaDriver:
     def write_pages(self, pages: Sequence[int], data: PageData) -> None:
         """See :class:`~inferd_runtime.engine.driver.Driver`."""
         with self._accelerator.active():
+            (where,) = self._indices(pages)
             for first in range(0, len(pages), GATHERED):
                 rows = self._accelerator.bring(torch.from_numpy(np.ascontiguousarray(data[first : first + GATHERED])))
-                self._kernels.scatter_pages(self._block, self._indices(pages[first : first + GATHERED]), rows)
+                self._kernels.scatter_pages(self._block, where[first : first + GATHERED], rows)
 
     def adapter_reader(self) -> Callable[[AdapterFiles], Lora]:
         """See :class:`~inferd_runtime.engine.adapters.AdapterDevice`."""
@@ -486,8 +488,9 @@ class CudaDriver:
         """See :class:`~inferd_runtime.engine.adapters.AdapterDevice`."""
         self.plain.unload_adapter(key)
 
-    def _indices(self, values: Sequence[int]) -> Tensor:
-        return torch.tensor(list(values), dtype=torch.int64, device=self._accelerator.device)
+    def _indices(self, *columns: Sequence[int]) -> list[Tensor]:
+        """Return int64 on the device. The host does not wait for what is queued there."""
+        return self._places.upload([np.asarray(column, np.int64) for column in columns])
 
 
 def _unheard(step: StagedStep | Batch) -> AbstractContextManager[object]:

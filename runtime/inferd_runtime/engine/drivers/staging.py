@@ -21,7 +21,7 @@ ALIGNED = 16
 SIZES = {"int64": 8, "int32": 4, "float64": 8}
 TYPES = {"int64": torch.int64, "int32": torch.int32, "float64": torch.float64, "float32": torch.float32}
 FIRST_ENTRIES = 1 << 16
-"""Bytes of penalties that there is room for at first."""
+"""Bytes of entries that there is room for at first."""
 
 
 class StagedField(NamedTuple):
@@ -195,7 +195,7 @@ class Staging:
 
 
 class EntryStaging:
-    """Blocks for penalties and biases, whose size differs from step to step: two on the host, used in turn, which grow.
+    """Blocks for penalties, biases and places in the cache, whose number differs: two on the host, used in turn, which grow.
 
     A copy from memory that the device does not know would wait for everything that is queued.
     """
@@ -207,7 +207,7 @@ class EntryStaging:
         self._turn = 0
 
     def upload(self, columns: Sequence[npt.NDArray[Any]]) -> list[Tensor]:
-        """Queue the copy of arrays of 4 bytes an element, and return them on the device."""
+        """Queue the copy of arrays of the dtypes in TYPES, and return them on the device."""
         self._turn = 1 - self._turn
         self._copied[self._turn]()
         # Aligned, as kernels are compiled for aligned columns.
