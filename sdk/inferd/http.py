@@ -219,10 +219,15 @@ class _Places:
     def __init__(self) -> None:
         self._free = asyncio.Semaphore(MAX_OPEN_FETCHES)
         self._thread = threading.get_ident()
-        self._loop = asyncio.get_running_loop()
+        self._loop: asyncio.AbstractEventLoop | None = None
+        with contextlib.suppress(RuntimeError):  # none runs yet while a program's file is read, and that may fetch, too
+            self._loop = asyncio.get_running_loop()
 
     async def take(self, seconds: float) -> None:
         """Wait for a place. Raises LimitExceeded if that takes too long: responses that are not read keep theirs."""
+        if not self._free.locked():
+            await self._free.acquire()  # at once, without a loop
+            return
         try:
             async with asyncio.timeout(seconds):
                 await self._free.acquire()
@@ -231,7 +236,7 @@ class _Places:
 
     def leave(self) -> None:
         """Give a place back. Finalizers call this, in any thread."""
-        if threading.get_ident() == self._thread:
+        if self._loop is None or threading.get_ident() == self._thread:
             self._free.release()
         else:
             with contextlib.suppress(RuntimeError):  # the loop is closed
