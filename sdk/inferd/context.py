@@ -305,7 +305,7 @@ class Context:
         context = await self._handle.prepare()
         if isinstance(attention_mask, AttentionMask):
             asked = replace(asked, attention_mask=attention_mask.to_wire(self._handle.length, len(ids)))
-        reply: ForwardResult = await self._handle.call(replace(asked, context=context))
+        reply: ForwardResult = await self._handle.call(replace(asked, context=context), keeps_turn=not ids)
         self._handle.learn_length(reply.length)
         return reply
 

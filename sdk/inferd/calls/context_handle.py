@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 from dataclasses import replace
 from typing import Any, cast
 
 from inferd.calls.dialogue import Dialogue, shared_length
-from inferd.calls.generation_stream import GenerationStream
+from inferd.calls.generation_stream import GenerationStream, note_outcome
 from inferd.protocol import (
     AppendContext,
     ContextState,
@@ -15,6 +16,7 @@ from inferd.protocol import (
     CreateContext,
     ForkContext,
     ImportContext,
+    InferdError,
     InvalidRequest,
     Opened,
     OpenSaved,
@@ -57,6 +59,7 @@ class ContextHandle:
         self.chat = bool(self._open_at)  # it holds a conversation, and not raw text alone
         self.dialogue = Dialogue()
         self._generation: GenerationStream | None = None
+        self._sending: asyncio.Task[None] | None = None  # of what was buffered, until somebody has waited for its end
         self._released = False
         self.restored = 0
         self.recomputed = 0
@@ -234,6 +237,8 @@ class ContextHandle:
         self._parts.clear()
         async with self._lock:
             await self._end_generation()
+            with contextlib.suppress(InferdError):
+                await self._sent()
             if self._id is not None:
                 await self.transport.call(ReleaseContext(self._id))
                 self._id = None
@@ -245,6 +250,7 @@ class ContextHandle:
 
     async def _prepare_cued(self) -> int:
         self.check()
+        await self._sent()
         if self._turn_is_open():
             await self._end_generation()
             self._parts.append(Part("cue"))
@@ -255,11 +261,29 @@ class ContextHandle:
     async def _prepare(self) -> int:
         self.check()
         await self._end_generation()
+        await self._sent()
+        if self._id is None or self._parts:
+            # In a task of its own: a task that is cancelled while it waits loses neither the parts nor the open turn.
+            self._sending = asyncio.create_task(self._send(), name="inferd context.append")
+            self._sending.add_done_callback(note_outcome)
+            await self._sent()
+        self.check()
+        return await self._create()
+
+    async def _send(self) -> None:
         ident = await self._create()
         if self._parts:
             await self._send_parts(ident)
-        self.check()
-        return ident
+
+    async def _sent(self) -> None:
+        """Wait until what was buffered has been sent. Raises what the runtime answered, once."""
+        sending = self._sending
+        if sending is not None:
+            try:
+                await asyncio.shield(sending)
+            finally:
+                if sending.done():
+                    self._sending = None
 
     async def _end_generation(self) -> None:
         if self._generation is not None:

@@ -307,7 +307,7 @@ class GenerationStream:
         self._lifecycle.on(GenerationEvent.SEND)
         # In a task of its own: if the waiting task is cancelled now, the start still tells which generation to close.
         self._starting = asyncio.create_task(self._start(transport, context), name="inferd generate.start")
-        self._starting.add_done_callback(_note_outcome)
+        self._starting.add_done_callback(note_outcome)
         try:
             self._running = await asyncio.shield(self._starting)
         except InferdError:
@@ -363,7 +363,7 @@ class GenerationStream:
         return self._running
 
 
-def _note_outcome(task: asyncio.Task[Any]) -> None:
+def note_outcome(task: asyncio.Task[Any]) -> None:
     """Take an error that nobody waits for any more, so that it is not reported as forgotten."""
     if not task.cancelled():
         task.exception()

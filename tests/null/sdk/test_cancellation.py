@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Awaitable, Callable
 from typing import Any
 
 import pytest
@@ -109,3 +110,41 @@ def test_a_cancel_at_any_await_leaks_nothing_and_leaves_the_contexts_usable() ->
             assert turns >= 40, "the program has that many places to be cancelled at"
             return
     pytest.fail("the program never ended")
+
+
+OPERATIONS: list[Callable[[Context], Awaitable[Any]]] = [
+    lambda ctx: ctx.flush(),
+    lambda ctx: ctx.fork(),
+    lambda ctx: ctx.forward([]),
+    lambda ctx: ctx.generate(GREEDY, max_tokens=2).collect_tokens(),
+]
+
+
+@pytest.mark.parametrize("operate", OPERATIONS)
+def test_a_cancel_at_any_await_loses_neither_the_prompt_nor_the_open_turn(
+    operate: Callable[[Context], Awaitable[Any]],
+) -> None:
+    async def asked(turns: int) -> tuple[bool, list[int]]:
+        ctx = Context().user("a question")
+        task = asyncio.ensure_future(operate(ctx))
+        for _ in range(turns):
+            await asyncio.sleep(0)
+        ended = task.done()
+        task.cancel()
+        await asyncio.gather(task, return_exceptions=True)
+        await ctx.generate(GREEDY, max_tokens=1).collect_tokens()
+        return ended, await ctx.tokens()
+
+    ended, turns, prompt = False, 0, []
+    while not ended:
+        runtime = SteppedRuntime()
+        token = use_transport(runtime)
+        try:
+            ended, tokens = asyncio.run(asked(turns))
+        finally:
+            restore_transport(token)
+        runtime.direct.close()
+        prompt = prompt or tokens[:-1]  # of the first: it was cancelled before anything was sent
+        assert tokens[: len(prompt)] == prompt, turns
+        turns += 1
+    assert turns > 3

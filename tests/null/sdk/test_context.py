@@ -20,6 +20,7 @@ from inferd.protocol import (
     CloseGenerate,
     CreateContext,
     Forward,
+    ForwardResult,
     Part,
     ReleaseContext,
     StartGenerate,
@@ -92,6 +93,15 @@ async def test_an_open_turn_survives_reading_forking_and_an_empty_truncate() -> 
         await ctx.truncate(1)
         await ctx.generate(GREEDY).collect_text()
         assert sum(part.kind == "cue" for part in sent_parts(runtime)) == 1
+
+
+async def test_a_look_at_the_end_leaves_the_turn_open() -> None:
+    with FakeRuntime(["x"]) as runtime:
+        runtime.answers["forward"] = lambda request: ForwardResult([], len(runtime.contexts[request.context]))
+        ctx = Context().user("u")
+        await ctx.forward([])
+        await ctx.generate(GREEDY).collect_text()
+        assert sent_parts(runtime)[-1].kind == "cue"
 
 
 async def test_a_fork_is_independent() -> None:
