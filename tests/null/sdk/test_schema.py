@@ -356,6 +356,22 @@ def test_pydantic_models_do_their_own_work_but_stay_closed() -> None:
     assert JsonSchema(OpenOrder).schema["properties"]["properties"]["additionalProperties"] == {"type": "integer"}
 
 
+def test_a_tag_with_a_default_is_written_all_the_same() -> None:
+    """Pydantic's schema calls it optional, and its validation of a tagged union does not."""
+    card = pydantic.create_model("Card", kind=(Literal["card"], "card"), last=(str, ""))
+    bank = pydantic.create_model("Bank", kind=(Literal["bank"], "bank"), iban=(str, ...))
+    paid = Annotated[card | bank, pydantic.Field(discriminator="kind")]
+    order = pydantic.create_model("Order", paid=(list[paid], ...))  # type: ignore[valid-type]
+    for schema in (JsonSchema(order).schema, JsonSchema(list[order]).schema):  # type: ignore[valid-type]
+        assert schema["$defs"]["Card"]["required"] == ["kind"]
+        assert schema["$defs"]["Bank"]["required"] == ["iban", "kind"]
+    old = {"oneOf": [{"$ref": "#/definitions/Card"}], "discriminator": {"propertyName": "kind", "mapping": {}}}
+    parts = {"Card": {"type": "object", "properties": {"kind": {"const": "card"}}}}
+    model = type("Tagged", (OldModel,), {"schema": staticmethod(lambda: {**old, "definitions": parts})})
+    assert JsonSchema(model).schema["definitions"]["Card"]["required"] == ["kind"]
+    assert "required" not in parts["Card"], "pydantic 1 keeps its schemas"
+
+
 def test_schemas_as_dict_and_as_text() -> None:
     schema = {"type": "object", "properties": {"b": {}, "a": {}}}
     assert JsonSchema(schema).constraint.value == json.dumps(schema)  # in the order that was given
