@@ -69,7 +69,8 @@ class LaunchedAnswer:
         result = (
             self._run.result if parts[0].startswith(TEXT) else None
         )  # no other is shown, and reading it may take long
-        return self._reader.finish(result, UsageReport(0, event.payload.usage.tokens))
+        used = event.payload.usage
+        return self._reader.finish(result, UsageReport(used.prompt_tokens, used.tokens, used.cached_tokens))
 
 
 @asynccontextmanager

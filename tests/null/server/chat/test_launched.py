@@ -1,0 +1,28 @@
+"""Answers of uploaded programs: what their runs say, read as chat events."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+from typing import Any, cast
+
+import pytest
+
+from inferd.chat import ChoiceFinished, TextDelta, UsageReport
+from inferd_runtime.sandbox.messages import RunUsage
+from inferd_runtime.server.chat.launched import LaunchedAnswer
+from inferd_runtime.server.chat.program_events import EventReader
+from inferd_runtime.server.supervisor.run_events import Ending, RunEvent
+
+pytestmark = pytest.mark.anyio
+
+
+async def test_a_program_that_finishes_no_answer_is_charged_with_its_prompt() -> None:
+    """A text that main returns, or that a Reply wrote without finishing: the client was told of 0 prompt tokens."""
+    ended = RunEvent(0, "finished", 0.0, Ending(RunUsage(tokens=5, prompt_tokens=27, cached_tokens=16), ('"hello"',)))
+
+    async def batch(index: int, seconds: float) -> list[RunEvent]:
+        return [ended]
+
+    run = SimpleNamespace(id="run-1", complete=False, shown_end=1, next_batch=batch, result="hello")
+    events = await LaunchedAnswer(cast("Any", run), EventReader(1)).next()
+    assert events == [TextDelta("hello"), ChoiceFinished("stop"), UsageReport(27, 5, 16)]
