@@ -36,6 +36,9 @@ from .conftest import Gateway
             "from concurrent.futures import ProcessPoolExecutor\ndef main(): ProcessPoolExecutor()",
             "inferd.launch",
         ),
+        ("import inferd\nasync def main():\n    async with inferd.connect(): pass", "leave inferd.connect out"),
+        ("from inferd import Client\ndef main(): Client()", "inferd.launch"),
+        ("import bz2\ndef main(): bz2.compress(b'a')", "zlib and gzip"),
         ("import zoneinfo\ndef main(): zoneinfo.ZoneInfo('Europe/Rome')", "tzdata"),
         ("import ssl\ndef main(): pass", "the sandbox has no threads"),
         ("import pydantic\ndef main(): pass", "pydantic<2"),
@@ -53,6 +56,20 @@ def test_what_is_not_there_is_refused_with_what_to_do_instead(gateway: Gateway, 
     error = gateway.error(program)
     assert error.code == "program"
     assert words in error.message
+
+
+def test_packages_that_import_a_missing_compression_work_without_it(gateway: Gateway) -> None:
+    """networkx has `openers = {"bz2": bz2.BZ2File}` at its top; shutil and zipfile look whether it is there."""
+    program = """
+        import bz2, lzma, shutil, zipfile
+        class Reader(bz2.BZ2File): pass
+        def main():
+            try:
+                lzma.open("a")
+            except (lzma.LZMAError, OSError) as error:
+                return [str(error)[-18:], zipfile.bz2, "bztar" in dict(shutil.get_archive_formats()), hasattr(bz2, "__path__")]
+    """
+    assert gateway.value(program) == ["and gzip are there", None, False, False]
 
 
 def test_python_reads_the_programs_own_files(gateway: Gateway) -> None:

@@ -14,12 +14,15 @@ import multiprocessing.process
 import os
 import socket
 import subprocess
+import sys
 import threading
 import time
 from collections.abc import Callable
+from types import ModuleType
 from typing import Any, NoReturn
 
-from inferd.protocol import EndOfMessages, ReceiveMessage
+import inferd
+from inferd.protocol import EndOfMessages, ProgramError, ReceiveMessage
 
 NO_THREADS = (
     "can't start new thread: a program has one. Tasks of asyncio run side by side, and asyncio.to_thread(function) runs a "
@@ -33,6 +36,9 @@ NO_SOCKETS = (
     "a program has no sockets: `await inferd.http.fetch(url)` reaches what its manifest and the operator name "
     "(docs/guides/network.md)"
 )
+CONNECTED = "a program is connected: leave inferd.connect out, as in `async def main(): ctx = inferd.Context()`"
+NO_CLIENT = "a program has no client of runs: `await inferd.launch(...)` starts another program"
+NO_COMPRESSION = "the sandbox has no C libraries, and so neither bz2 nor lzma: zlib and gzip are there"
 NO_MORE_MESSAGES = "a program's input is the messages of its launcher, and there are no more"
 STARTERS = ("start_new_thread", "start_joinable_thread", "_start_new_thread", "_start_joinable_thread")
 COMMANDS = ("system", "popen", "fork", "execv", "execve", "execvp", "spawnv", "posix_spawn")
@@ -52,6 +58,10 @@ def install(ask: Callable[[Any], Any]) -> None:
     _replace(socket.socket, ["__init__"], no_sockets)
     _replace(socket, NAMES_AND_SOCKETS, no_sockets)
     _replace(http.client, ["HTTPSConnection"], no_sockets)
+    _replace(inferd, ["connect"], ProgramError(CONNECTED))
+    _replace(inferd, ["Client", "SyncClient"], ProgramError(NO_CLIENT))
+    for name in ("bz2", "lzma"):
+        sys.modules[name] = _Refusing(name)
     builtins.input = _input(ask)
     hashlib.pbkdf2_hmac = _pbkdf2_hmac
     for name in ("thread_time", "thread_time_ns"):  # there is one thread
@@ -64,6 +74,19 @@ def _replace(owner: Any, names: list[str] | tuple[str, ...], error: Exception) -
 
     for name in names:
         setattr(owner, name, refuse)
+
+
+class _Refusing(ModuleType):
+    """A module that packages import and mostly do not use: its names are there, and calling one raises OSError."""
+
+    def __getattr__(self, name: str) -> type[OSError]:
+        if name.startswith("__"):
+            raise AttributeError(f"module {self.__name__!r} has no attribute {name!r}")
+
+        def refuse(*positional: Any, **named: Any) -> NoReturn:
+            raise OSError(errno.ENOTSUP, NO_COMPRESSION)
+
+        return type(name, (OSError,), {"__new__": refuse})  # a class can be inherited from, and one of errors excepted
 
 
 def _input(ask: Callable[[Any], Any]) -> Callable[..., str]:
