@@ -51,7 +51,7 @@ class Logprob:
     token: int
 
     def __post_init__(self) -> None:
-        checked_tokens("token", [self.token])
+        object.__setattr__(self, "token", checked_tokens("token", [self.token])[0])
 
     def to_wire(self) -> Probe:
         """Return the request."""

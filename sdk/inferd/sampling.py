@@ -8,7 +8,7 @@ from typing import Any
 
 from inferd.protocol import InvalidRequest, Sampling
 from inferd.protocol.sampling import RANGES, check_sampling
-from inferd.protocol.tokens import checked_tokens
+from inferd.protocol.tokens import checked_tokens, plain_whole
 
 
 @dataclass(frozen=True)
@@ -114,6 +114,7 @@ class Sampler:
 
 def _checked(sampling: Sampling) -> Sampling:
     """Return the sampling with its numbers as floats. Raises InvalidRequest or LimitExceeded."""
+    sampling = replace(sampling, seed=plain_whole(sampling.seed))
     check_sampling(sampling)
     numbers: dict[str, Any] = {name: float(getattr(sampling, name)) for name in ("temperature", *RANGES)}
     return replace(sampling, **numbers)

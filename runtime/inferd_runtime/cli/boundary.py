@@ -67,7 +67,7 @@ def error_text(error: ErrorInfo) -> str:
         return trace
     text = f"{trace}\nerror: {error.message}".lstrip()
     if error.code == "limit" and error.detail.get("raise_with"):
-        text += f"\n       raise it with {error.detail['raise_with']}"
+        text += f"\n       what helps: {error.detail['raise_with']}"
     if error.detail.get("usage"):
         text += f"\n{error.detail['usage']}"
     return text

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 
 from inferd.custom_sampler import Candidates, CustomSampler, candidates_of
 from inferd.protocol import CandidateRow, GenerationStarted, InvalidRequest
+from inferd.protocol.tokens import plain_whole
 
 
 class SamplerRunner:
@@ -26,10 +27,10 @@ class SamplerRunner:
         if self._row is None:
             return None
         answer = self._choose(self._row)
-        token = await answer if inspect.isawaitable(answer) else answer
+        token = plain_whole(await answer if inspect.isawaitable(answer) else answer)
         if isinstance(token, bool) or not isinstance(token, int) or token < 0:
             raise InvalidRequest(f"the sampler must return the id of a token, not {token!r}")
-        return token
+        return int(token)
 
     def record(self, tokens: Sequence[int], rows: Sequence[CandidateRow]) -> None:
         """Store the tokens that a reply brought, and the row that it offers, for the next call."""

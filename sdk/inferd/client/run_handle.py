@@ -97,8 +97,11 @@ class RunHandle:
             try:
                 async with aclosing(self.events(record["next_event"])) as events:
                     async for event in events:
+                        if event.kind == "started":
+                            record["started_at"] = event.time
                         if event.kind == "finished":
-                            self.record = {**record, **{key: event.data[key] for key in ("state", "error", "usage")}}
+                            ended = {key: event.data.get(key) for key in ("state", "error", "usage", "result")}
+                            self.record = {**record, **ended, "finished_at": event.time, "next_event": event.index + 1}
                             return result_of(event.data)
             except EventsDropped:
                 pass  # what it said meanwhile is not asked for

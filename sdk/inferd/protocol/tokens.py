@@ -2,12 +2,24 @@
 
 from __future__ import annotations
 
+import operator
 from collections.abc import Iterable, Sequence
+from typing import Any
 
 from inferd.protocol.errors import InvalidRequest, LimitExceeded
 
 MAX_IDS = 1 << 20
 """Numbers in one list of a request: more than a context holds."""
+
+
+def plain_whole(value: Any) -> Any:
+    """Return a whole number of numpy, torch and the like as an int, and everything else as it is."""
+    if isinstance(value, int):
+        return value
+    try:
+        return operator.index(value)
+    except TypeError:
+        return value
 
 
 def checked_tokens(name: str, values: Iterable[int]) -> list[int]:
@@ -17,7 +29,7 @@ def checked_tokens(name: str, values: Iterable[int]) -> list[int]:
     if isinstance(values, (str, bytes, bytearray, memoryview)) or not isinstance(values, Iterable):
         instead = ": model.tokenizer.encode makes them of a text" if isinstance(values, str) else ""
         raise InvalidRequest(f"{name} must be a list of whole numbers, not {type(values).__name__}{instead}")
-    numbers = list(values)
+    numbers = [value if type(value) is int else plain_whole(value) for value in values]
     for index, value in enumerate(numbers):
         if isinstance(value, bool) or not isinstance(value, int):
             raise _no_id(name, index, value)

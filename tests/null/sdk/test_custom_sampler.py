@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import traceback
 
+import numpy as np
 import pytest
 
 from inferd import (
@@ -43,6 +44,25 @@ def test_a_function_that_takes_the_best_writes_what_argmax_writes(sampler: Custo
         assert (generator.finish, generator.usage.tokens, generator.usage.steps) == ("length", 20, 20)
         text = await Context().append("abc").generate(sampler, constrain=Regex("[xy]{4}z")).collect_text()
         assert (len(text), text[-1]) == (5, "z")
+
+    run_program(program)
+
+
+def test_whole_numbers_of_numpy_are_tokens_and_seeds() -> None:
+    """What numpy.argmax returns is an np.int64, and no int: it was refused."""
+
+    def chosen(candidates: Candidates) -> int:
+        return np.array(candidates.tokens)[np.argmax(candidates.logprobs)]  # type: ignore[no-any-return]
+
+    async def program() -> None:
+        tokens, seed = np.array([*b"abc"]), np.int64(7)
+        made = await Context().append(list(tokens)).generate(chosen, max_tokens=4).collect_tokens()
+        assert made == await Context().append("abc").generate(Sampler.argmax(), max_tokens=4).collect_tokens()
+        await Context().append(tokens).forward(tokens[:1], probes=[Logprob(tokens[0])])  # type: ignore[arg-type]
+        assert Sampler.multinomial(seed=seed) == Sampler.multinomial(seed=7)  # type: ignore[arg-type]
+        for odd in (np.float64(1), np.bool_(True), tokens):
+            with pytest.raises(InvalidRequest, match="whole number"):
+                Context().append([odd])
 
     run_program(program)
 

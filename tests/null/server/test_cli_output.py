@@ -82,7 +82,7 @@ def test_every_error_has_an_exit_code_of_its_fault() -> None:
 def test_errors_for_people_show_the_traceback_or_what_raises_the_limit() -> None:
     assert error_text(ErrorInfo("program", "E: x", {"traceback": "Traceback ...\nE: x\n"})) == "Traceback ...\nE: x"
     limit = ErrorInfo("limit", "too long", {"limit": "wall_s", "value": 1.0, "raise_with": "--wall-s"})
-    assert error_text(limit) == "error: too long\n       raise it with --wall-s"
+    assert error_text(limit) == "error: too long\n       what helps: --wall-s"
 
 
 def test_what_to_do_instead_is_not_lost_behind_a_traceback() -> None:

@@ -10,6 +10,7 @@ import lzma
 import stat
 import zipfile
 import zlib
+from collections import Counter
 from collections.abc import Iterator
 from pathlib import PurePosixPath
 
@@ -64,12 +65,16 @@ def check_total(files: dict[str, bytes]) -> None:
     if len(files) > MAX_FILES:
         raise _too_much(f"{len(files)} files", "package_files", MAX_FILES)
     if (size := sum(map(len, files.values()))) > MAX_BYTES:
-        raise _too_much(f"{size} bytes", "package_bytes", MAX_BYTES)
+        sizes = Counter[str]()
+        for path, content in files.items():
+            sizes[path.partition("/")[0]] += len(content)
+        top, most = sizes.most_common(1)[0]
+        raise _too_much(f"{size} bytes, {most} of them in {top}", "package_bytes", MAX_BYTES)
 
 
 def _too_much(what: str, limit: str, value: int) -> LimitExceeded:
     return LimitExceeded(
-        f"the program's packages have {what}; they may have {value}",
+        f"the program's packages have {what}; {value} are allowed",
         limit=limit,
         value=value,
         raise_with="fewer dependencies",
@@ -117,5 +122,5 @@ def _content(archive: zipfile.ZipFile, info: zipfile.ZipInfo, room: int, name: s
     with archive.open(info) as file:
         content = file.read(room + 1)
     if len(content) > room:
-        raise _too_much(f"more than {MAX_BYTES} bytes", "package_bytes", MAX_BYTES)
+        raise _too_much(f"more than {MAX_BYTES} bytes in {name} alone", "package_bytes", MAX_BYTES)
     return content

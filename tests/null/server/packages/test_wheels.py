@@ -103,8 +103,13 @@ def test_a_decompression_bomb_is_refused() -> None:
     with zipfile.ZipFile(archive, "w", zipfile.ZIP_DEFLATED) as writer:
         writer.writestr("p/bomb.txt", b"\0" * (wheels.MAX_BYTES + 1))
     assert len(archive.getvalue()) < 100_000
-    with pytest.raises(LimitExceeded):
+    with pytest.raises(LimitExceeded, match=r"in p\.whl alone"):
         wheel_files(archive.getvalue(), "p.whl")
+
+
+def test_packages_that_are_too_large_together_are_told_by_the_largest() -> None:
+    with pytest.raises(LimitExceeded, match=f"{wheels.MAX_BYTES - 1} of them in large; "):
+        wheels.check_total({"large/a.py": b" " * (wheels.MAX_BYTES - 1), "small/a.py": b"  "})
 
 
 @given(
