@@ -1,7 +1,7 @@
 """JSON Schemas read from annotations in source text, without running it.
 
 For every type that :mod:`inferd.program.json_types` supports the schema is the same; an annotation that cannot be
-understood from this one file gives ``{}`` (anything), and is checked when the program runs.
+understood from this one file, such as a date's, gives ``{}`` (anything), and is checked when the program runs.
 """
 
 from __future__ import annotations

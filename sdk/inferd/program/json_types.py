@@ -1,8 +1,9 @@
 """Converts Python types to JSON Schema, and JSON values to instances of those types.
 
-Supported: None, bool, int, float, str, Any, list[T], dict[str, T], Literal, Enum, Optional and other unions,
-dataclasses, TypedDicts (total or not), type aliases, NewType, Annotated with a description string, all nested and
-recursive, written as types or as strings; and pydantic models, whose own methods do the work.
+Supported: None, bool, int, float, str, Any, list[T], dict[str, T], Literal, Enum, Optional and other unions, date,
+datetime, time and UUID (text in JSON), dataclasses, TypedDicts (total or not), type aliases, NewType, Annotated with a
+description string, all nested and recursive, written as types or as strings; and pydantic models, whose own methods do
+the work.
 """
 
 from __future__ import annotations
@@ -12,7 +13,9 @@ import enum
 import types
 import typing
 from collections.abc import Callable, Iterable
+from datetime import date, datetime, time
 from typing import Any, Literal, NoReturn
+from uuid import UUID
 
 from inferd.program.pydantic_models import REFERENCE, is_pydantic, pydantic_parts, pydantic_schema, renamed, validated
 from inferd.program.replaced_types import instead_of
@@ -30,6 +33,13 @@ PLAIN_TYPES: dict[Any, dict[str, Any]] = {
     list: {"type": "array"},
     dict: {"type": "object"},
 }
+TEXT_TYPES: dict[Any, tuple[str, Callable[[str], Any]]] = {
+    date: ("date", date.fromisoformat),
+    datetime: ("date-time", datetime.fromisoformat),
+    time: ("time", time.fromisoformat),
+    UUID: ("uuid", UUID),
+}
+"""Types that are text in JSON: the format of the text, and what reads it."""
 FIELD_MARKS = {getattr(typing, name) for name in ("Required", "NotRequired", "ReadOnly") if hasattr(typing, name)}
 JSON_SCALARS = (str, int, float, bool, type(None))
 MAX_DEPTH = 200
@@ -125,6 +135,10 @@ def _is_plain(kind: Any) -> bool:
     return isinstance(kind, typing.Hashable) and kind in PLAIN_TYPES
 
 
+def _is_text(kind: Any) -> bool:
+    return isinstance(kind, type) and kind in TEXT_TYPES
+
+
 def _is_union(origin: Any) -> bool:
     return origin is typing.Union or origin is types.UnionType
 
@@ -172,6 +186,8 @@ class SchemaBuilder:
         kind = _resolved(kind)
         if _is_plain(kind):
             return dict(PLAIN_TYPES[kind])
+        if _is_text(kind):
+            return {"type": "string", "format": TEXT_TYPES[kind][0]}
         origin = typing.get_origin(kind)
         if origin is not None:
             return self._generic(kind, origin, path)
@@ -281,6 +297,9 @@ def _structure(kind: Any, value: Any, path: str, depth: int) -> Any:
         raise InvalidRequest(f"{path}: nested too deeply")
     if _is_plain(kind):
         return _plain(kind, value, path)
+    if _is_text(kind):
+        text = _plain(str, value, path)
+        return guarded(lambda: TEXT_TYPES[kind][1](text), path)
     origin = typing.get_origin(kind)
     if origin is not None:
         return _structure_generic(kind, origin, value, path, depth)

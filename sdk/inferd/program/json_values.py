@@ -7,6 +7,7 @@ import enum
 import math
 from collections import deque
 from collections.abc import AsyncIterable, Awaitable, Iterator, Mapping, Set
+from datetime import date, time
 from numbers import Number
 from pathlib import PurePath
 from typing import Any
@@ -23,9 +24,9 @@ EXACT = frozenset({type(None), bool, int, str})
 def to_json_value(value: Any, path: str) -> Any:
     """Return ``value`` as None, bool, int, float, str, list and dict, which the caller owns.
 
-    Dataclasses and pydantic models become objects, enums their values, tuples lists. Raises ProgramError, which
-    names the place by ``path``, for what JSON cannot hold: other types, keys that are not strings, NaN, infinity,
-    cycles.
+    Dataclasses and pydantic models become objects, enums their values, tuples lists, dates, times and UUIDs text. Raises
+    ProgramError, which names the place by ``path``, for what JSON cannot hold: other types, keys that are not strings, NaN,
+    infinity, cycles.
     """
     return _convert(value, path, 0)
 
@@ -79,6 +80,8 @@ def _convert_object(value: Any, path: str, depth: int) -> Any:
     if dataclasses.is_dataclass(value):
         names = [field.name for field in dataclasses.fields(value)]
         return {name: _convert(getattr(value, name), f"{path}.{name}", depth + 1) for name in names}
+    if isinstance(value, (date, time, UUID)):
+        return str(value) if isinstance(value, UUID) else value.isoformat()
     if is_pydantic(type(value)):
         return _convert(plain(value), path, depth + 1)
     raise ProgramError(f"{path} is of type {type(value).__name__}, which JSON cannot hold{_instead(value)}")
@@ -94,11 +97,9 @@ def _instead(value: object) -> str:
         return ": decode it, or send it with session.send_file"
     if isinstance(value, Mapping):
         return ": make a dict of it"
-    if hasattr(value, "isoformat"):
-        return ": use its isoformat()"
     if isinstance(value, (Set, Iterator, deque, range)):
         return ": make a list of it"
-    if isinstance(value, (Number, PurePath, UUID)):
+    if isinstance(value, (Number, PurePath)):
         return ": use str() of it"
     return ""
 

@@ -15,7 +15,7 @@ INSTEAD = {
     **dict.fromkeys(("tuple", "Tuple"), "use list[T], or a dataclass where the parts differ"),
     **dict.fromkeys(("Mapping", "MutableMapping", "OrderedDict", "defaultdict", "DefaultDict", "Counter"), "use dict[str, T]"),
     **dict.fromkeys(("bytes", "bytearray", "memoryview"), "use str, in Base64"),
-    **dict.fromkeys(("datetime", "date", "time", "timedelta", "UUID", "Path", "PurePath", "PosixPath", "Pattern"), TEXT),
+    **dict.fromkeys(("timedelta", "Path", "PurePath", "PosixPath", "Pattern"), TEXT),
     **dict.fromkeys(("IPv4Address", "IPv6Address", "ZoneInfo", "LiteralString"), TEXT),
     **dict.fromkeys(("Decimal", "Fraction", "complex", "Number", "Real"), "use float, or str where every digit counts"),
     **dict.fromkeys(("Callable", "Coroutine", "Awaitable"), "a model cannot write functions: use Literal with their names"),
@@ -24,9 +24,7 @@ INSTEAD = {
     **dict.fromkeys(("type", "Type", "module"), "a model cannot write classes: use Literal with their names"),
     **dict.fromkeys(("Never", "NoReturn"), "leave it out"),
 }  # fmt: skip
-OTHERWISE = (
-    "use bool, int, float, str, list, dict[str, T], Literal, an Enum, a dataclass, a TypedDict or a pydantic model"
-)
+OTHERWISE = "use bool, int, float, str, date, list, dict[str, T], Literal, an Enum, a dataclass, a TypedDict or a pydantic model"
 
 
 def instead_of(kind: Any) -> str:

@@ -6,7 +6,7 @@ import enum
 import json
 from collections.abc import Iterator
 from dataclasses import dataclass, field
-from datetime import date
+from datetime import date, datetime, time, timedelta
 from decimal import Decimal
 from pathlib import Path
 from types import MappingProxyType
@@ -24,6 +24,7 @@ from typing import (  # noqa: UP035
     TypedDict,
     Union,
 )
+from uuid import UUID
 
 import jsonschema
 import pydantic
@@ -81,6 +82,14 @@ class Person:
 
 
 @dataclass
+class Visit:
+    day: date
+    at: datetime
+    opens: time
+    guest: UUID | None
+
+
+@dataclass
 class Tree:
     value: int
     children: list[Tree]
@@ -117,7 +126,7 @@ class OpenOrder(pydantic.BaseModel):
 TYPES: list[Any] = [
     None, bool, int, float, str, Any, list, dict, list[int], List[int], Dict[str, int], List, Dict,  # noqa: UP006
     dict[str, list[bool]], OPTIONAL, int | str | None, Literal["x", 2, None], Color, Level, Address, Loose, Person,
-    Tree, Branch, Twice, list[Tree], UserId, Annotated[int, "a number"], object,
+    Tree, Branch, Twice, list[Tree], UserId, Annotated[int, "a number"], object, date, Visit, dict[str, UUID | None],
 ]  # fmt: skip
 
 
@@ -182,7 +191,7 @@ def test_typed_dict_marks_count_even_when_written_as_strings() -> None:
 @settings(max_examples=examples(60), deadline=None)
 @given(st.data())
 def test_values_of_a_type_are_valid_under_its_schema_and_come_back(data: st.DataObject) -> None:
-    kind = data.draw(st.sampled_from([Person, Tree, Twice, Color, list[Person], dict[str, Level]]))
+    kind = data.draw(st.sampled_from([Person, Tree, Twice, Color, list[Person], dict[str, Level], Visit]))
     finite = st.floats(allow_nan=False, allow_infinity=False)
     st.register_type_strategy(float, finite)
     value = data.draw(st.from_type(kind))
@@ -228,7 +237,7 @@ class Soon:
         (MappingProxyType({}), "make a dict"),
         ({1}, "make a list"),
         (iter([]), "make a list"),
-        (date(2024, 1, 1), "isoformat"),
+        (timedelta(1), "hold$"),
         (Decimal(1), r"str\(\)"),
         (Path("a"), r"str\(\)"),
         (b"x", "send_file"),
@@ -287,6 +296,9 @@ def test_unsupported_fields_name_their_class() -> None:
         (Tree, {"value": 1, "children": [{"value": "a", "children": []}]}, r"^x\.children\[0\]\.value"),
         (Person, {"name": "a", "age": 1, "email": None, "derived": 1}, "unknown key 'derived'"),
         (Order, {"items": [], "count": 0}, "^x: "),
+        (date, "2024-02-30", "^x: day"),
+        (date, 5, "^x: must be a string"),
+        (list[UUID], ["a"], r"^x\[0\]: badly formed"),
     ],
 )
 def test_values_that_do_not_fit_are_refused_by_path(kind: Any, value: Any, message: str) -> None:

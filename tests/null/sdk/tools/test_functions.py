@@ -331,7 +331,8 @@ class Box(Generic[T]):
 
 
 REFUSED = [
-    (tuple[int, str], "use list[T], or a dataclass"), (Sequence[int], "use list[T]"), (datetime.datetime, "use str, and convert"),
+    (tuple[int, str], "use list[T], or a dataclass"), (Sequence[int], "use list[T]"),
+    (datetime.timedelta, "use str, and convert"),
     (Decimal, "use float, or str"), (bytes, "use str, in Base64"), (Callable[[int], int], "use Literal"), (object(), "use bool"),
     (threading.Thread, "use a dataclass, a TypedDict or a pydantic model"),
     (Deep, "Deep.parts[]: set[int] is not supported: use list"),
