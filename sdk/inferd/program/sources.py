@@ -40,12 +40,16 @@ class ProgramSources:
 
 
 def read_program(path: Path) -> ProgramSources:
-    """Return the files of a program: a ``.py`` file, or a folder with a ``main.py``.
+    """Return the files of a program: a ``.py`` file, or a folder with a ``main.py``, which stands for the folder where a
+    ``pyproject.toml`` with ``[tool.inferd]`` lies beside it.
 
     Raises InvalidRequest for what is no program, LimitExceeded for one too large.
     """
     if path.is_dir():
         return _read_folder(path)
+    project = path.with_name(PROJECT)
+    if path.name == ENTRY and project.is_file() and "[tool.inferd" in _read_text(project):
+        return _read_folder(path.parent)
     if path.suffix != ".py":
         raise InvalidRequest(f"{path} is no program: a program is a .py file or a folder with a {ENTRY}")
     return ProgramSources(path.stem, {path.name: _read_text(path)}, path.name)

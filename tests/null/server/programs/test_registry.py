@@ -185,6 +185,17 @@ def test_a_folder_is_read_with_its_project_file(tmp_path: Path) -> None:
     assert (program.name, program.version, program.limits) == ("prog", "3", {"cpu_s": 2.5})
 
 
+def test_the_main_file_of_a_project_is_not_run_without_its_project(tmp_path: Path) -> None:
+    """It ran alone: without its dependencies, limits and other files."""
+    (tmp_path / "main.py").write_text(MAIN)
+    (tmp_path / "more.py").write_text("")
+    (tmp_path / "pyproject.toml").write_text("[project]\n")  # of whatever the file lies in
+    assert sorted(read_sources(tmp_path / "main.py").files) == ["main.py"]
+    (tmp_path / "pyproject.toml").write_text("[tool.inferd.limits]\ncpu_s = 2.5\n")
+    assert sorted(read_sources(tmp_path / "main.py").files) == ["main.py", "more.py", "pyproject.toml"]
+    assert sorted(read_sources(tmp_path / "more.py").files) == ["more.py"]
+
+
 def test_a_folder_names_a_program_that_says_nothing(tmp_path: Path) -> None:
     folder = tmp_path / "greeter"
     folder.mkdir()
