@@ -71,6 +71,14 @@ class Lanes:
         self._waiting.setdefault(piece.tenant, deque()).append(piece)
         self._start()
 
+    def drop_unwanted(self, tenant: str) -> None:
+        """Drop a tenant's pieces that have not begun and are not wanted any more, with what they hold."""
+        left = deque(piece for piece in self._waiting.get(tenant, ()) if piece.wanted())
+        if left:
+            self._waiting[tenant] = left
+        else:
+            self._waiting.pop(tenant, None)
+
     def waiting(self, tenant: str) -> int:
         """Return the number of the tenant's pieces that have not begun."""
         return len(self._waiting.get(tenant, ()))

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import threading
+import weakref
+from functools import partial
 
 from inferd_runtime.lanes import Lanes, Piece
 
@@ -26,4 +28,23 @@ def test_a_tenant_never_has_more_lanes_than_its_own() -> None:
     while not pieces[2].begun:
         assert lanes.wait(SECONDS)
         lanes.poll()
+    lanes.close()
+
+
+def test_a_piece_that_nobody_wants_holds_nothing_while_others_run() -> None:
+    """It stayed in line, with the text that it was about, for as long as the pieces before it took."""
+    lanes, hold, wanted = Lanes(1, "test"), threading.Event(), [True]
+    lanes.submit(Piece("t", partial(hold.wait, SECONDS), lambda ended: None))
+    text = {1}
+    held = weakref.ref(text)
+    lanes.submit(Piece("t", partial(len, text), lambda ended: None, lambda: wanted[0]))
+    lanes.submit(Piece("t", lambda: None, lambda ended: None))
+    del text
+    lanes.drop_unwanted("t")
+    assert lanes.waiting("t") == 2
+    wanted[0] = False
+    lanes.drop_unwanted("t")
+    assert lanes.waiting("t") == 1
+    assert held() is None
+    hold.set()
     lanes.close()

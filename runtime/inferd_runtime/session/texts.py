@@ -8,6 +8,7 @@ from functools import partial
 from typing import Any, NamedTuple, TypeVar
 
 from inferd import protocol as p
+from inferd_runtime.engine.jobs.boundary import typed_error
 from inferd_runtime.lanes import Lanes, Piece
 from inferd_runtime.models.jinja_template import RENDER_LIMIT, RENDER_SECONDS, RenderBudget
 from inferd_runtime.session.served_model import ServedModel
@@ -109,11 +110,13 @@ def _run_beside(
             return
         del state.waiting[call.ticket]
         state.held = False
-        failure = guarded(lambda: then(future.result()))
+        error = future.exception()  # raised here, it would hold this future, which holds it, with what was asked
+        failure = typed_error(error) if isinstance(error, Exception) else guarded(then, future.result())
         if failure is not None:
             call.respond(failure)
 
     def stop() -> None:
+        texts.drop_unwanted(state.tenant)
         state.held = False
         call.respond(p.Cancelled("the operation was cancelled"))
 

@@ -2,17 +2,20 @@
 
 from __future__ import annotations
 
+import gc
 import json
 import threading
+import weakref
+from collections.abc import Callable
 from typing import Any
 
 import pytest
 
 from inferd import protocol as p
-from inferd_runtime.engine.adapters import AdapterLimits, AdapterSet
+from inferd_runtime.engine.adapters import AdapterLimits, AdapterSet, ReadAdapter
 from inferd_runtime.engine.engine import Engine
-from inferd_runtime.engine.uploads import MAX_UPLOADS
-from inferd_runtime.lanes import Lanes
+from inferd_runtime.engine.uploads import MAX_UPLOADS, Uploads
+from inferd_runtime.lanes import Lanes, Piece
 from inferd_runtime.models.lora.files import AdapterFiles
 from inferd_runtime.session.served_model import ServedModel
 from inferd_runtime.session.session import Session
@@ -303,6 +306,57 @@ def test_uploads_without_end_are_refused(model: ServedModel) -> None:
     other.call(p.UploadAdapter(b""))
     many.close()
     other.close()
+
+
+def test_an_adapter_that_waits_to_be_read_counts_as_an_upload(model: ServedModel) -> None:
+    """Once they were asked to be loaded, any number of files waited behind another one, uncounted."""
+    lanes, hold, got = Lanes(1, "text"), threading.Event(), list[Any]()
+    lanes.submit(Piece("t", lambda: hold.wait(10), lambda ended: None))
+    model.adapters.uploads = Uploads(30_000)
+    sessions = [Session({model.info.name: model}, "t", texts=lanes) for _ in range(2)]
+    for session in sessions:
+        session.handle(1, p.UploadAdapter(b"w" * 20_000), got.append)
+        if isinstance(got[-1], p.Upload):
+            session.handle(2, p.LoadAdapter("a", config(), got[-1].upload), lambda reply: None)
+    assert got[0] == p.Upload(1, 20_000)
+    assert isinstance(got[1], p.LimitExceeded)
+    assert got[1].detail["limit"] == "adapter_bytes"
+    sessions[0].close()
+    sessions[1].handle(3, p.UploadAdapter(b"w" * 20_000), got.append)
+    assert isinstance(got[2], p.Upload), "a load that was given up holds nothing"
+    hold.set()
+    sessions[1].close()
+    lanes.close()
+
+
+def test_a_refused_adapter_is_let_go_at_once(model: ServedModel, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its error held its frames, and these the error, with hundreds of megabytes, until a collection of garbage."""
+    frames = list[weakref.ref[set[int]]]()
+
+    def refuses(tenant: str) -> Callable[[AdapterFiles], ReadAdapter]:
+        def read(content: AdapterFiles) -> ReadAdapter:
+            local = {len(content.weights)}
+            frames.append(weakref.ref(local))
+            raise p.InvalidRequest("no")
+
+        return read
+
+    monkeypatch.setattr(model.adapters, "reader", refuses)
+    lanes, got = Lanes(1, "text"), list[Any]()
+    session = Session({model.info.name: model}, "t", texts=lanes)
+    session.handle(1, p.UploadAdapter(b"w" * 10_000), got.append)
+    gc.disable()
+    try:
+        session.handle(2, p.LoadAdapter("a", config(), got.pop().upload), lambda reply: got.append(type(reply)))
+        while not got:
+            assert lanes.wait(10)
+            lanes.poll()
+        assert frames[0]() is None
+    finally:
+        gc.enable()
+    assert got == [p.InvalidRequest]
+    session.close()
+    lanes.close()
 
 
 def test_an_upload_is_used_up_well_or_not(caller: DirectSession) -> None:

@@ -26,16 +26,16 @@ def load(state: SessionState, call: Call) -> None:
     request: p.LoadAdapter = call.request
     model = state.model(request.model)
     _check_upload(state, request.model, request.upload)
-    weights = model.adapters.uploads.take(request.upload)
+    file = model.adapters.uploads.take(request.upload)
     reader = model.adapters.reader(state.tenant)
 
     def read() -> ReadAdapter:
-        return reader(AdapterFiles(request.config.encode(), bytes(weights)))
+        return reader(AdapterFiles(request.config.encode(), bytes(file.data)))
 
     def reply(adapter: ReadAdapter) -> p.AdapterInfo:
         return _info(model, model.adapters.load(state.tenant, request.name, adapter))
 
-    answer_with(state, call, len(request.config) + len(weights), read, reply)
+    answer_with(state, call, len(request.config) + len(file.data), read, reply)
 
 
 def list_adapters(state: SessionState, call: Call) -> None:
