@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import time
 from contextlib import ExitStack
+from dataclasses import replace
 
 import anyio
 import pytest
@@ -22,7 +23,8 @@ from inferd_runtime.sandbox.messages import (
     Sent,
     in_parts,
 )
-from inferd_runtime.server.programs.bundles import make_program
+from inferd_runtime.server.programs.bundles import Program, make_program
+from inferd_runtime.server.supervisor import runs
 from inferd_runtime.server.supervisor.held_runs import FRAME_BYTES, MOST_POSTPONED_SECONDS, HeldRun
 from inferd_runtime.server.supervisor.run_events import EVENT_OVERHEAD, EventBuffer, RunState
 from inferd_runtime.server.supervisor.runs import BATCH_BYTES, BATCH_EVENTS, MAX_FOLLOWERS, Run, RunStore
@@ -286,3 +288,36 @@ def test_a_run_has_more_time_to_end_while_its_worker_ends_others_but_not_for_eve
     for kill_at, expected in ((12.0, 12.0), (11.0, 12.0), (1000.0, 10.0 + MOST_POSTPONED_SECONDS)):
         held.postpone(kill_at)
         assert held.kill_at == expected
+
+
+def large_program(name: str, size: int) -> Program:
+    return replace(PROGRAM, name=name, bundle=Bundle(name, {"main.py": "x" * size}))
+
+
+def test_a_run_that_is_over_holds_no_files_of_its_program() -> None:
+    """Each kept a copy, uncounted: of 16,000 children that are over, and whose parents may ask for them, tens of gigabytes."""
+    store, run = store_of(), make_run()
+    shown = run.record().program
+    store.add(run)
+    run.finish_from(finished(run))
+    store.retire(run)
+    assert run.program.size == 0
+    assert run.record().program == shown
+
+
+def test_a_tenants_runs_hold_programs_within_a_bound(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A queue of runs of different programs held them all, uncounted."""
+    monkeypatch.setattr(runs, "MAX_PROGRAM_BYTES", 10_000)
+    store, one, other = store_of(), large_program("one", 6_000), large_program("other", 6_000)
+    waiting = [replace(make_run(), program=one, id=name) for name in "ab"]
+    for run in waiting:
+        store.check_program("ann", one)
+        store.add(run)
+    with pytest.raises(LimitExceeded) as caught:
+        store.check_program("ann", other)
+    assert caught.value.detail["limit"] == "program_bytes"
+    store.check_program("bob", other)
+    for run in waiting:
+        run.finish_from(finished(run))
+        store.retire(run)
+    store.check_program("ann", other)

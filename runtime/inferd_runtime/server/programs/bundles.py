@@ -19,6 +19,7 @@ import traceback
 import warnings
 from collections.abc import Set
 from dataclasses import dataclass, replace
+from functools import cached_property
 from pathlib import Path, PurePosixPath
 from typing import Any
 
@@ -76,6 +77,15 @@ class Program:
     bundle: Bundle
     interface: Interface
     limits: dict[str, int | float]
+
+    @cached_property
+    def size(self) -> int:
+        """Characters of its texts and bytes of its other files and packages."""
+        return self.bundle.size
+
+    def without_files(self) -> Program:
+        """Return what names it, without its files and its interface, which are what it takes."""
+        return Program(self.id, self.name, self.version, Bundle(self.name, {}), Interface(Manifest(self.name), []), {})
 
     @property
     def retry_safe(self) -> bool:

@@ -35,6 +35,8 @@ NO_MORE = ""
 MAX_INPUT_BYTES = 1 << 20
 """Bytes of messages to a retry-safe run that are kept to be sent again; a run with more is not started again."""
 RETRY_SECONDS = 1.0
+MAX_PROGRAM_BYTES = 256 << 20
+"""Of all different programs whose runs are not over, of one tenant: a program that many runs share counts once."""
 SLICE_BYTES = 256 << 10
 """Bytes, or characters, of a result that are handed out at a time."""
 MAX_FOLLOWERS = 64
@@ -377,6 +379,16 @@ class RunStore:
             message = f"the tenant's runs that are not over hold {held} bytes already"
             raise quota_exceeded("kept_bytes", most, message, RETRY_SECONDS)
 
+    def check_program(self, tenant: str, program: Program) -> None:
+        """Raise LimitExceeded if a run of the program is too much beside the programs of the tenant's active runs."""
+        held = {id(program): program.size}
+        held |= {id(run.program): run.program.size for run in self._active_of.get(tenant, {}).values()}
+        if sum(held.values()) > MAX_PROGRAM_BYTES:
+            text = f"{len(held)} programs whose runs are not over take more than {MAX_PROGRAM_BYTES} bytes"
+            raise LimitExceeded(
+                text, limit="program_bytes", value=MAX_PROGRAM_BYTES, raise_with="fewer large programs at a time"
+            )
+
     @property
     def held(self) -> dict[str, int]:
         """The bytes that active runs hold, by tenant."""
@@ -396,6 +408,7 @@ class RunStore:
             return
         run.arguments = ""
         run.inputs.clear()
+        run.program = run.program.without_files()  # who launched it may hold it for long
         self._finished[run.id] = run
         quotas = self._quotas(run.tenant)
         kept = [one for one in self._finished.values() if one.tenant == run.tenant]

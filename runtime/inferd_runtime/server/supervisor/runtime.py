@@ -158,6 +158,7 @@ class Runtime:
             raise Unavailable("the runtime is shutting down")
         _ = self.engine.current
         self.runs.check_room(tenant, len(asked.arguments))
+        self.runs.check_program(tenant, asked.program)
         self.use.admit_launch(tenant)
         run = Run(
             asked.program, asked.arguments, tenant, asked.limits, EventBuffer(self.settings.run_event_bytes),
