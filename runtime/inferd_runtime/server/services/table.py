@@ -54,7 +54,11 @@ class ServiceFamily(Protocol):
         ...
 
     def closed(self, caller: Caller) -> None:
-        """Note that a run (one attempt of it) or a script's session is over. Its open operations are cancelled already."""
+        """Note that a run (one attempt of it) or a script's session is over. Its open operations are cancelled already.
+
+        It is told once more when the last of these has ended: one that got what it waited for in that same turn of the loop went
+        on a little, and may have noted its caller again.
+        """
         ...
 
 
@@ -303,7 +307,7 @@ class ServiceDesk:
             handed.done()
 
     def close(self) -> None:
-        """Cancel what is open, undo what was not received, and tell the families, once."""
+        """Cancel what is open, undo what was not received, and tell the families. A second call does nothing."""
         if self._closed:
             return
         self._closed = True
@@ -321,6 +325,8 @@ class ServiceDesk:
         del self._open[call.ticket]
         self._table.ended(call)
         if self._closed:
+            if not self._open:
+                self._table.closed(self.caller)
             return
         answer = self._packed(call, outcome)
         size = size_of_reply(answer)
