@@ -53,7 +53,7 @@ def make_config(targets: Sequence[str] | str, **fields: Any) -> dict[str, Any]:
 
 def files_of(config: Mapping[str, Any], tensors: Mapping[str, Tensor], *, trusted: bool = True) -> AdapterFiles:
     """Both files as bytes."""
-    return AdapterFiles(json.dumps(config).encode(), save(dict(tensors)), trusted)
+    return AdapterFiles(json.dumps(config).encode(), bytearray(save(dict(tensors))), trusted)
 
 
 def make_adapter(model: nn.Module, targets: Sequence[str], seed: int, **fields: Any) -> AdapterFiles:
@@ -64,7 +64,7 @@ def make_adapter(model: nn.Module, targets: Sequence[str], seed: int, **fields: 
 
 def merged(model: nn.Module, files: AdapterFiles) -> nn.Module:
     """A copy of the model with W + scaling * B A as weights, in float64 arithmetic."""
-    config, tensors, whole = json.loads(files.config), load(files.weights), copy.deepcopy(model)
+    config, tensors, whole = json.loads(files.config), load(bytes(files.weights)), copy.deepcopy(model)
     for key, down in tensors.items():
         if not key.endswith(".lora_A.weight"):
             continue

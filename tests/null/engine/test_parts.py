@@ -164,7 +164,7 @@ def test_private_pages_that_begin_too_late_are_found() -> None:
 def test_an_adapter_that_comes_back_stays_when_its_last_user_leaves() -> None:
     """It was dropped while a lease held it, and loaded again: the lease's end must not take it away."""
     adapters = AdapterSet(NullDriver())
-    files = AdapterFiles(b'{"peft_type": "LORA", "r": 8, "target_modules": ["q_proj"]}', b"weights")
+    files = AdapterFiles(b'{"peft_type": "LORA", "r": 8, "target_modules": ["q_proj"]}', bytearray(b"weights"))
     adapters.load("t", "a", adapters.reader("t")(files))
     lease = adapters.lease("t", "a")
     adapters.drop("t", "a")

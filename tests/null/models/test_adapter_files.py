@@ -20,7 +20,7 @@ UP = "model.layers.1.mlp.up_proj"
 
 def parse(trusted: bool = True, **fields: Any) -> LoraConfig:
     whole = {"peft_type": "LORA", "r": 4, "lora_alpha": 8, "target_modules": ["q_proj"], **fields}
-    return LoraConfig.parse(AdapterFiles(json.dumps(whole).encode(), b"", trusted))
+    return LoraConfig.parse(AdapterFiles(json.dumps(whole).encode(), bytearray(), trusted))
 
 
 @pytest.mark.parametrize(
@@ -118,5 +118,5 @@ def test_a_configuration_that_takes_long_to_read_is_refused(value: str) -> None:
     """It is read in the engine's step loop: eight megabytes of the first took 20 s."""
     began = time.process_time()
     with pytest.raises(InvalidRequest, match=r"adapter_config\.json"):
-        LoraConfig.parse(AdapterFiles(b'{"peft_type":"LORA","loftq_config":' + value.encode() + b"}", b""))
+        LoraConfig.parse(AdapterFiles(b'{"peft_type":"LORA","loftq_config":' + value.encode() + b"}", bytearray()))
     assert time.process_time() - began < 0.5

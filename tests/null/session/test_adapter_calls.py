@@ -56,7 +56,7 @@ def names(caller: DirectSession) -> list[tuple[str, bool]]:
 
 
 def shared(model: ServedModel, name: str, weights: bytes = b"shared") -> None:
-    files = AdapterFiles(config().encode(), weights, trusted=True)
+    files = AdapterFiles(config().encode(), bytearray(weights), trusted=True)
     model.adapters.load(None, name, model.adapters.reader(None)(files))
 
 

@@ -60,10 +60,10 @@ class _Fields(msgspec.Struct):
 
 @dataclass(frozen=True, slots=True)
 class AdapterFiles:
-    """The two files as bytes. ``trusted``: the operator's own, whose regular expressions may be evaluated."""
+    """The two files. ``trusted``: the operator's own, whose regular expressions may be evaluated."""
 
     config: bytes
-    weights: bytes
+    weights: bytearray
     trusted: bool = False
 
     @classmethod
@@ -75,7 +75,7 @@ class AdapterFiles:
             pickled = (folder / "adapter_model.bin").is_file()
             hint = "; adapter_model.bin is a pickle, which can run code, and is never read" if pickled else ""
             raise InvalidRequest(f"the adapter in {folder} has no {WEIGHTS}{hint}")
-        return cls((folder / CONFIG).read_bytes(), (folder / WEIGHTS).read_bytes(), trusted=True)
+        return cls((folder / CONFIG).read_bytes(), bytearray((folder / WEIGHTS).read_bytes()), trusted=True)
 
     def digest(self) -> str:
         """Return a hash of both files, 16 hexadecimal digits."""

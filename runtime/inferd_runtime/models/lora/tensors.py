@@ -6,14 +6,13 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 import torch
-from safetensors import SafetensorError
-from safetensors.torch import load as load_tensors
 from torch import Tensor, nn
 from transformers.pytorch_utils import Conv1D
 
 from inferd.protocol import InvalidRequest
 from inferd_runtime.models.batch import Batch, Span
 from inferd_runtime.models.lora.files import ALL_LINEAR, WEIGHTS, AdapterFiles, LoraConfig
+from inferd_runtime.models.lora.tensor_file import tensors_of
 from inferd_runtime.models.passes.attention import lay_out
 from inferd_runtime.models.passes.plain import PlainPass
 from inferd_runtime.models.shape import KvShape
@@ -26,7 +25,6 @@ DOWN, UP = ".lora_A.weight", ".lora_B.weight"
 PROBE_TOKENS = 12
 MODULE_BYTES = 1 << 10
 """Of a file's header, for each of the model's modules: more names tensors of none, and tens of thousands take half a second."""
-FLOATS = (torch.float32, torch.float16, torch.bfloat16, torch.float64)
 
 
 @dataclass(frozen=True, slots=True)
@@ -124,14 +122,7 @@ def read_lora(files: AdapterFiles, modules: LinearModules, dtype: torch.dtype) -
     """
     config = LoraConfig.parse(files)
     most = MODULE_BYTES * (1 + len(modules.usable) + len(modules.others))
-    if int.from_bytes(files.weights[:8], "little") > most:
-        raise InvalidRequest(
-            f"{WEIGHTS}: its header takes more than {most} bytes, which this model's modules do not need"
-        )
-    try:
-        tensors = load_tensors(files.weights)
-    except SafetensorError as error:
-        raise InvalidRequest(f"{WEIGHTS}: {error}") from None
+    tensors = tensors_of(files.weights, WEIGHTS, most)
     found = {module: _read_pair(tensors, module, modules.check(module), config) for module in _modules(tensors)}
     if not found:
         raise InvalidRequest(f"{WEIGHTS} holds no weights")
@@ -167,15 +158,13 @@ def _read_pair(
         tensor = tensors[key]
         if tuple(tensor.shape) != shape:
             raise InvalidRequest(f"{WEIGHTS}: {key!r} is {list(tensor.shape)}, this model and rank need {list(shape)}")
-        if tensor.dtype not in FLOATS:
-            raise InvalidRequest(f"{WEIGHTS}: {key!r} is {tensor.dtype}, which is not supported")
         pair.append(tensor)
     return pair[0], pair[1]
 
 
 def _scaled(pair: tuple[Tensor, Tensor], scaling: float, module: str, dtype: torch.dtype) -> LoraPair:
     """Return the pair in the model's dtype, scaled. Raises InvalidRequest if it is not finite or overflows that dtype."""
-    down = pair[0].to(dtype)
+    down = pair[0].to(dtype, copy=True)  # not a view, which would keep the file
     up = (pair[1].to(torch.float32) * scaling).to(dtype)
     if not (torch.isfinite(down).all() and torch.isfinite(up).all()):
         raise InvalidRequest(f"{WEIGHTS}: the weights for {module!r} are not finite numbers in {dtype}")

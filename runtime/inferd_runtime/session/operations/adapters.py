@@ -30,7 +30,7 @@ def load(state: SessionState, call: Call) -> None:
     reader = model.adapters.reader(state.tenant)
 
     def read() -> ReadAdapter:
-        return reader(AdapterFiles(request.config.encode(), bytes(file.data)))
+        return reader(AdapterFiles(request.config.encode(), file.data))
 
     def reply(adapter: ReadAdapter) -> p.AdapterInfo:
         return _info(model, model.adapters.load(state.tenant, request.name, adapter))
