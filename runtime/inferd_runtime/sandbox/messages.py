@@ -27,7 +27,7 @@ class LockedPackage(msgspec.Struct, frozen=True):
     sha256: str
 
 
-class Bundle(msgspec.Struct, frozen=True, omit_defaults=True):
+class Bundle(msgspec.Struct, frozen=True, omit_defaults=True, weakref=True):
     """A program: ``files`` maps a relative path to text; ``entry`` is the one that defines ``main``.
 
     ``data``: other files of its folder, by relative path. ``packages``: files of the packages that it depends on, by their path

@@ -81,17 +81,21 @@ class Said(msgspec.Struct, frozen=True):
 
 
 class Relaunch(msgspec.Struct, frozen=True):
-    """What starting a retry-safe run again takes, beside the messages that it was sent."""
+    """What starting a retry-safe run again takes, beside the messages that it was sent.
+
+    ``program``: the same for all runs of a program, whose bundle is kept once for all of them; "": it is kept for this one alone.
+    """
 
     bundle: Bundle
     arguments: str
     seed: int | None
     mcp: str = ""
+    program: str = ""
 
     @property
     def size(self) -> int:
-        """Bytes of it, roughly."""
-        return len(self.arguments) + self.bundle.size
+        """Bytes of it, roughly, except its bundle, which many share."""
+        return RECORD_BYTES + len(self.arguments)
 
 
 class UnfinishedRun(msgspec.Struct, frozen=True):

@@ -11,10 +11,12 @@ import sqlite3
 import time
 from collections.abc import Sequence
 from pathlib import Path
+from weakref import WeakValueDictionary
 
 import msgspec
 
 from inferd.protocol import ErrorInfo
+from inferd_runtime.sandbox.messages import Bundle
 from inferd_runtime.server.database_file import DatabaseFile, DatabaseFormat
 from inferd_runtime.server.run_store.pruning import Pruned, split_kept
 from inferd_runtime.server.run_store.records import (
@@ -52,6 +54,13 @@ CREATE TABLE IF NOT EXISTS inputs (
     run TEXT NOT NULL REFERENCES relaunches(run) ON DELETE CASCADE, number INTEGER NOT NULL, message TEXT NOT NULL,
     PRIMARY KEY (run, number)
 ) STRICT;
+CREATE TABLE IF NOT EXISTS bundles (program TEXT PRIMARY KEY, bundle BLOB NOT NULL) STRICT;
+CREATE TABLE IF NOT EXISTS bundle_uses (
+    run TEXT PRIMARY KEY REFERENCES relaunches(run) ON DELETE CASCADE, program TEXT NOT NULL
+) STRICT;
+CREATE TRIGGER IF NOT EXISTS unused_bundle AFTER DELETE ON bundle_uses BEGIN
+    DELETE FROM bundles WHERE program = OLD.program AND NOT EXISTS (SELECT 1 FROM bundle_uses WHERE program = OLD.program);
+END;
 """
 CHECK = """
 SELECT number, id, tenant, over, size, record, listed, result FROM runs LIMIT 0;
@@ -59,8 +68,9 @@ SELECT run, first, last, events FROM events LIMIT 0;
 SELECT tenant, key, fingerprint, run, created_at FROM keys LIMIT 0;
 SELECT run, relaunch, attempts, position, digest FROM relaunches LIMIT 0;
 SELECT run, number, message FROM inputs LIMIT 0;
+SELECT run, bundle_uses.program, bundle FROM bundle_uses, bundles LIMIT 0;
 """
-FORMAT = DatabaseFormat(2, SCHEMA, CHECK, "the store of runs", "its runs are forgotten")
+FORMAT = DatabaseFormat(3, SCHEMA, CHECK, "the store of runs", "its runs are forgotten")
 RUN_COLUMNS = "id, tenant, over, size, record, listed, result"
 TAKE_OVER = (
     f"INSERT OR IGNORE INTO runs ({RUN_COLUMNS}) SELECT {RUN_COLUMNS} FROM other.runs ORDER BY number",
@@ -68,6 +78,8 @@ TAKE_OVER = (
     "INSERT OR IGNORE INTO keys SELECT * FROM other.keys",
     "INSERT OR IGNORE INTO relaunches SELECT * FROM other.relaunches",
     "INSERT OR IGNORE INTO inputs SELECT * FROM other.inputs",
+    "INSERT OR IGNORE INTO bundles SELECT * FROM other.bundles",
+    "INSERT OR IGNORE INTO bundle_uses SELECT * FROM other.bundle_uses",
 )
 """What copies the tables of the attached file ``other``."""
 KEY_SECONDS = 24 * 3600.0
@@ -77,6 +89,7 @@ MAX_KEYS = 10_000
 _events = msgspec.msgpack.Decoder(list[StoredEvent])
 _record = msgspec.msgpack.Decoder(RunRecord)
 _relaunch = msgspec.msgpack.Decoder(Relaunch)
+_bundle = msgspec.msgpack.Decoder(Bundle)
 
 
 class RunFile:
@@ -84,6 +97,8 @@ class RunFile:
 
     def __init__(self, path: Path) -> None:
         self._file = DatabaseFile(path, FORMAT)
+        self._bundles: WeakValueDictionary[str, Bundle] = WeakValueDictionary()
+        """Those that were read and are in use."""
 
     def close(self) -> None:
         """Close the file."""
@@ -104,11 +119,16 @@ class RunFile:
     def keep_relaunch(self, run: str, relaunch: Relaunch, said: Said) -> None:
         """Keep what starting a run again takes, until it is over. It has said nothing yet: ``said``."""
         with self._file.transaction() as db:
-            row = (run, msgspec.msgpack.encode(relaunch), said.position, said.digest)
-            db.execute(
+            alone = relaunch
+            if relaunch.program:
+                alone = msgspec.structs.replace(relaunch, bundle=Bundle(relaunch.bundle.name, {}))
+            row = (run, msgspec.msgpack.encode(alone), said.position, said.digest)
+            kept = db.execute(
                 "INSERT OR IGNORE INTO relaunches SELECT ?1, ?2, 1, ?3, ?4 WHERE EXISTS (SELECT 1 FROM runs WHERE id = ?1)",
                 row,
             )
+            if relaunch.program and kept.rowcount:
+                self._keep_bundle(db, run, relaunch)
 
     def forget_relaunch(self, run: str) -> None:
         """Do not start a run again."""
@@ -225,11 +245,14 @@ class RunFile:
         """Return a run to start again."""
         with self._file.reading() as db:
             query = "SELECT record, tenant, relaunch, attempts, position, digest FROM runs, relaunches WHERE id = ? AND run = id"
-            record, tenant, relaunch, attempts, position, digest = db.execute(query, (run,)).fetchone()
+            record, tenant, packed, attempts, position, digest = db.execute(query, (run,)).fetchone()
+            relaunch = _relaunch.decode(packed)
+            if relaunch.program:
+                relaunch = msgspec.structs.replace(relaunch, bundle=self._shared_bundle(db, relaunch.program))
             inputs = db.execute("SELECT message FROM inputs WHERE run = ? ORDER BY number", (run,))
             events = db.execute("SELECT events FROM events WHERE run = ? ORDER BY first", (run,))
             return UnfinishedRun(
-                _record.decode(record), tenant, _relaunch.decode(relaunch), attempts, Said(position, digest),
+                _record.decode(record), tenant, relaunch, attempts, Said(position, digest),
                 [message for (message,) in inputs], [event for (packed,) in events for event in _events.decode(packed)],
             )  # fmt: skip
 
@@ -281,6 +304,21 @@ class RunFile:
         with db.blobopen("runs", "result", number) as blob:
             for part in parts:
                 blob.write(part)
+
+    def _keep_bundle(self, db: sqlite3.Connection, run: str, relaunch: Relaunch) -> None:
+        """Keep a run's bundle as long as the run, and others of its program, may be started again."""
+        if db.execute("SELECT 1 FROM bundles WHERE program = ?", (relaunch.program,)).fetchone() is None:
+            row = (relaunch.program, msgspec.msgpack.encode(relaunch.bundle))
+            db.execute("INSERT INTO bundles VALUES (?, ?)", row)
+        db.execute("INSERT INTO bundle_uses VALUES (?, ?)", (run, relaunch.program))
+
+    def _shared_bundle(self, db: sqlite3.Connection, program: str) -> Bundle:
+        """Return a program's bundle, the same for all of its runs that are started again."""
+        bundle = self._bundles.get(program)
+        if bundle is None:
+            (packed,) = db.execute("SELECT bundle FROM bundles WHERE program = ?", (program,)).fetchone()
+            self._bundles[program] = bundle = _bundle.decode(packed)
+        return bundle
 
     def _append(self, db: sqlite3.Connection, run: str, events: Sequence[StoredEvent]) -> None:
         if events:

@@ -135,7 +135,8 @@ class RunKeeper:
                 self._begun_to_survive(run, self.archive)
 
     def _begun_to_survive(self, run: Run, archive: RunArchive) -> None:
-        relaunch = Relaunch(run.program.bundle, run.arguments, run.seed, run.mcp)
+        program = f"{run.program.id} {run.program.name}"
+        relaunch = Relaunch(run.program.bundle, run.arguments, run.seed, run.mcp, program)
         job = partial(_keep_relaunch, run.id, relaunch, run.said)
         if archive.save(job, relaunch.size):
             self.watch(run)

@@ -381,8 +381,9 @@ class RunStore:
 
     def check_program(self, tenant: str, program: Program) -> None:
         """Raise LimitExceeded if a run of the program is too much beside the programs of the tenant's active runs."""
-        held = {id(program): program.size}
-        held |= {id(run.program): run.program.size for run in self._active_of.get(tenant, {}).values()}
+        held = {id(program.bundle): program.size}
+        active = self._active_of.get(tenant, {}).values()
+        held |= {id(run.program.bundle): run.program.size for run in active}
         if sum(held.values()) > MAX_PROGRAM_BYTES:
             text = f"{len(held)} programs whose runs are not over take more than {MAX_PROGRAM_BYTES} bytes"
             raise LimitExceeded(

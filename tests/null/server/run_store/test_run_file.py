@@ -200,11 +200,35 @@ def test_what_starting_a_run_again_takes_is_kept_until_it_is_over(tmp_path: Path
     second.close()
 
 
+def test_runs_of_one_program_keep_it_once(tmp_path: Path) -> None:
+    """192 runs of a program of 3 MB wrote 560 MB, and others' reads waited for that."""
+    file = RunFile(tmp_path / "r")
+    relaunch = Relaunch(Bundle("p", {"main.py": "x" * 100_000}), "{}", 7, program="sha256:1 p")
+    for run in ("a", "b"):
+        file.begin("ann", record(run, "running", 0))
+        file.keep_relaunch(run, relaunch, Said(0, b""))
+    with file._file.reading() as db:
+        assert db.execute("SELECT sum(length(relaunch)) FROM relaunches").fetchone()[0] < 1000
+        assert db.execute("SELECT count(*) FROM bundles").fetchone() == (1,)
+    assert file.unfinished_run("a").relaunch.bundle is not relaunch.bundle
+    resumed = [file.unfinished_run(run) for run in ("a", "b")]
+    assert resumed[0].relaunch.bundle is resumed[1].relaunch.bundle
+    file.finish("ann", record("a"), None, [], 0)
+    other = RunFile(tmp_path / "other")
+    assert other.take_over(tmp_path / "r", LOST) == ["b"]
+    for each in (file, other):
+        assert each.unfinished_run("b").relaunch == relaunch
+        each.forget_relaunch("b")
+        with each._file.reading() as db:
+            assert db.execute("SELECT count(*) FROM bundles").fetchone() == (0,)
+        each.close()
+
+
 def test_a_file_of_the_format_before_is_read(tmp_path: Path) -> None:
     file = RunFile(tmp_path / "r")
     keep(file, "a")
     with file._file.reading() as db:
-        db.executescript("DROP TABLE inputs; DROP TABLE relaunches; PRAGMA user_version=1")
+        db.executescript("DROP TABLE bundle_uses; DROP TABLE inputs; DROP TABLE relaunches; PRAGMA user_version=1")
     file.close()
     again = RunFile(tmp_path / "r")
     assert again.find("ann", "a") == record("a")
