@@ -76,11 +76,24 @@ class RunUsage(msgspec.Struct, frozen=True):
     cached_tokens: int = 0
 
 
+class KeepProgram(msgspec.Struct, frozen=True, tag=True):
+    """Keep a program for the runs that name it, until :class:`ForgetProgram`."""
+
+    program: str
+    bundle: Bundle
+
+
+class ForgetProgram(msgspec.Struct, frozen=True, tag=True):
+    """Keep a program no more: its runs are over."""
+
+    program: str
+
+
 class LaunchRun(msgspec.Struct, frozen=True, tag=True):
     """Start a run. ``arguments`` is a JSON object's text; ``grant`` opens the run's session at the engine.
 
     ``seed``: of the program's random numbers, and of its samplers without one. ``reports_use``: the worker is to say what it
-    uses (:class:`Used`).
+    uses (:class:`Used`). ``program``: the bundle is the one that is kept under this name, unless it is "".
     """
 
     run: str
@@ -90,6 +103,7 @@ class LaunchRun(msgspec.Struct, frozen=True, tag=True):
     limits: Limits
     seed: int | None = None
     reports_use: bool = False
+    program: str = ""
 
 
 class ReportUse(msgspec.Struct, frozen=True, tag=True):
@@ -218,7 +232,7 @@ class RunFinished(msgspec.Struct, frozen=True, tag=True):
     error: ErrorInfo | None = None
 
 
-ToWorker = LaunchRun | ReportUse | Cancel | Deliver | Answered | EventsTaken | Shutdown
+ToWorker = KeepProgram | ForgetProgram | LaunchRun | ReportUse | Cancel | Deliver | Answered | EventsTaken | Shutdown
 ServiceReport = Asked | Withdrawn | Received
 """What a worker passes on of the operations that the gateway answers."""
 FromWorker = WorkerReady | Started | Output | Sent | Waiting | ServiceReport | Used | ResultPart | RunFinished

@@ -29,10 +29,13 @@ from inferd_runtime.sandbox.host.inbox import Inbox
 from inferd_runtime.sandbox.host.run import EngineAddress, SandboxRun
 from inferd_runtime.sandbox.messages import (
     Answered,
+    Bundle,
     Cancel,
     Deliver,
     EventsTaken,
+    ForgetProgram,
     FromWorker,
+    KeepProgram,
     LaunchRun,
     ReportUse,
     RunFinished,
@@ -67,6 +70,7 @@ class Worker:
         self._engine = engine
         self._runner = runner
         self._runs: dict[str, SandboxRun] = {}
+        self._programs: dict[str, Bundle] = {}
         self._outbox = Outbox()
         self._decoder: msgspec.msgpack.Decoder[ToWorker] = msgspec.msgpack.Decoder(ToWorker)
         self._busy = threading.Event()
@@ -101,6 +105,10 @@ class Worker:
         """Act on a message. One about a run that is over is ignored."""
         if isinstance(message, Shutdown):
             self._closing = True
+        elif isinstance(message, KeepProgram):
+            self._programs[message.program] = message.bundle
+        elif isinstance(message, ForgetProgram):
+            del self._programs[message.program]
         elif isinstance(message, LaunchRun):
             self._launch(message)
         elif message.run in self._runs:
@@ -111,6 +119,8 @@ class Worker:
             error = InvalidRequest(f"run {launch.run} goes on already").to_wire()
             self._send(RunFinished(launch.run, RunUsage(), error=error))
             return
+        if launch.program:
+            launch = msgspec.structs.replace(launch, bundle=self._programs[launch.program])
         run = SandboxRun(launch, self._runner, self._engine, self._outbox.put)
         self._runs[launch.run] = run
         self._starting.add(launch.run)

@@ -9,9 +9,20 @@ from pathlib import Path
 
 import pytest
 
-from inferd_runtime.sandbox.messages import Limits, Output, RunFinished, Sent, Started
+from inferd_runtime.sandbox.messages import (
+    Bundle,
+    ForgetProgram,
+    KeepProgram,
+    LaunchRun,
+    Limits,
+    Output,
+    RunFinished,
+    Sent,
+    Started,
+)
+from inferd_runtime.session.wire import RUN_SESSION
 
-from .conftest import Gateway
+from .conftest import GRANTS, Gateway
 from .fake_engine import USED, FakeEngine
 
 ERROR_CODES = {"program", "program.syntax", "client.invalid", "limit"}
@@ -427,3 +438,13 @@ def test_the_build_command_prints_where_the_runner_is(runner: Path) -> None:
     done = subprocess.run(command, capture_output=True, text=True, check=True, timeout=60)
     assert done.stdout.startswith(str(runner))
     assert done.stderr == ""
+
+
+def test_runs_name_a_program_that_the_worker_keeps(gateway: Gateway) -> None:
+    gateway.send(KeepProgram("large", Bundle("p", {"main.py": "def main(n): return n"})))
+    for n, run in enumerate(("kept-1", "kept-2")):
+        grant = GRANTS.issue(RUN_SESSION + run, "tenant")
+        arguments = json.dumps({"n": n})
+        gateway.send(LaunchRun(run, grant, Bundle("p", {}), arguments, Limits(), program="large"))
+    gateway.send(ForgetProgram("large"))
+    assert [gateway.wait(run).result for run in ("kept-1", "kept-2")] == ["0", "1"]

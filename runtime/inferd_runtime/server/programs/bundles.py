@@ -78,6 +78,11 @@ class Program:
     interface: Interface
     limits: dict[str, int | float]
 
+    @property
+    def key(self) -> str:
+        """The same for programs whose bundles are the same."""
+        return f"{self.id} {self.name}"
+
     @cached_property
     def size(self) -> int:
         """Characters of its texts and bytes of its other files and packages."""

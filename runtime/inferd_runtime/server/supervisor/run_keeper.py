@@ -135,8 +135,7 @@ class RunKeeper:
                 self._begun_to_survive(run, self.archive)
 
     def _begun_to_survive(self, run: Run, archive: RunArchive) -> None:
-        program = f"{run.program.id} {run.program.name}"
-        relaunch = Relaunch(run.program.bundle, run.arguments, run.seed, run.mcp, program)
+        relaunch = Relaunch(run.program.bundle, run.arguments, run.seed, run.mcp, run.program.key)
         job = partial(_keep_relaunch, run.id, relaunch, run.said)
         if archive.save(job, relaunch.size):
             self.watch(run)

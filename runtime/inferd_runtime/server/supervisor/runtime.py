@@ -260,9 +260,8 @@ class Runtime:
         self._held[run_id] = HeldRun(run, worker, time.monotonic() + run.limits.wall_s + GRACE_SECONDS)
         grant = self.engine.grants.issue(session_of(run), run.tenant)
         is_child, run.placed = run.parent is not None, True
-        self.fleet.send(
-            worker, LaunchRun(run.id, grant, run.program.bundle, run.arguments, run.limits, run.seed, is_child)
-        )
+        launch = LaunchRun(run.id, grant, run.program.bundle, run.arguments, run.limits, run.seed, is_child)
+        self.fleet.launch(worker, launch, run.program)
         for message in self._undelivered.pop(run_id, []):
             self.fleet.send(worker, Deliver(run_id, message))
         run.waiting_bytes = 0
@@ -419,7 +418,9 @@ class Runtime:
 
     def _leave_worker(self, run: Run) -> None:
         """Forget that a worker has a run, and have its session at the engine closed if the worker has not."""
-        if self._held.pop(run.id, None) is not None:
+        held = self._held.pop(run.id, None)
+        if held is not None:
+            self.fleet.left(held.worker, run.program)
             self.desks.close(run)
             self._left_sessions.add(session_of(run))
         self.fleet.pool.finished(run.id)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import secrets
 import time
+from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Protocol
@@ -18,7 +19,11 @@ from inferd.protocol import InferdError, Unavailable, cut
 from inferd_runtime.change_signal import ChangeSignal
 from inferd_runtime.isolation.order import Launch
 from inferd_runtime.sandbox.messages import (
+    Bundle,
+    ForgetProgram,
     FromWorker,
+    KeepProgram,
+    LaunchRun,
     Output,
     ResultPart,
     RunFinished,
@@ -34,6 +39,7 @@ from inferd_runtime.sandbox.messages import (
 from inferd_runtime.server.processes.backoff import Backoff
 from inferd_runtime.server.processes.child_process import ChildProcess
 from inferd_runtime.server.processes.priority import set_behind
+from inferd_runtime.server.programs.bundles import Program
 from inferd_runtime.server.supervisor.loop_socket import LoopSocket
 from inferd_runtime.server.supervisor.worker_pool import PlaceRun, Retire, Start, WorkerPool
 
@@ -43,6 +49,8 @@ MAX_LOGGED = 500
 SLICE_SECONDS = 0.002
 """How long the workers' reports are handled before everything else in this process has its turn, for as long as well."""
 IDLE_SECONDS = 0.0002
+SHARED_BYTES = 64 << 10
+"""Programs of more are sent to a worker once for several runs."""
 log = logging.getLogger("inferd.runtime")
 
 
@@ -84,6 +92,8 @@ class _Member:
     child: ChildProcess
     secret: bytes
     ready: anyio.Event = field(default_factory=anyio.Event)
+    programs: Counter[str] = field(default_factory=Counter)
+    """How many runs of each large program it has."""
 
 
 @dataclass(frozen=True)
@@ -139,6 +149,27 @@ class WorkerFleet:
         packed = msgspec.msgpack.encode(message)
         if worker in self._members and not self._socket.closed:
             self._socket.send_now([self._members[worker].secret, packed])  # at once: its queue has no limit
+
+    def launch(self, worker: str, launch: LaunchRun, program: Program) -> None:
+        """Send a run to a worker. A large program goes there once for all runs that it has of it: else each would wait here with
+        a copy.
+        """
+        member = self._members.get(worker)
+        if member is not None and program.size > SHARED_BYTES:
+            if not member.programs[program.key]:
+                self.send(worker, KeepProgram(program.key, launch.bundle))
+            member.programs[program.key] += 1
+            launch = msgspec.structs.replace(launch, bundle=Bundle(program.name, {}), program=program.key)
+        self.send(worker, launch)
+
+    def left(self, worker: str, program: Program) -> None:
+        """Note that a worker's run of a program is over."""
+        member = self._members.get(worker)
+        if member is not None and program.key in member.programs:
+            member.programs[program.key] -= 1
+            if not member.programs[program.key]:
+                del member.programs[program.key]
+                self.send(worker, ForgetProgram(program.key))
 
     def step_behind(self, behind: bool) -> None:
         """Have the workers get what engine and gateway leave of the processors, or an equal part of them again."""
