@@ -88,7 +88,7 @@ class ResponseStore:
             file.keep(tenant, stored.id, *packed_response(stored))
             return file.prune(tenant, quotas)
 
-        if not self._archive.save(job, about_bytes(stored), partial(self._pruned, tenant)):
+        if not self._archive.save(job, about_bytes(stored), partial(self._pruned, tenant), tenant=tenant):
             log.error("a response is not kept: too much waits to be written")
 
     def _pruned(self, tenant: str, pruned: Pruned, error: InferdError | None) -> None:
@@ -104,7 +104,9 @@ class ResponseStore:
                 self.kept.settled(tenant, count)
                 self._pruned(tenant, pruned, error)
 
-            return self._archive.save(lambda file: file.prune(tenant, quotas, count), RESPONSE_BYTES, done)
+            return self._archive.save(
+                lambda file: file.prune(tenant, quotas, count), RESPONSE_BYTES, done, tenant=tenant
+            )
 
         self.kept.forget(tenant, target, start)
 

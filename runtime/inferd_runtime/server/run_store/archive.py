@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import itertools
 import logging
 import threading
 import time
-from collections import defaultdict, deque
+from collections import Counter, defaultdict, deque
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager, nullcontext
 from dataclasses import dataclass
@@ -32,7 +33,9 @@ T = TypeVar("T")
 F = TypeVar("F", bound=ArchivedFile)
 MAX_QUEUED = 4096
 MAX_QUEUED_BYTES = 64 << 20
-"""What may wait to be written. Beyond it nothing is taken, and runs stay in memory as far as their tenant's quotas let them."""
+"""What may wait to be written, half of it of one tenant. Beyond it nothing is taken, and runs stay in memory as far as their
+tenant's quotas let them.
+"""
 GATHER_SECONDS = 0.05
 """How long writes are gathered, unless somebody reads: each time that the thread wakes up it interrupts the event loop."""
 READ_SECONDS = 10.0
@@ -47,13 +50,59 @@ OnDone = Callable[[Any, InferdError | None], None]
 
 @dataclass(frozen=True)
 class _Task(Generic[F]):
+    tenant: str
     job: Callable[[F], Any]
     size: int
     done: OnDone | None
 
 
+class _Line(Generic[F]):
+    """Jobs of all tenants: in order those of each, one of each in turn. One of no tenant comes behind all that were there before.
+
+    ``bytes``: theirs, until they are :meth:`over`. Pure state.
+    """
+
+    def __init__(self) -> None:
+        self.bytes: Counter[str] = Counter()
+        self._numbers = itertools.count()
+        self._waiting: dict[str, deque[tuple[int, _Task[F]]]] = {}
+
+    def __len__(self) -> int:
+        return sum(map(len, self._waiting.values()))
+
+    def has_room(self, tenant: str, size: int) -> bool:
+        """Return True if a job of so many bytes may wait, too."""
+        own, most = self.bytes[tenant] + size, MAX_QUEUED_BYTES // 2 if tenant else MAX_QUEUED_BYTES
+        return len(self) < MAX_QUEUED and own <= most and self.bytes.total() + size <= MAX_QUEUED_BYTES
+
+    def add(self, task: _Task[F]) -> None:
+        """Add a job behind its tenant's others."""
+        self._waiting.setdefault(task.tenant, deque()).append((next(self._numbers), task))
+        self.bytes[task.tenant] += task.size
+
+    def next(self) -> _Task[F] | None:
+        """Take out the job whose turn it is; None if there is none."""
+        if not self._waiting:
+            return None
+        tenant = min(self._waiting, key=lambda one: self._waiting[one][0][0])
+        if tenant:
+            tenant = next(filter(None, self._waiting))
+        tasks = self._waiting.pop(tenant)
+        _, task = tasks.popleft()
+        if tasks:
+            self._waiting[tenant] = tasks  # behind the others now
+        return task
+
+    def over(self, task: _Task[F]) -> None:
+        """Note that a job was carried out."""
+        self.bytes[task.tenant] -= task.size
+        if not self.bytes[task.tenant]:
+            del self.bytes[task.tenant]
+
+
 class FileArchive(Generic[F]):
-    """Carries out jobs on a file, in order, in a thread of its own. Belongs to the event loop that made it.
+    """Carries out jobs on a file in a thread of its own: those of one tenant in order, one of each tenant in turn, so that what
+    one writes holds no other up. Belongs to the event loop that made it.
 
     ``open_file`` raises InferdError where it cannot; ``what`` names the file in errors.
     """
@@ -65,8 +114,7 @@ class FileArchive(Generic[F]):
         self._what = what
         self._loop = asyncio.get_running_loop()
         self._turns: defaultdict[str, anyio.Lock] = defaultdict(anyio.Lock)
-        self._tasks: deque[_Task[F]] = deque()
-        self._bytes = 0
+        self._line: _Line[F] = _Line()
         self._closing = False
         self._urgent = False
         """True while a job is queued that somebody waits for."""
@@ -79,27 +127,27 @@ class FileArchive(Generic[F]):
         self._thread = threading.Thread(target=self._work, name="file-archive", daemon=True)
         self._thread.start()
 
-    def save(self, job: Callable[[F], Any], size: int, done: OnDone | None = None) -> bool:
+    def save(self, job: Callable[[F], Any], size: int, done: OnDone | None = None, *, tenant: str = "") -> bool:
         """Queue a job that writes about ``size`` bytes; ``done`` gets its outcome in the event loop. False: no room."""
         with self._changed:
-            if self._closing or len(self._tasks) >= MAX_QUEUED or self._bytes + size > MAX_QUEUED_BYTES:
+            if self._closing or not self._line.has_room(tenant, size):
                 return False
-            self._tasks.append(_Task(job, size, done))
-            self._bytes += size
+            self._line.add(_Task(tenant, job, size, done))
             self._urgent = self._urgent or not size  # a read
             if self._urgent or not self._gathering:
                 self._changed.notify()
         return True
 
     async def read(self, job: Callable[[F], T], tenant: str = "") -> T:
-        """Return what a job reads, behind all that was queued before. Raises Unavailable. Cancelled before, the job is not done.
+        """Return what a job reads, behind what was queued for its tenant before, for "" behind all. Raises Unavailable. Cancelled
+        before, the job is not done.
 
         Of the jobs for a ``tenant`` one is queued at a time: however many it asks for, another's waits for one of them.
         """
         async with self._turns[tenant] if tenant else nullcontext():
-            return await self._read(job)
+            return await self._read(job, tenant)
 
-    async def _read(self, job: Callable[[F], T]) -> T:
+    async def _read(self, job: Callable[[F], T], tenant: str) -> T:
         waiting: asyncio.Future[T] = self._loop.create_future()
 
         def done(value: T, error: InferdError | None) -> None:
@@ -110,7 +158,7 @@ class FileArchive(Generic[F]):
             else:
                 waiting.set_exception(error)
 
-        if not self.save(lambda file: None if waiting.cancelled() else job(file), 0, done):
+        if not self.save(lambda file: None if waiting.cancelled() else job(file), 0, done, tenant=tenant):
             raise Unavailable(f"{self._what} has too much to do", reason="queue")
         try:
             with anyio.fail_after(READ_SECONDS):
@@ -128,24 +176,28 @@ class FileArchive(Generic[F]):
             log.error("%s did not take everything within %g s", self._what, CLOSE_SECONDS)
 
     def _work(self) -> None:
-        while tasks := self._gathered():
-            for task in tasks:
+        while self._gathered():
+            while (task := self._next()) is not None:
                 self._carry_out(task)
                 with self._changed:
-                    self._bytes -= task.size
+                    self._line.over(task)
         if self._file is not None:
             self._file.close()
 
-    def _gathered(self) -> list[_Task[F]]:
-        """Wait for jobs, and return all that are queued; none once there is none and the store is to be closed."""
+    def _gathered(self) -> bool:
+        """Wait for jobs, and a moment for more. Returns False once there is none and the store is to be closed."""
         with self._changed:
-            self._changed.wait_for(lambda: self._tasks or self._closing)
+            self._changed.wait_for(lambda: len(self._line) or self._closing)
             self._gathering = True
             self._changed.wait_for(lambda: self._urgent or self._closing, GATHER_SECONDS)
-            self._gathering = self._urgent = False
-            tasks = list(self._tasks)
-            self._tasks.clear()
-            return tasks
+            self._gathering = False
+            return len(self._line) > 0
+
+    def _next(self) -> _Task[F] | None:
+        with self._changed:
+            task = self._line.next()
+            self._urgent = self._urgent and task is not None
+            return task
 
     def _carry_out(self, task: _Task[F]) -> None:
         value, error = None, None

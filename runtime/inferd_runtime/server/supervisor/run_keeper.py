@@ -73,7 +73,7 @@ class StoredRun:
     async def result_slices(self) -> AsyncGenerator[bytes]:
         """Yield the result's JSON in slices; nothing without a result. Raises Unavailable."""
         offset = 0
-        while part := await self.archive.read(lambda file, at=offset: file.result_slice(self.id, at, SLICE_BYTES)):  # type: ignore[misc]
+        while part := await self.archive.read(partial(_result_slice, self.id, offset), self.tenant):
             yield part
             offset += len(part)
 
@@ -81,7 +81,7 @@ class StoredRun:
         """Yield the events that are kept from index ``start`` on. Raises Unavailable."""
         index = start
         while index < self.kept.next_event:
-            stored = await self.archive.read(lambda file, at=index: file.events(self.id, at))  # type: ignore[misc]
+            stored = await self.archive.read(lambda file, at=index: file.events(self.id, at), self.tenant)  # type: ignore[misc]
             if not stored:
                 return
             first = stored[0].index
@@ -130,14 +130,14 @@ class RunKeeper:
                 del self._recent[next(iter(self._recent))]
         if self.archive is not None:
             record, tenant = run.record(), run.tenant
-            taken = self.archive.save(lambda file: file.begin(tenant, record, key), RECORD_BYTES)
+            taken = self.archive.save(lambda file: file.begin(tenant, record, key), RECORD_BYTES, tenant=tenant)
             if taken and run.retry_safe:
                 self._begun_to_survive(run, self.archive)
 
     def _begun_to_survive(self, run: Run, archive: RunArchive) -> None:
         relaunch = Relaunch(run.program.bundle, run.arguments, run.seed, run.mcp, run.program.key)
         job = partial(_keep_relaunch, run.id, relaunch, run.said)
-        if archive.save(job, relaunch.size):
+        if archive.save(job, relaunch.size, tenant=run.tenant):
             self.watch(run)
 
     def watch(self, run: Run) -> None:
@@ -162,7 +162,7 @@ class RunKeeper:
                 self._said(run)
 
         size = run.buffer.size
-        run.appending = self.archive.save(partial(_append, run.id, events, run.said), size, done)
+        run.appending = self.archive.save(partial(_append, run.id, events, run.said), size, done, tenant=run.tenant)
         if not run.appending:
             run.show(run.buffer.next_index)
 
@@ -170,13 +170,13 @@ class RunKeeper:
         """Keep a message that was sent to a run that survives."""
         if self.archive is not None and run.survives:
             number, name = len(run.inputs), run.id
-            self.archive.save(lambda file: file.add_input(name, number, message), len(message))
+            self.archive.save(lambda file: file.add_input(name, number, message), len(message), tenant=run.tenant)
 
     def attempted(self, run: Run, attempts: int) -> None:
         """Keep how often a run that survives was started."""
         if self.archive is not None and run.survives:
             name = run.id
-            self.archive.save(lambda file: file.set_attempts(name, attempts), RECORD_BYTES)
+            self.archive.save(lambda file: file.set_attempts(name, attempts), RECORD_BYTES, tenant=run.tenant)
 
     def left(self, run: Run) -> None:
         """Note that a run is left to the next server, which does not count as an attempt."""
@@ -189,7 +189,7 @@ class RunKeeper:
         """Wait until what happened to a run that survives is on disk, as far as the store works."""
         if self.archive is not None and isinstance(run, Run) and (run.survives or self.settles_all):
             with contextlib.suppress(Unavailable):
-                await self.archive.read(lambda file: None)
+                await self.archive.read(lambda file: None, run.tenant)
 
     def progressed(self) -> None:
         """Store what active runs have said since the last call, and what ended while the store had no room or failed."""
@@ -202,7 +202,7 @@ class RunKeeper:
             events = _unstored(run)
             size = sum(event.size for event in events)
             stored = [_stored(event) for event in events]
-            if stored and self.archive.save(partial(_append, run.id, stored, None), size):
+            if stored and self.archive.save(partial(_append, run.id, stored, None), size, tenant=run.tenant):
                 run.stored_index = stored[-1].index + 1
         for run in self._runs.finished:
             if not run.storing:
@@ -213,7 +213,7 @@ class RunKeeper:
             self._said(run)
             return
         name = run.id  # it was sent more than is kept
-        run.survives = not archive.save(lambda file: file.forget_relaunch(name), RECORD_BYTES)
+        run.survives = not archive.save(lambda file: file.forget_relaunch(name), RECORD_BYTES, tenant=run.tenant)
         run.changed.wake()
 
     def ended(self, run: Run) -> None:
@@ -236,7 +236,7 @@ class RunKeeper:
             file.finish(tenant, record, result, events, first)
             return file.prune(tenant, quotas)
 
-        run.storing = self.archive.save(finish, run.buffer.size, done)
+        run.storing = self.archive.save(finish, run.buffer.size, done, tenant=tenant)
         run.survives = run.survives and run.storing
         run.changed.wake()
 
@@ -256,7 +256,7 @@ class RunKeeper:
                 if error is None:
                     self._pruned(tenant, pruned)
 
-            return archive.save(lambda file: file.prune(tenant, quotas, count), RECORD_BYTES, done)
+            return archive.save(lambda file: file.prune(tenant, quotas, count), RECORD_BYTES, done, tenant=tenant)
 
         self.kept.forget(tenant, target, start)
 
@@ -338,6 +338,10 @@ class RunKeeper:
         for name in names:
             if self.archive is not None and self._runs.find(name) is None:
                 resume(await self.archive.read(partial(_unfinished_run, name)))
+
+
+def _result_slice(run: str, offset: int, file: RunFile) -> bytes:
+    return file.result_slice(run, offset, SLICE_BYTES)
 
 
 def _append(run: str, events: list[StoredEvent], said: Said | None, file: RunFile) -> None:

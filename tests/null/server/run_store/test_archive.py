@@ -169,12 +169,41 @@ def test_what_nobody_waits_for_any_more_is_not_done(tmp_path: Path) -> None:
         for count in range(1, 4):
             async with anyio.create_task_group() as asked:
                 asked.start_soon(archive.read, done.append, "ann")
-                while len(archive._tasks) < count:
+                while len(archive._line) < count:
                     await anyio.lowlevel.checkpoint()
                 asked.cancel_scope.cancel()
         gate.set()
         await settle(archive)
         assert done == []
+
+    scenario(tmp_path / "runs", body)
+
+
+def test_what_one_tenant_writes_holds_no_other_up(tmp_path: Path) -> None:
+    """Beside runs that wrote 64 MiB, another tenant's run was shown after 4 s."""
+    busy, gate, order = threading.Event(), threading.Event(), list[str]()
+
+    def hold(file: RunFile) -> None:
+        busy.set()
+        gate.wait(10)
+
+    async def body(archive: RunArchive) -> None:
+        archive.save(hold, 1, tenant="mallory")
+        await anyio.to_thread.run_sync(busy.wait, 10)
+        most = 0
+        while archive.save(lambda file: order.append("mallory"), 1 << 20, tenant="mallory"):
+            most += 1
+        assert most == (MAX_QUEUED_BYTES >> 21) - 1
+        async with anyio.create_task_group() as asked:
+            asked.start_soon(archive.read, lambda file: order.append("bob"), "bob")
+            asked.start_soon(archive.read, lambda file: order.append("all"))
+            while len(archive._line) < most + 2:
+                await anyio.lowlevel.checkpoint()
+            assert archive.save(lambda file: order.append("mallory"), 0, tenant="mallory")
+            gate.set()
+        await settle(archive)
+        assert order.index("bob") <= 1
+        assert order[most + 1 :] == ["all", "mallory"]
 
     scenario(tmp_path / "runs", body)
 

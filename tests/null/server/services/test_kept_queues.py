@@ -53,7 +53,7 @@ async def test_a_flood_of_durable_values_leaves_the_files_thread_to_others() -> 
             kept.drop([number])
         for _ in range(5):
             await anyio.lowlevel.checkpoint()
-        assert len(archive._tasks) <= 3  # one of each tenant, and one that drops
+        assert len(archive._line) <= 3  # one of each tenant, and one that drops
         file.go.set()
     kept.drop_now()
     await archive.close()
