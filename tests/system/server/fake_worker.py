@@ -27,9 +27,11 @@ import zmq.asyncio
 
 from inferd.protocol import Cancelled, EndOfMessages, ErrorInfo, InferdError, ProgramError
 from inferd_runtime.sandbox.messages import (
+    Bundle,
     Cancel,
     Deliver,
     FromWorker,
+    KeepProgram,
     LaunchRun,
     Output,
     RunFinished,
@@ -112,6 +114,7 @@ class Worker:
         self.engine = options.engine
         self.deaf = options.deaf
         self.runs: dict[str, FakeRun] = {}
+        self.programs: dict[str, Bundle] = {}
         self.control = context.socket(zmq.DEALER)
         self.control.setsockopt(zmq.IDENTITY, options.identity.encode())
         self.control.connect(options.control)
@@ -130,7 +133,11 @@ class Worker:
         decoder: msgspec.msgpack.Decoder[ToWorker] = msgspec.msgpack.Decoder(ToWorker)
         while True:
             message = decoder.decode(await self.control.recv())
-            if isinstance(message, LaunchRun):
+            if isinstance(message, KeepProgram):
+                self.programs[message.program] = message.bundle
+            elif isinstance(message, LaunchRun):
+                if message.program:
+                    message = msgspec.structs.replace(message, bundle=self.programs[message.program])
                 self.runs[message.run] = FakeRun(self, message)
             elif isinstance(message, Deliver):
                 heard = json.loads(message.json) if message.json else EndOfMessages("no more")

@@ -29,7 +29,7 @@ TRANSIENT_LIMITS = frozenset(
         "launches_per_minute", "tokens_per_minute", "kv_pages", "tenant_kv_pages", "max_sockets", "max_connections",
         "max_waiting", "held_body_bytes", "requests", "request_bytes", "outstanding_calls", "outstanding_bytes", "operations",
         "messages", "followers", "speculation_streams", "waiting_constraints", "waiting_messages", "waiting_message_bytes",
-        "waiting_snapshot_bytes", "waiting_uploads", "uploads", "adapters", "packages_s", "held_numbers",
+        "waiting_snapshot_bytes", "waiting_uploads", "uploads", "program_bytes", "adapters", "packages_s", "held_numbers",
         "gateway_operations", "gateway_bytes", "tenant_gateway_bytes", "tenant_file_bytes", "tenant_file_runs", "fetches",
         "fetches_per_minute", "open_fetches", "lookups", "mcp_open_calls", "mcp_offers", "servers of tools", "snapshots",
         "topics", "topic_bytes", "notes", "tenant_note_bytes", "durable_bytes", "queue_room", "subscriber_room",
