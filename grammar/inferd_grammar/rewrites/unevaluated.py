@@ -18,7 +18,6 @@ from inferd_grammar.rewrites.base import CannotRewrite, Schema, Translator, View
 
 KEYWORDS = ("unevaluatedProperties", "unevaluatedItems")
 _ELSEWHERE = ("$dynamicRef", "$recursiveRef", "dependencies")
-_BRANCHING = ("anyOf", "dependentSchemas", "else", "if", "oneOf", "then")
 _MAX_CHAIN = 16
 _MAX_TOGETHER = 4
 _MAX_WAYS = 128
@@ -35,6 +34,7 @@ class Evaluated:
         size: items at the beginning; `every_item` if all are looked at.
         found: pointers of `contains`: items that it accepts count wherever they stand.
         held, missed: branches that hold and that do not.
+        told: pointers of keywords that this says everything about: one of their branches is held, or missed.
     """
 
     names: tuple[str, ...] = ()
@@ -45,6 +45,7 @@ class Evaluated:
     found: tuple[str, ...] = ()
     held: tuple[Place, ...] = ()
     missed: tuple[Place, ...] = ()
+    told: frozenset[str] = frozenset()
 
     def beside(self, other: Evaluated) -> Evaluated:
         """Return what both look at."""
@@ -57,11 +58,15 @@ class Evaluated:
             tuple(dict.fromkeys((*self.found, *other.found))),
             (*self.held, *other.held),
             (*self.missed, *other.missed),
+            self.told | other.told,
         )
 
     def adds_to(self, other: Evaluated) -> bool:
         """Return True if this looks at members at which `other` does not."""
-        return replace(other.beside(self), held=(), missed=()) != replace(other, held=(), missed=())
+        return other.beside(self)._members() != other._members()
+
+    def _members(self) -> Evaluated:
+        return replace(self, held=(), missed=(), told=frozenset())
 
 
 def settled(view: View, to: Translator) -> View:
@@ -93,8 +98,18 @@ def positive(view: View, to: Translator) -> tuple[View, list[Schema]]:
         parts += [to.positive(*place) for place in way.held]
         parts += [to.negative(*place) for place in way.missed]
         options.append(all_of(parts))
-    kept = "oneOf" if "oneOf" in rest.words and any(combine.rivals(rest, to)) else None
-    return rest.without(*(key for key in _BRANCHING if key != kept)), [any_of(options)]
+    return _without_told(rest, ways[0].told, to), [any_of(options)]
+
+
+def _without_told(view: View, told: frozenset[str], to: Translator) -> View:
+    """Return the view without what is told elsewhere; what looks at no members is not."""
+    words = dict(view.words)
+    for key, *beside in (("anyOf",), ("if", "then", "else"), ("oneOf",)):
+        if key in words and view.at(key) in told and not (key == "oneOf" and any(combine.rivals(view, to))):
+            words = {word: value for word, value in words.items() if word not in (key, *beside)}
+    schemas = words.get("dependentSchemas", {})
+    left = {name: schema for name, schema in schemas.items() if view.at("dependentSchemas", name) not in told}
+    return replace(view, words={**words, "dependentSchemas": left} if schemas else words)
 
 
 def _closed(view: View, way: Evaluated) -> View:
@@ -126,9 +141,10 @@ def _ways(view: View, to: Translator, chain: int) -> list[Evaluated]:
     ways = [_own(view, to)]
     for place in _always(view, to):
         ways = _together(ways, _ways_of(place, to, chain), view)
-    for options in _unions(view, to, chain):
+    for pointer, options in _unions(view, to, chain):
         if any(option.adds_to(way) for option in options for way in ways):
-            ways = _together(ways, options, view)
+            told = Evaluated(told=frozenset((pointer,)))
+            ways = _together(ways, [told.beside(option) for option in options], view)
     return ways
 
 
@@ -165,23 +181,24 @@ def _always(view: View, to: Translator) -> Iterator[Place]:
         yield target[1], target[0]
 
 
-def _unions(view: View, to: Translator, chain: int) -> Iterator[list[Evaluated]]:
-    """Yield, for each keyword with branches, the ways in which they may hold."""
+def _unions(view: View, to: Translator, chain: int) -> Iterator[tuple[str, list[Evaluated]]]:
+    """Yield the pointer of each keyword with branches, and the ways in which they may hold."""
     words = view.words
     if "oneOf" in words:
-        yield [way for each in _branches("oneOf", view, to, chain) for way in each]
+        yield view.at("oneOf"), [way for each in _branches("oneOf", view, to, chain) for way in each]
     if "anyOf" in words:
-        yield _any_of(view, to, chain)
+        yield view.at("anyOf"), _any_of(view, to, chain)
     if "if" in words:
         met = _held((words["if"], view.at("if")), to, chain)
         then = _held((words.get("then", True), view.at("then")), to, chain)
         other = _held((words.get("else", True), view.at("else")), to, chain)
         missed = Evaluated(missed=((words["if"], view.at("if")),))
-        yield [*_together(met, then, view), *_together([missed], other, view)]
+        yield view.at("if"), [*_together(met, then, view), *_together([missed], other, view)]
     for name, schema in words.get("dependentSchemas", {}).items():
         absent, there = ({"properties": {name: False}}, view.pointer), ({"required": [name]}, view.pointer)
         present = _held((schema, view.at("dependentSchemas", name)), to, chain)
-        yield [Evaluated(held=(absent,)), *_together([Evaluated(held=(there,))], present, view)]
+        ways = _together([Evaluated(held=(there,))], present, view)
+        yield view.at("dependentSchemas", name), [Evaluated(held=(absent,)), *ways]
 
 
 def _held(place: Place, to: Translator, chain: int) -> list[Evaluated]:
