@@ -109,7 +109,7 @@ def nested_schemas(pointer: str, schema: Mapping[str, Any]) -> Iterator[tuple[st
             yield from ((f"{pointer}/{key}/{escape(name)}", item) for name, item in schema[key].items())
 
 
-def map_schemas(schema: Any, change: Callable[[dict[str, Any]], dict[str, Any]]) -> Any:
+def map_schemas(schema: Any, change: Callable[[dict[str, Any]], Any]) -> Any:
     """Return the schema with every object schema in it changed, inner ones first; definitions too that nothing refers to."""
     if not isinstance(schema, dict):
         return schema

@@ -15,7 +15,9 @@ from urllib.parse import quote, unquote
 import llguidance
 
 from inferd_grammar.backends.compose import Composer
+from inferd_grammar.backends.empty_definitions import empty_definition, without_empty
 from inferd_grammar.backends.llguidance_core import ForcedWalk, LlguidanceCore, Recipe
+from inferd_grammar.backends.llguidance_tokens import readable, require_same_tokens
 from inferd_grammar.backends.look_aheads import as_intersection, require_known
 from inferd_grammar.backends.plain_lark import plain_lark
 from inferd_grammar.backends.text import choice_pattern, one_line
@@ -63,7 +65,7 @@ from inferd_grammar.schema import (
     require_size,
     schema_text,
 )
-from inferd_grammar.tokens import TokenTable, space_marks
+from inferd_grammar.tokens import TokenTable
 from inferd_grammar.validation import Checked
 
 if TYPE_CHECKING:
@@ -101,11 +103,11 @@ class LlguidanceBackend:
         """
         try:
             self._tokenizer = llguidance.LLTokenizer(
-                _readable(table.source), n_vocab=table.vocab_size, eos_token=list(table.eos_ids)
+                readable(table.source), n_vocab=table.vocab_size, eos_token=list(table.eos_ids)
             )
         except ValueError as error:
             raise GrammarError(f"llguidance refuses the tokenizer: {one_line(str(error))}") from error
-        _require_same_tokens(self._tokenizer, table)
+        require_same_tokens(self._tokenizer, table)
         self._table = table
         self._walk = ForcedWalk(self._tokenizer, table)
         self._rule_masks: RuleMasks | None = None
@@ -148,10 +150,12 @@ class LlguidanceBackend:
             try:
                 return self._compile_exactly(schema, changed, exact)
             except GrammarError as refusal:
-                if not isinstance(changed.schema, dict) or _CIRCULAR not in refusal.reason:
+                circular = isinstance(changed.schema, dict) and _CIRCULAR in refusal.reason
+                if not circular and empty_definition(refusal) is None:
                     raise
             named = _softened(rewrite(schema, hold_unique=True, always=True), constraint)
-            return self._compile_exactly(schema, named._replace(schema=_inlined(named.schema)), exact)
+            changed = named._replace(schema=_inlined(named.schema)) if circular else self._without_empty(named)
+            return self._compile_exactly(schema, changed, exact)
         except GrammarError as refusal:
             if schema is False or "nsatisfiable" in refusal.reason:
                 raise
@@ -162,6 +166,16 @@ class LlguidanceBackend:
         grammar = _json_grammar(changed.schema)
         core = self._start(Recipe(_unforced(grammar) if exact else grammar), schema)
         return self._ruled(core, rules_for(schema, unique=changed.unique))
+
+    def _without_empty(self, changed: Rewritten) -> Rewritten:
+        """Return a document of which every reference names one of its own `$defs`, without those that no value satisfies."""
+        return changed._replace(
+            schema=without_empty(changed.schema, lambda document: self._start(Recipe(_json_grammar(document)), None))
+        )
+
+    def _tight_without_empty(self, schema: Any) -> tuple[str, list[Checked]]:
+        changed = self._without_empty(rewrite(schema, lenient=True, always=True))
+        return _json_grammar(changed.schema), [Checked(*place) for place in changed.dropped]
 
     def _compile_guarded(self, schema: Any, refusal: GrammarError) -> RuledCore:
         """Return a grammar that holds as much as it can, with a rule that only valid texts are closed. Raises `refusal`."""
@@ -181,12 +195,24 @@ class LlguidanceBackend:
         return RuledCore(core, self._table, rules, self._rule_masks)
 
     def _compile_composed(self, constraint: Constraint, limits: CompileLimits, exact: bool) -> Core:
+        try:
+            return self._compile_parts(constraint, limits, exact)
+        except GrammarError as refusal:
+            if empty_definition(refusal) is None:
+                raise
+        return self._compile_parts(constraint, limits, exact, named=True)
+
+    def _compile_parts(
+        self, constraint: Constraint, limits: CompileLimits, exact: bool, *, named: bool = False
+    ) -> Core:
+        """Compile a text of parts; `named`: the schemas in it by their definitions, without those that no value satisfies."""
         changed: dict[int, tuple[Any, Rewritten]] = {}
 
         def leaf(part: Constraint) -> str:
             if not isinstance(part, JsonSchemaGrammar | AnyJsonGrammar):
                 return _grammar(part, limits)
-            changed[id(part)] = _rewritten(part, limits)
+            schema, rewritten = _rewritten(part, limits, named)
+            changed[id(part)] = schema, self._without_empty(rewritten) if named else rewritten
             return _json_grammar(changed[id(part)][1].schema)
 
         walked = _is_walked(constraint)
@@ -212,14 +238,15 @@ class LlguidanceBackend:
         """Return a grammar as tight as the library takes: rewritten with holes, else as it leaves things out, else any JSON."""
         schema = _read(constraint, limits)
         rules = rules_for(schema)
-        for attempt in (_tight, _loose):
+        for attempt in (_tight, self._tight_without_empty, _loose):
             try:
                 grammar, checked = attempt(schema)
                 _check_named(checked, limits)
                 recipe = Recipe(_unforced(grammar) if exact else grammar, tuple(checked))
                 return self._ruled(self._start(recipe, schema, lenient=attempt is _loose), rules)
             except GrammarError as error:
-                if "nsatisfiable" in error.reason or schema is False:
+                unsatisfiable = "nsatisfiable" in error.reason or schema is False
+                if unsatisfiable and not (attempt is _tight and empty_definition(error)):
                     raise  # these grammars are never narrower than the schema
         anything, checked = _json_grammar({}), _assertions(schema, KEYWORDS)
         _check_named(checked, limits)
@@ -310,13 +337,15 @@ def _pattern(pattern: str, pointer: str | None = None) -> str:
         raise GrammarError(f"dialects of regular expressions differ about this pattern: {error}", pointer) from error
 
 
-def _rewritten(constraint: JsonSchemaGrammar | AnyJsonGrammar, limits: CompileLimits) -> tuple[Any, Rewritten]:
+def _rewritten(
+    constraint: JsonSchemaGrammar | AnyJsonGrammar, limits: CompileLimits, always: bool
+) -> tuple[Any, Rewritten]:
     """Return the schema's JSON value, and what is left of it for the library."""
     if isinstance(constraint, AnyJsonGrammar):
         return {}, Rewritten({}, [])
     schema = _read(constraint, limits)
     _require_exact(schema)
-    return schema, _softened(rewrite(schema, hold_unique=True), constraint)
+    return schema, _softened(rewrite(schema, hold_unique=True, always=always), constraint)
 
 
 def _softened(changed: Rewritten, constraint: JsonSchemaGrammar) -> Rewritten:
@@ -455,25 +484,3 @@ def _reference_pointer(schema: Any, target: str) -> str | None:
 def _only_place(schema: Any, key: str) -> str | None:
     places = [pointer for pointer, item in iter_schemas(schema) if isinstance(item, dict) and key in item]
     return f"{places[0]}/{key}" if len(places) == 1 else None
-
-
-def _readable(source: str) -> str:
-    """Return the tokenizer with a decoder that the library reads right: it knows no `Metaspace`, and takes its mark for text."""
-    data = json.loads(source)
-    if '"Metaspace"' not in json.dumps(data["decoder"]):
-        return source
-    marks = [
-        {"type": "Replace", "pattern": {"String": mark}, "content": text} for mark, text in space_marks(data["decoder"])
-    ]
-    steps = [*marks, {"type": "ByteFallback"}, {"type": "Fuse"}]
-    return json.dumps({**data, "decoder": {"type": "Sequence", "decoders": steps}})
-
-
-def _require_same_tokens(tokenizer: llguidance.LLTokenizer, table: TokenTable) -> None:
-    for i, token in enumerate(table.tokens):
-        if b"\xff" in token or not (token or i in table.special_ids):
-            continue  # never legal: the library's own mark, and ids without a token, which it calls "<[id]>"
-        if tokenizer.is_special_token(i) != (not token):
-            raise GrammarError(f"token {i}: llguidance and the token table differ on whether it is special")
-        if token and tokenizer.decode_bytes([i]) != token:
-            raise GrammarError(f"token {i}: llguidance decodes {tokenizer.decode_bytes([i])!r}, the table {token!r}")
