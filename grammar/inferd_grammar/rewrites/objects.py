@@ -130,6 +130,7 @@ def names_beside_patterns(view: View, to: Translator) -> View:
         if members
         else rest
         for regex, members in inside
+        if members or rest is not False  # which holds of names that are not listed alone
     }
     words = {**view.words, "patternProperties": found, "additionalProperties": False}
     words["properties"] = {key: kept[key] and _there(view, "properties", key) for key in listed}
