@@ -25,7 +25,13 @@ _OTHER_SPACES: Chars = (
     *((0x2028, 0x2029), (0x202F, 0x202F), (0x205F, 0x2060), (0x3000, 0x3000), (0xFEFF, 0xFEFF)),
 )
 """Spaces in some dialects."""
-_CLASSES = {"d": _DIGITS, "w": WORD, "s": _SPACE}
+_OTHER_DIGITS: Chars = (
+    *((0x660, 0x7C9), (0x966, 0x1099), (0x17E0, 0x1C59), (0xA620, 0xABF9), (0xFF10, 0xFF19)),
+    *((0x10000, 0x1EFFF), (0x1FB00, 0x1FFFF)),
+)
+"""Digits in some dialects, and what stands between them: few ranges keep patterns short. Unicode may add to the second plane."""
+_CLASSES = {"d": (_DIGITS, _OTHER_DIGITS), "w": (WORD, _BEYOND_ASCII), "s": (_SPACE, _OTHER_SPACES)}
+"""The characters that a class has in every dialect, and those that it has in some."""
 _EDGES = (("^", "start", ()), ("$", "end", _LINE_ENDS), (r"\b", "word", _BEYOND_ASCII))
 _LOOK_AROUNDS = (("(?=", "ahead", False), ("(?!", "ahead", True), ("(?<=", "behind", False), ("(?<!", "behind", True))
 _GROUP_NAME = re.compile(r"\?P?<[A-Za-z_][A-Za-z0-9_]*>")
@@ -380,7 +386,7 @@ class _Parser:
     def _escape(self) -> Chars:
         char = self._next()
         if char.lower() in _CLASSES:
-            named, doubtful = _CLASSES[char.lower()], _OTHER_SPACES if char in "sS" else _BEYOND_ASCII
+            named, doubtful = _CLASSES[char.lower()]
             self.doubtful.append(doubtful)
             if char.isupper():
                 return subtraction(EVERYTHING, named)

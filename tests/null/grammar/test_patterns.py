@@ -218,6 +218,16 @@ def test_texts_on_which_dialects_differ_are_in_no_complement() -> None:
         finds("\\w", "é")
 
 
+def test_letters_beyond_ascii_are_no_digits_to_any_dialect() -> None:
+    """What must hold no digit was held to ASCII altogether."""
+    without = re.compile(complement(r"\d"))
+    for text in ("é", "größer", "привет", "שלום", "日本語", "한국", "🐢", "“”…", "ﬁ"):
+        assert without.search(text), text
+    digits = [char for char in map(chr, range(0x110000)) if char.isdecimal()]
+    assert not without.search("1")
+    assert not any(without.search(char) for char in digits)
+
+
 @pytest.mark.parametrize(
     "pattern",
     [
