@@ -36,11 +36,12 @@ class Frame(NamedTuple):
     """An open bracket.
 
     Fields:
-        place: where it stands in the schema.
-        unique: it is an array whose items have to differ.
-        start: where its current item or name begins, in bytes.
+        place: where it stands in the schema: the ways that the text leaves open.
+        unique: it is an array whose items have to differ, under some way.
+        start: where its current item, name or value begins, in bytes.
         key: the current item's index or the current name.
         seen: the items so far, as `canonical` has them.
+        narrowed: equal items in it have ended ways that were open; others have to be left at its end.
     """
 
     place: ValuePlace
@@ -48,6 +49,13 @@ class Frame(NamedTuple):
     start: int
     key: int | str = 0
     seen: frozenset[Hashable] = frozenset()
+    narrowed: bool = False
+
+    def within(self, place: ValuePlace) -> Frame:
+        """Return the bracket under fewer ways. Raises Repeated if none is left."""
+        if not place:
+            raise Repeated
+        return self._replace(place=place)
 
 
 class ItemsPlace(NamedTuple):
@@ -59,7 +67,7 @@ class ItemsPlace(NamedTuple):
     @property
     def watched(self) -> frozenset[Mode]:
         """Inside an array whose items have to differ, what is being written; empty elsewhere."""
-        return frozenset({self.json.mode} if any(frame.unique for frame in self.frames) else ())
+        return frozenset({self.json.mode} if any(frame.unique or frame.narrowed for frame in self.frames) else ())
 
 
 class WatchedPlace(Protocol):
@@ -96,42 +104,72 @@ class UniqueItems:
         """Return the place behind one byte, which stands at `at`. Raises Repeated."""
         before, after, frames = place.json, place.json.behind(bytes([byte])), place.frames
         if before.mode in ("number", "word") and byte in b",]}":
-            frames = _with_item(frames, written, at)
+            frames = self._with_scalar(frames, written, at)
         if after.depth > before.depth:
-            frames = (*frames, self._opened(frames, at + 1))
+            frames = (*frames, self._opened(frames, byte, at + 1))
         elif after.depth < before.depth:
-            frames = _with_item(frames[:-1], written, at + 1)
+            frames = self._with_item(self._closed(frames), written, at + 1)
         elif after.mode == "done" and before.mode == "string":
-            frames = _with_item(frames, written, at + 1)
+            frames = self._with_scalar(frames, written, at + 1)
         elif after.mode == "word" and before.mode != "word":
-            _check_word(frames, byte)
+            self._check_word(frames, byte)
         elif after.mode == "name" and before.mode != "name":
             frames = (*frames[:-1], frames[-1]._replace(start=at))
         elif after.mode == "colon" and before.mode == "name":
             frames = (*frames[:-1], frames[-1]._replace(key=_name(written.between(frames[-1].start, at + 1))))
-        elif byte == ord(",") and after.mode == "value" and frames:
+        elif byte in b",:" and after.mode == "value" and frames:
             frames = (*frames[:-1], frames[-1]._replace(start=at + 1, key=_next(frames[-1].key)))
         return ItemsPlace(frames, after)
 
-    def _opened(self, frames: tuple[Frame, ...], start: int) -> Frame:
-        place = self._places.child(frames[-1].place, frames[-1].key) if frames else self._places.start
+    def _opened(self, frames: tuple[Frame, ...], bracket: int, start: int) -> Frame:
+        whole = self._places.child(frames[-1].place, frames[-1].key) if frames else self._places.start
+        place = self._places.taking(whole, "array" if bracket == ord("[") else "object")
         return Frame(place, self._places.is_unique(place), start)
 
+    def _closed(self, frames: tuple[Frame, ...]) -> tuple[Frame, ...]:
+        """Return the brackets without the innermost; its ways are those of the next. Raises Repeated."""
+        *outer, last = frames
+        if outer and last.narrowed:
+            place = self._places.with_member(outer[-1].place, outer[-1].key, last.place)
+            if place != outer[-1].place:
+                outer[-1] = outer[-1].within(place)._replace(narrowed=True)
+        return tuple(outer)
 
-def _with_item(frames: tuple[Frame, ...], written: Written, end: int) -> tuple[Frame, ...]:
-    """Return the brackets with the item that ends at `end`. Raises Repeated."""
-    if not frames or not frames[-1].unique or isinstance(frames[-1].key, str):
-        return frames
-    item = canonical(written.between(frames[-1].start, end))
-    if item in frames[-1].seen:
-        raise Repeated
-    return (*frames[:-1], frames[-1]._replace(seen=frames[-1].seen | {item}))
+    def _with_scalar(self, frames: tuple[Frame, ...], written: Written, end: int) -> tuple[Frame, ...]:
+        """Return the brackets with the string, number or word that ends at `end`. Raises Repeated."""
+        if not frames or not isinstance(frames[-1].key, str):
+            return self._with_item(frames, written, end)
+        last = frames[-1]
+        if not last.narrowed and len(last.place) == 1:
+            return frames
+        return (*frames[:-1], self._with_value(last, json.loads(written.between(last.start, end))))
 
+    def _with_value(self, frame: Frame, value: Any) -> Frame:
+        return frame.within(self._places.with_value(frame.place, str(frame.key), value))
 
-def _check_word(frames: tuple[Frame, ...], first: int) -> None:
-    """Raises Repeated if the word that begins so is an item already: it could not end."""
-    if frames and frames[-1].unique and _canonical(_WORDS[first]) in frames[-1].seen:
-        raise Repeated
+    def _with_item(self, frames: tuple[Frame, ...], written: Written, end: int) -> tuple[Frame, ...]:
+        """Return the brackets with the item that ends at `end`. Raises Repeated."""
+        if not frames or not frames[-1].unique or isinstance(frames[-1].key, str):
+            return frames
+        last, item = frames[-1], canonical(written.between(frames[-1].start, end))
+        if item not in last.seen:
+            return (*frames[:-1], last._replace(seen=last.seen | {item}))
+        return (*frames[:-1], self._repeated(last))
+
+    def _repeated(self, frame: Frame) -> Frame:
+        """Return an array under the ways that allow equal items. Raises Repeated if there are none."""
+        return frame.within(self._places.may_repeat(frame.place))._replace(unique=False, narrowed=True)
+
+    def _check_word(self, frames: tuple[Frame, ...], first: int) -> None:
+        """Raises Repeated if no way is left behind the word that begins so: it could not end."""
+        if not frames:
+            return
+        last, word = frames[-1], _WORDS[first]
+        if isinstance(last.key, str):
+            if last.narrowed:
+                self._with_value(last, word)
+        elif last.unique and _canonical(word) in last.seen:
+            self._repeated(last)
 
 
 def _next(key: int | str) -> int | str:

@@ -1,7 +1,8 @@
 """Which arrays of a document have to be unique: a walk over schema and value side by side.
 
 A place in a value is known by the ways in which its schemas may hold there: of `anyOf` and `oneOf`, `then` and `else` some
-branch does, and a matcher does not know which. Where the ways agree about an array, `uniqueItems` is exact.
+branch does, and a matcher does not know which. Where the ways agree about an array, `uniqueItems` is exact; and where those
+that do not differ in the value of a name which all require: then the text tells which of them it is.
 """
 
 from __future__ import annotations
@@ -13,7 +14,7 @@ from typing import Any
 from inferd_grammar.errors import GrammarError
 from inferd_grammar.rewrites.base import CannotRewrite, View
 from inferd_grammar.rewrites.dialect import Dialect
-from inferd_grammar.rewrites.kinds import of_types, of_value
+from inferd_grammar.rewrites.kinds import canonical, of_types, of_value
 from inferd_grammar.rewrites.patterns import finds
 from inferd_grammar.rewrites.regex_syntax import NotUnderstood
 from inferd_grammar.schema import iter_schemas, resolve
@@ -40,6 +41,7 @@ class UniquePlaces:
         self._at = dict(iter_schemas(root))
         self._visited: set[str] = set()
         self._known: dict[tuple[ValuePlace, str | int | object], ValuePlace] = {}
+        self._taking: dict[tuple[ValuePlace, str], ValuePlace] = {}
         self.start = self._place([("", root)])
 
     def require_exact(self) -> None:
@@ -62,6 +64,29 @@ class UniquePlaces:
         """Return True if an array there has to be unique, in any way that takes arrays."""
         return any(self._verdicts(place))
 
+    def taking(self, place: ValuePlace, kind: str) -> ValuePlace:
+        """Return the ways that may take an array, or an object."""
+        taking = self._taking.get((place, kind))
+        if taking is None:
+            taking = frozenset(way for way in place if self._takes(way, kind))
+            if len(self._taking) < _MAX_KNOWN:
+                self._taking[place, kind] = taking
+        return taking
+
+    def may_repeat(self, place: ValuePlace) -> ValuePlace:
+        """Return the ways under which an array there may have equal items."""
+        return frozenset(way for way in place if not self._asks_unique(way))
+
+    def with_value(self, place: ValuePlace, name: str, value: Any) -> ValuePlace:
+        """Return the ways under which a property may have a value, as far as lists of values tell."""
+        return frozenset(
+            way for way in place if (listed := self._listed(way, name)) is None or canonical(value) in listed
+        )
+
+    def with_member(self, place: ValuePlace, key: str | int, member: ValuePlace) -> ValuePlace:
+        """Return the ways under which a member may be valid in one of those of `member`."""
+        return frozenset(way for way in place if self.child(frozenset((way,)), key) & member)
+
     def child(self, place: ValuePlace, key: str | int | object) -> ValuePlace:
         """Return the place of a member: of a name, an index, or OTHER."""
         known = self._known.get((place, key))
@@ -74,8 +99,39 @@ class UniquePlaces:
     # -- Inside ---------------------------------------------------------------------------------------------------
 
     def _verdicts(self, place: ValuePlace) -> set[bool]:
-        arrays = [way for way in place if self._takes(way, "array")]
-        return {any(_is_unique(self._at.get(pointer)) for pointer in way) for way in arrays}
+        return set(map(self._asks_unique, self.taking(place, "array")))
+
+    def _asks_unique(self, way: ValidTogether) -> bool:
+        return any(_is_unique(self._at.get(pointer)) for pointer in way)
+
+    def _listed(self, way: ValidTogether, name: str) -> frozenset[str] | None:
+        """Return the values that a property may have under one way; None where it does not list them."""
+        found: set[str] = set()
+        for member in self.child(frozenset((way,)), name):
+            lists = [values for view in self._views(member) if (values := _values(view)) is not None]
+            if not lists:
+                return None
+            found |= frozenset.intersection(*lists)
+        return frozenset(found)
+
+    def _groups(self, place: ValuePlace) -> list[ValuePlace]:
+        """Return the ways in groups, so that objects tell different groups apart: all require a name with other values."""
+        groups: list[ValuePlace] = []
+        for way in sorted(place, key=sorted):
+            joined = [group for group in groups if not all(self._apart(way, other) for other in group)]
+            groups = [group for group in groups if group not in joined]
+            groups.append(frozenset((way,)).union(*joined))
+        return groups
+
+    def _apart(self, left: ValidTogether, right: ValidTogether) -> bool:
+        for name in self._required(left) & self._required(right):
+            one, other = self._listed(left, name), self._listed(right, name)
+            if one is not None and other is not None and not one & other:
+                return True
+        return False
+
+    def _required(self, way: ValidTogether) -> set[str]:
+        return {name for view in self._views(way) for name in view.words.get("required", ())}
 
     def _require_agreement(self, place: ValuePlace) -> None:
         if len(self._verdicts(place)) > 1:
@@ -143,14 +199,28 @@ class UniquePlaces:
         return _properties(view, key)
 
     def _children(self, place: ValuePlace) -> Iterator[ValuePlace]:
-        """Yield the places of all members that schemas tell apart; of several patterns, each alone."""
-        views = [self._dialect.view(self._at[p], p) for way in place for p in way if isinstance(self._at.get(p), dict)]
-        names = {name for view in views for name in view.words.get("properties", ())}
+        """Yield the places of all members that schemas tell apart; of several patterns, each alone.
+
+        For names that patterns find in one way and none or others in another, one place stands for all of them.
+        """
+        views = [view for way in place for view in self._views(way)]
         sizes = [len(view.words.get("prefixItems", ())) for view in views]
-        yield from (self.child(place, key) for key in (*sorted(names), OTHER, *range(max(sizes, default=0) + 1)))
-        for view in views:
-            for pattern, schema in view.words.get("patternProperties", {}).items():
-                yield self._place([(view.at("patternProperties", pattern), schema)])
+        yield from (self.child(place, index) for index in range(max(sizes, default=0) + 1))
+        names = {name for view in views for name in view.words.get("properties", ())}
+        for group in self._groups(self.taking(place, "object")):
+            yield from (self.child(group, name) for name in (*sorted(names), OTHER))
+            found = [found for way in group for view in self._views(way) for found in self._of_patterns(view)]
+            yield from found
+            if len(group) > 1 and found:
+                yield self.child(group, OTHER).union(*found)
+
+    def _views(self, way: ValidTogether) -> Iterator[View]:
+        schemas = ((pointer, self._at.get(pointer)) for pointer in way)
+        yield from (self._dialect.view(schema, pointer) for pointer, schema in schemas if isinstance(schema, dict))
+
+    def _of_patterns(self, view: View) -> Iterator[ValuePlace]:
+        for pattern, schema in view.words.get("patternProperties", {}).items():
+            yield self._place([(view.at("patternProperties", pattern), schema)])
 
 
 def _together(parts: list[list[ValidTogether]]) -> list[ValidTogether]:
@@ -187,6 +257,13 @@ def _may_find(pattern: str, key: str) -> bool:
         return finds(pattern, key)
     except NotUnderstood:
         return True
+
+
+def _values(view: View) -> frozenset[str] | None:
+    """Return the values that a schema lists, as `canonical` has them; None where it lists none."""
+    if not {"const", "enum"} & view.words.keys():
+        return None
+    return frozenset(map(canonical, [view.words["const"]] if "const" in view.words else view.words["enum"]))
 
 
 def _is_unique(schema: Any) -> bool:
