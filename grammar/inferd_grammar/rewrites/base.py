@@ -60,6 +60,10 @@ class Translator(Protocol):
     def draft(self) -> str:
         """The draft that the document's `$schema` names."""
 
+    @property
+    def only_widens(self) -> bool:
+        """True if what has no rewrite is left out, so that nothing valid may be refused instead."""
+
     def view(self, schema: Mapping[str, Any], pointer: str) -> View: ...
 
     def resolve(self, reference: str) -> tuple[str, Any] | None:

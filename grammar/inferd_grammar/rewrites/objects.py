@@ -40,7 +40,7 @@ def negative_properties(view: View, to: Translator, others: bool) -> list[Schema
             continue
         if other is not False:
             options.append(_with(key, other))
-    if refusals and not options and not others:
+    if refusals and (to.only_widens or not (options or others)):
         raise refusals[0]
     for pattern, schema in view.words.get("patternProperties", {}).items():
         other = to.negative(schema, view.at("patternProperties", pattern))

@@ -90,6 +90,10 @@ class SchemaTranslator:
     def draft(self) -> str:
         return self._dialect.draft
 
+    @property
+    def only_widens(self) -> bool:
+        return self._lenient
+
     def positive(self, schema: Schema, pointer: str, kinds: Kinds = ALL, beside: tuple[View, ...] = ()) -> Schema:
         self.visit(pointer)
         if isinstance(schema, bool):
@@ -123,7 +127,7 @@ class SchemaTranslator:
             try:
                 options += self._complement(key, view, inner)
             except CannotRewrite:
-                if key != "format" or not options:
+                if key != "format" or not options or self._lenient:
                     raise
         if ARRAY & inner and {"items", "prefixItems"} & view.words.keys():
             options += arrays.negative_items(view, self)
