@@ -30,7 +30,7 @@ from inferd_runtime.server.supervisor.run_events import EVENT_OVERHEAD, EventBuf
 from inferd_runtime.server.supervisor.runs import BATCH_BYTES, BATCH_EVENTS, MAX_FOLLOWERS, Run, RunStore
 from inferd_runtime.server.tenancy.quotas import Quotas, same_for_all
 
-PROGRAM = make_program(Bundle("p", {"main.py": "async def main(): pass"}))
+PROGRAM = make_program(Bundle("p", {"main.py": "async def main(x: int = 1): pass"}))
 
 
 def make_run(capacity: int = 1 << 16, tenant: str = "ann") -> Run:
@@ -301,14 +301,15 @@ def test_a_run_that_is_over_holds_no_files_of_its_program() -> None:
     store.add(run)
     run.finish_from(finished(run))
     store.retire(run)
-    assert run.program.size == 0
+    assert run.program.bundle.size == 0
+    assert run.program.interface.parameters == []
     assert run.record().program == shown
 
 
 def test_a_tenants_runs_hold_programs_within_a_bound(monkeypatch: pytest.MonkeyPatch) -> None:
     """A queue of runs of different programs held them all, uncounted."""
-    monkeypatch.setattr(runs, "MAX_PROGRAM_BYTES", 10_000)
-    store, one, other = store_of(), large_program("one", 6_000), large_program("other", 6_000)
+    monkeypatch.setattr(runs, "MAX_PROGRAM_BYTES", 100_000)
+    store, one, other = store_of(), large_program("one", 60_000), large_program("other", 60_000)
     waiting = [replace(make_run(), program=one, id=name) for name in "ab"]
     for run in waiting:
         store.check_program("ann", one)
