@@ -8,11 +8,12 @@ dependencies {k: A}    = (k is absent) or (k is there, and A)
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import Any
 
 from inferd_grammar.rewrites.base import Schema, Translator, View, all_of, any_of
 from inferd_grammar.rewrites.disjoint import kinds_of, overlap, told_apart, views_of
-from inferd_grammar.rewrites.kinds import NUMBER, Kinds, typed
+from inferd_grammar.rewrites.kinds import NUMBER, OBJECT, Kinds, typed
 
 SchemaPlace = tuple[Any, str]
 """A subschema and its pointer."""
@@ -87,14 +88,37 @@ def exclusive_cases(parts: list[SchemaPlace], beside: tuple[View, ...], to: Tran
 def positive_cases(cases: list[SchemaPlace], kinds: Kinds, to: Translator) -> Schema:
     """Return a schema: one condition and its consequence, or none of the conditions: so many cases instead of all combinations.
 
-    Narrower: an object without a key that the conditions look at meets all of them at once, and is refused.
+    Narrower: without one of several keys that the conditions look at, an object may meet more than one of them, and is refused.
     """
-    there: Schema = {"type": "object", "required": _keys([_condition(place, to) for place in cases])}
+    keys = _keys([_condition(place, to) for place in cases])
+    there: Schema = {"type": "object", "required": keys}
     options = [
         all_of([to.positive(part["if"], f"{at}/if", kinds), there, to.positive(part["then"], f"{at}/then", kinds)])
         for part, at in cases
     ]
-    return any_of([*options, all_of([there, *(to.negative(part["if"], f"{at}/if", kinds) for part, at in cases)])])
+    options.append(all_of([there, *(to.negative(part["if"], f"{at}/if", kinds) for part, at in cases)]))
+    return any_of([*options, *(_without_key(keys[0], cases, kinds, to) if len(keys) == 1 else ())])
+
+
+def _without_key(key: str, cases: list[SchemaPlace], kinds: Kinds, to: Translator) -> Iterator[Schema]:
+    """Yield schemas of objects without the only key that the conditions look at, and of values of other kinds.
+
+    A condition that requires the key misses those objects, others hold for all of them. Nothing where they say more.
+    """
+    words = [_condition(place, to).words for place in cases]
+    if any(each.keys() - {"properties", "required", "type"} or {*each.get("required", ())} - {key} for each in words):
+        return
+    if any(each.get("type", "object") != "object" for each in words):
+        return
+
+    def asked(within: Kinds, missed: str) -> list[Schema]:
+        held = [place for place, each in zip(cases, words, strict=True) if not each.get(missed)]
+        return [to.positive(part["then"], f"{at}/then", within) for part, at in held]
+
+    if kinds & OBJECT:
+        yield all_of([{"type": "object", "properties": {key: False}}, *asked(kinds & OBJECT, "required")])
+    if kinds - OBJECT:
+        yield all_of([typed(kinds - OBJECT, kinds), *asked(kinds - OBJECT, "type")])
 
 
 def _keys(conditions: list[View]) -> list[str]:
