@@ -14,6 +14,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import lru_cache
 from typing import Any, NamedTuple
+from urllib.parse import quote
 
 from inferd_grammar.errors import GrammarError
 from inferd_grammar.rewrites.formats import wide
@@ -24,6 +25,7 @@ from inferd_grammar.schema import escape, iter_schemas, resolve, unique_keys
 
 # Looks at a keyword that one text may cost, about 10 us each: branches that double go through 2**depth of them.
 _MAX_LOOKS = 30_000
+_REFERENCES = frozenset(("$dynamicRef", "$ref"))
 _BY_PATTERN = ("patternProperties", "additionalProperties")
 # The validator recurses a few frames for each level of a value and of the schema.
 _MAX_DEPTH = 64
@@ -60,12 +62,14 @@ class SchemaValidator:
     """Validates texts under one schema. Thread-safe."""
 
     def __init__(self, schema: Any) -> None:
-        """`schema` has passed `read_schema`. Raises GrammarError if `jsonschema` is absent, a reference circles, or there is a
-        pattern that nothing matches.
+        """`schema` has passed `read_schema`. Raises GrammarError if `jsonschema` is absent, a reference circles or leads to
+        nothing that is known, or there is a pattern that nothing matches.
         """
         try:
             import jsonschema
             import referencing.exceptions
+            from jsonschema_specifications import REGISTRY
+            from referencing.jsonschema import DRAFT202012, specification_with
         except ImportError as error:
             raise GrammarError("best_effort needs the package jsonschema") from error
         self._failures = (referencing.exceptions.Unresolvable, RecursionError, _Unsupported)
@@ -86,6 +90,9 @@ class SchemaValidator:
         )
         _require_guarded(schema)
         _require_matched(schema)
+        named = str(schema.get("$schema")) if isinstance(schema, dict) else _LATEST
+        document = specification_with(named, DRAFT202012).create_resource(schema)
+        _require_known(schema, REGISTRY.resolver_with_root(document).lookup)
         self._validator = safe(schema, registry=referencing.Registry())
         self.spent = 0
         """Looks at keywords so far, about 10 us each; exact where one thread asks."""
@@ -170,6 +177,19 @@ def _require_matched(root: Any) -> None:
             raise GrammarError(
                 f"best_effort cannot check this either: {_BESIDE_PATTERNS}", f"{pointer}/unevaluatedProperties"
             )
+
+
+def _require_known(root: Any, lookup: Callable[[str], Any]) -> None:
+    """Raise GrammarError with the pointer of a reference out of the document, or to nothing in it. `lookup` is its resolver's."""
+    from referencing.exceptions import Unresolvable
+
+    for pointer, schema in iter_schemas(root):
+        for key in _REFERENCES & schema.keys() if isinstance(schema, dict) else ():
+            try:
+                lookup(f"#{quote(pointer)}").resolver.lookup(schema[key])
+            except Unresolvable as error:
+                reason = f"best_effort cannot check this either: the reference {schema[key]!r} leads to nothing that is known"
+                raise GrammarError(reason, f"{pointer}/{key}") from error
 
 
 def _patterns_within(schema: Any) -> bool:

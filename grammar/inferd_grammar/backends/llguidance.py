@@ -238,7 +238,7 @@ class LlguidanceBackend:
         """Return a grammar as tight as the library takes: rewritten with holes, else as it leaves things out, else any JSON."""
         schema = _read(constraint, limits)
         rules = rules_for(schema)
-        for attempt in (_tight, self._tight_without_empty, _loose):
+        for attempt in (_tight, self._tight_without_empty, _tight_inlined, _loose):
             try:
                 grammar, checked = attempt(schema)
                 _check_named(checked, limits)

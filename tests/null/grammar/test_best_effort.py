@@ -58,10 +58,20 @@ def test_a_one_of_that_is_only_checked_still_asks_for_a_branch(bytewise: Grammar
 
 
 def test_a_grammar_the_library_cannot_build_becomes_any_json(bytewise: GrammarCompiler) -> None:
-    compiled = build(bytewise, {"properties": {"a": {"$ref": "http://example.org/x"}}, "required": ["b"]})
-    assert Checked("$ref", "/properties/a/$ref") in compiled.checked
+    names = {r"\p{L}": {"type": "integer"}, "a": {"minimum": 1}}  # whether they overlap is not known
+    compiled = build(bytewise, {"patternProperties": names, "required": ["b"]})
+    assert Checked("minimum", "/patternProperties/a/minimum") in compiled.checked
     assert takes(compiled, "[1]")
-    assert compiled.validate('{"a":1,"b":1}') is not None
+    assert compiled.validate('{"a":"x","b":1}') is not None
+
+
+def test_a_reference_to_itself_beside_other_keywords_is_held_by_masks(bytewise: GrammarCompiler) -> None:
+    """It was any JSON; strict held it."""
+    node = {"type": "object", "properties": {"next": {"$ref": "#/$defs/n", "required": ["a"]}}}
+    compiled = build(bytewise, {"$ref": "#/$defs/n", "$defs": {"n": node}})
+    assert compiled.checked == ()
+    assert takes(compiled, '{"next":{"a":1}}')
+    assert not takes(compiled, '{"next":{}}')
 
 
 @pytest.mark.parametrize(
@@ -76,6 +86,13 @@ def test_a_grammar_the_library_cannot_build_becomes_any_json(bytewise: GrammarCo
         ({"not": {"pattern": "a++"}}, "dialects of regular expressions differ", "/not/pattern"),
         ({"pattern": "(?=a(?=b))a"}, "is not supported", "/pattern"),
         ({"patternProperties": {"a": {}}, "unevaluatedProperties": False}, "beside", "/unevaluatedProperties"),
+        (
+            {"properties": {"a": {"$ref": "http://example.org/x"}}},
+            "'http://example.org/x' leads to",
+            "/properties/a/$ref",
+        ),
+        ({"items": {"$ref": "#/$defs/none"}}, "'#/$defs/none' leads to", "/items/$ref"),
+        ({"items": {"$ref": "#none"}}, "'#none' leads to", "/items/$ref"),
     ],
 )
 def test_what_nothing_can_check_is_refused_before_the_text(
@@ -110,7 +127,6 @@ def test_a_reference_that_comes_back_to_itself_is_refused() -> None:
         ({"patternProperties": {"^a": {"type": "null"}}}, '{"ab":1}', "is not of type"),
         ({"patternProperties": {"^a": {}}, "additionalProperties": False}, '{"ab":1,"b":2}', "not allowed"),
         ({"additionalProperties": {"type": "null"}, "properties": {"a": {}}}, '{"a":1,"b":2}', "is not of type"),
-        ({"$ref": "http://example.org/x"}, "1", "cannot be checked"),
         ({"$schema": "http://json-schema.org/draft-04/schema#", "minimum": 1, "exclusiveMinimum": True}, "1", "1"),
     ],
 )
@@ -118,6 +134,22 @@ def test_problems(schema: Any, text: str, message: str) -> None:
     problem = SchemaValidator(schema).problem(text)
     assert problem is not None
     assert message in problem.message
+
+
+def test_references_by_name_and_definitions_that_nothing_refers_to_are_no_reason_to_refuse() -> None:
+    """Those that are not known are looked for where schemas are reached alone."""
+    named = {"$id": "http://a.example/b", "properties": {"x": {"type": "string"}}, "$anchor": "here"}
+    schema = {
+        "$id": "http://a.example/",
+        "properties": {
+            "a": {"$ref": "b"},
+            "c": {"$ref": "b#here"},
+            "d": {"$ref": "http://json-schema.org/draft-07/schema#"},
+        },
+        "$defs": {"b": named, "unused": {"$ref": "http://elsewhere.example/"}},
+    }
+    assert SchemaValidator(schema).problem('{"a":{"x":1}}') is not None
+    assert SchemaValidator(schema).problem('{"a":{"x":""},"c":{}}') is None
 
 
 def test_of_a_format_what_every_reader_asks_for_is_held() -> None:
