@@ -8,7 +8,6 @@ dependencies {k: A}    = (k is absent) or (k is there, and A)
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from typing import Any
 
 from inferd_grammar.rewrites.base import Schema, Translator, View, all_of, any_of
@@ -71,8 +70,8 @@ def negative_if(view: View, kinds: Kinds, to: Translator) -> list[Schema]:
 
 
 def exclusive_cases(parts: list[SchemaPlace], beside: tuple[View, ...], to: Translator) -> list[SchemaPlace]:
-    """Return those members of an `allOf` that are `if` and `then` alone, if there are several and their conditions exclude
-    each other on objects that have the keys which the conditions look at.
+    """Return those members of an `allOf` that are `if` and `then` alone, if there are several, their conditions exclude each
+    other on objects that have the keys which the conditions look at, and it is known which hold for others.
     """
     cases = [place for place in parts if _is_case(place, to)]
     conditions = [_condition(place, to) for place in cases]
@@ -82,43 +81,54 @@ def exclusive_cases(parts: list[SchemaPlace], beside: tuple[View, ...], to: Tran
         for n, left in enumerate(conditions)
         for right in conditions[n + 1 :]
     )
-    return cases if len(cases) > 1 and apart else []
+    return cases if len(cases) > 1 and apart and _are_known_without(conditions, beside) else []
 
 
-def positive_cases(cases: list[SchemaPlace], kinds: Kinds, to: Translator) -> Schema:
-    """Return a schema: one condition and its consequence, or none of the conditions: so many cases instead of all combinations.
-
-    Narrower: without one of several keys that the conditions look at, an object may meet more than one of them, and is refused.
-    """
-    keys = _keys([_condition(place, to) for place in cases])
-    there: Schema = {"type": "object", "required": keys}
+def positive_cases(cases: list[SchemaPlace], kinds: Kinds, beside: tuple[View, ...], to: Translator) -> Schema:
+    """Return a schema: a condition and its consequence, or none of the conditions: so many cases instead of all combinations."""
+    conditions = [_condition(place, to) for place in cases]
+    there: Schema = {"type": "object", "required": _keys(conditions)}
     options = [
         all_of([to.positive(part["if"], f"{at}/if", kinds), there, to.positive(part["then"], f"{at}/then", kinds)])
         for part, at in cases
     ]
     options.append(all_of([there, *(to.negative(part["if"], f"{at}/if", kinds) for part, at in cases)]))
-    return any_of([*options, *(_without_key(keys[0], cases, kinds, to) if len(keys) == 1 else ())])
-
-
-def _without_key(key: str, cases: list[SchemaPlace], kinds: Kinds, to: Translator) -> Iterator[Schema]:
-    """Yield schemas of objects without the only key that the conditions look at, and of values of other kinds.
-
-    A condition that requires the key misses those objects, others hold for all of them. Nothing where they say more.
-    """
-    words = [_condition(place, to).words for place in cases]
-    if any(each.keys() - {"properties", "required", "type"} or {*each.get("required", ())} - {key} for each in words):
-        return
-    if any(each.get("type", "object") != "object" for each in words):
-        return
 
     def asked(within: Kinds, missed: str) -> list[Schema]:
-        held = [place for place, each in zip(cases, words, strict=True) if not each.get(missed)]
+        held = [place for place, view in zip(cases, conditions, strict=True) if not view.words.get(missed)]
         return [to.positive(part["then"], f"{at}/then", within) for part, at in held]
 
-    if kinds & OBJECT:
-        yield all_of([{"type": "object", "properties": {key: False}}, *asked(kinds & OBJECT, "required")])
-    if kinds - OBJECT:
-        yield all_of([typed(kinds - OBJECT, kinds), *asked(kinds - OBJECT, "type")])
+    for key in _optional(conditions, beside):
+        options.append(all_of([{"type": "object", "properties": {key: False}}, *asked(OBJECT, "required")]))
+    if kinds - OBJECT and all(map(_is_plain, conditions)):
+        options.append(all_of([typed(kinds - OBJECT, kinds), *asked(kinds - OBJECT, "type")]))
+    return any_of(options)
+
+
+def _are_known_without(conditions: list[View], beside: tuple[View, ...]) -> bool:
+    """Return True if all conditions require the keys that may be absent, and miss without them, or look at that one key alone."""
+    keys, optional = _keys(conditions), _optional(conditions, beside)
+    if not optional:
+        return True
+    missing = all({*optional} <= {*view.words.get("required", ())} for view in conditions)
+    return all(map(_is_plain, conditions)) and (missing or len(keys) == 1)
+
+
+def _optional(conditions: list[View], beside: tuple[View, ...]) -> list[str]:
+    """Return the keys that the conditions look at and an object may lack."""
+    needed = {name for view in beside for name in view.words.get("required", ())}
+    return [key for key in _keys(conditions) if key not in needed]
+
+
+def _is_plain(condition: View) -> bool:
+    """Return True for a condition about properties and nothing else, which other values than objects meet or `type` excludes."""
+    words = condition.words
+    looked = {*words.get("properties", ())}
+    return (
+        words.keys() <= {"properties", "required", "type"}
+        and words.get("type", "object") == "object"
+        and {*words.get("required", ())} <= looked
+    )
 
 
 def _keys(conditions: list[View]) -> list[str]:

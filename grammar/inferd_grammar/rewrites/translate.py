@@ -260,7 +260,7 @@ def _all_of(to: SchemaTranslator, key: str, view: View, kinds: Kinds) -> Any:
     beside = (*view.beside, view.without(key))
     cases = combine.exclusive_cases(parts, beside, to)
     rest = [to.positive(part, place, kinds, beside) for part, place in parts if (part, place) not in cases]
-    return rest + ([combine.positive_cases(cases, kinds, to)] if cases else [])
+    return rest + ([combine.positive_cases(cases, kinds, beside, to)] if cases else [])
 
 
 def _plain_reference(to: SchemaTranslator, key: str, view: View, kinds: Kinds) -> Any:

@@ -152,6 +152,20 @@ def test_references_by_name_and_definitions_that_nothing_refers_to_are_no_reason
     assert SchemaValidator(schema).problem('{"a":{"x":""},"c":{}}') is None
 
 
+@pytest.mark.parametrize("mode", ["strict", "best_effort"])
+def test_multiples_of_a_cent_are_multiples_as_they_are_written(bytewise: GrammarCompiler, mode: Any) -> None:
+    """Masks let them through, and the check of the finished text, which reckoned with floats, did not."""
+    compiled = bytewise.compile(JsonSchemaGrammar({"type": "number", "multipleOf": 0.01}, mode))
+    for cents in range(200):
+        text = f"{cents / 100:.2f}".rstrip("0").rstrip(".")
+        assert takes(compiled, text), text
+        assert compiled.validate(text) is None, text
+    assert SchemaValidator({"multipleOf": 0.01}).problem("0.575") is not None
+    assert SchemaValidator({"multipleOf": 7}).problem("1e30") is not None
+    assert SchemaValidator({"multipleOf": 1e-300}).problem("1e300") is None
+    assert SchemaValidator({"multipleOf": 2}).problem("true") is None
+
+
 def test_of_a_format_what_every_reader_asks_for_is_held() -> None:
     assert SchemaValidator({"format": "uri-template"}).problem('"no }"') is None
     assert SchemaValidator({"format": "date"}).problem('"2024-13-01"') is None  # not what every reader refuses

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 from typing import Any
 
@@ -15,6 +16,25 @@ VALUES: list[Any] = [
     *({}, {"x": 1}, {"y": 1}, {"x": 1, "y": 1}, {"t": "c"}, {"t": "a"}, {"t": "a", "x": 1}, {"t": "b", "x": 1}),
     *({"t": "b", "y": 1}, {"t": "d"}, {"t": "a", "y": 1}, "s", 1, [], None),
 ]
+
+
+TWO_KEYS = {
+    "both required": [
+        {
+            "if": {"properties": {"t": {"const": "a"}, "x": {"const": n}}, "required": ["t", "x"]},
+            "then": {"required": [name]},
+        }
+        for n, name in enumerate(("y", "z"))
+    ],
+    "none required": [
+        {"if": {"properties": {"t": {"const": "a"}, "x": {"const": n}}}, "then": {"required": [name]}}
+        for n, name in enumerate(("y", "z"))
+    ],
+    "one each": [
+        {"if": {"properties": {"t": {"const": "a"}}}, "then": {"required": ["y"]}},
+        {"if": {"properties": {"x": {"const": 7}}, "required": ["x"]}, "then": {"required": ["z"]}},
+    ],
+}
 
 
 def when(value: str, then: dict[str, Any], **more: Any) -> dict[str, Any]:
@@ -40,6 +60,21 @@ def test_a_value_without_the_key_that_tells_cases_apart_is_not_refused(
     validator = jsonschema.Draft202012Validator(schema)
     assert compiled.refusal is None
     for value in VALUES:
+        text = [byte + 1 for byte in json.dumps(value, separators=(",", ":")).encode()]
+        matcher = compiled.matcher()
+        assert (matcher.accept(text) == len(text) and matcher.may_end()) == validator.is_valid(value), value
+
+
+@pytest.mark.parametrize("needed", [[], ["t"], ["t", "x"]], ids=str)
+@pytest.mark.parametrize("cases", TWO_KEYS.values(), ids=TWO_KEYS)
+def test_nor_one_without_one_of_two_keys(cases: list[dict[str, Any]], needed: list[str]) -> None:
+    properties = {"t": {"enum": ["a", "b"]}, "x": {"enum": [0, 1, 2]}, "y": {}, "z": {}}
+    schema = {"type": "object", "properties": properties, "required": needed, "allOf": cases}
+    compiled = BYTES.compile(JsonSchemaGrammar(schema))
+    validator = jsonschema.Draft202012Validator(schema)
+    names = {"t": (None, "a", "b"), "x": (None, 0, 1, 2), "y": (None, 1), "z": (None, 1)}
+    for values in itertools.product(*names.values()):
+        value = {name: one for name, one in zip(names, values, strict=True) if one is not None}
         text = [byte + 1 for byte in json.dumps(value, separators=(",", ":")).encode()]
         matcher = compiled.matcher()
         assert (matcher.accept(text) == len(text) and matcher.may_end()) == validator.is_valid(value), value
