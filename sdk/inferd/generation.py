@@ -79,11 +79,12 @@ class Generator(Generic[T]):
     @property
     def usage(self) -> Usage:
         """Counters of what was delivered so far: ``tokens``, ``steps``, ``drafted``, ``accepted``; and
-        ``prompt_tokens``, the context's length at the start (0 before the first step). A second attempt counts, too.
+        ``prompt_tokens``, the context's length at the start (0 before the first step), with ``cached_tokens``, how many of these
+        it did not compute itself: they were computed before, or found by prefix. A second attempt counts, too.
         """
         attempts = [self._stream] if self._failed is None else [self._failed, self._stream]
         tokens, done = sum(attempt.delivered for attempt in attempts), self.speculation
-        return Usage(attempts[0].position, tokens, done.steps, done.drafted, done.accepted)
+        return Usage(attempts[0].position, tokens, done.steps, done.drafted, done.accepted, attempts[0].cached)
 
     @property
     def session_usage(self) -> Usage | None:

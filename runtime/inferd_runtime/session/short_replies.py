@@ -54,6 +54,7 @@ class ShortSteps(msgspec.Struct, omit_defaults=True):
     candidates: list[CandidateRow] = []
     usage: list[Usage] = []
     context: list[ContextState] = []
+    cached: int = 0
 
 
 def shortened(reply: Any) -> Any:
@@ -63,5 +64,5 @@ def shortened(reply: Any) -> Any:
     steps = list(map(ShortStep.of, reply.steps))
     return ShortSteps(
         steps, reply.finish, reply.checked, reply.stopped_by, reply.stop_token, reply.candidates, reply.usage,
-        reply.context,
+        reply.context, reply.cached,
     )  # fmt: skip

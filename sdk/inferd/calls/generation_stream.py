@@ -52,6 +52,7 @@ class StepBuffer:
         self.stopped_by = ""
         self.stop_token: int | None = None
         self.session_usage: Usage | None = None
+        self.cached = 0
 
     def receive(self, reply: Steps) -> None:
         """Add the steps of a reply. Raises InternalError if it brings neither a step nor an end: asking again would never
@@ -65,6 +66,7 @@ class StepBuffer:
         self.stopped_by = reply.stopped_by
         self.stop_token = reply.stop_token
         self.session_usage = next(iter(reply.usage), None)
+        self.cached = max(self.cached, reply.cached)
 
     def deliver(self) -> Step | None:
         """Remove and return the next step; None if there is none. Reading past the end keeps end-of-text in the context, too."""
@@ -281,6 +283,11 @@ class GenerationStream:
     def session_usage(self) -> Usage | None:
         """What the session had used when it ended; None before, and where it was left early."""
         return self._buffer.session_usage if self.finish else None
+
+    @property
+    def cached(self) -> int:
+        """How many tokens of the prompt it did not compute itself; 0 before the first step."""
+        return self._buffer.cached
 
     @property
     def stats(self) -> SpeculationStats:

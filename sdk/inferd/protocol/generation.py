@@ -66,7 +66,7 @@ class Steps:
     ``stopped_by``: the stop string that ended it, "" for any other end. ``stop_token``: the token that did, end-of-text included.
     ``candidates``: the row that a program's own sampler has to choose of; none at the end, and where there is no such sampler.
     ``usage``: with stop and length, one entry: what the whole session has used so far. ``context``: its state, one entry, where
-    the end has closed the generation.
+    the end has closed the generation. ``cached``, with the first steps: how many tokens of the prompt it did not compute itself.
     """
 
     steps: list[Step]
@@ -77,6 +77,7 @@ class Steps:
     candidates: list[CandidateRow] = field(default_factory=list)
     usage: list[Usage] = field(default_factory=list)
     context: list[ContextState] = field(default_factory=list)
+    cached: int = 0
 
 
 @dataclass(frozen=True)

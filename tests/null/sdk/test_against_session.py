@@ -135,6 +135,26 @@ async def _fresh(text: str, count: int) -> list[int]:
     return await Context().append(text).generate(SEEDED, max_tokens=count).collect_tokens()
 
 
+def test_a_generation_tells_how_much_of_its_prompt_it_did_not_compute() -> None:
+    """It told of 0 tokens, whatever was found in the cache."""
+
+    async def used(ctx: Context) -> tuple[int, int]:
+        generator = ctx.generate(SEEDED, max_tokens=3)
+        assert generator.usage.cached_tokens == 0
+        await generator.collect_text()
+        return generator.usage.prompt_tokens, generator.usage.cached_tokens
+
+    async def program() -> None:
+        text, page = "a" * 50, (await Model.load()).page_size
+        assert await used(Context().append(text)) == (50, 0)
+        assert await used(Context().append(text)) == (50, 49 // page * page)  # found by prefix
+        flushed = await Context(cache_salt="other").append(text).flush()
+        assert await used(await flushed.fork()) == (50, 49)
+        assert await used(flushed.append("b")) == (51, 49)
+
+    run_program(program)
+
+
 def test_constraints_hold_and_become_types() -> None:
     async def program() -> None:
         ctx = Context().user("u")

@@ -116,6 +116,7 @@ class Generation:
         if context.pending == 0:
             # The last token's logits are wanted, so it is computed once more.
             context.uncompute(len(context.tokens) - 1)
+        self._had = context.computed - context.reused
         if spec.sources is not None:
             spec.sources.begin(list(context.tokens))
 
@@ -270,6 +271,11 @@ class Generation:
     def delivered_length(self) -> int:
         """Tokens that the context keeps if the generation is closed now."""
         return min(self._start + self._taken, len(self.context.tokens))
+
+    @property
+    def cached(self) -> int:
+        """Tokens of the prompt that were computed before it began, or found by prefix."""
+        return min(self._start, self._had + self.context.reused)
 
     @property
     def usage(self) -> Usage:

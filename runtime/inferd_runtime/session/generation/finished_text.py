@@ -47,7 +47,7 @@ class BestEffortCheck:
         if self._known and self._error is None:
             return replace(done, checked=checked_keywords(self._compiled))
         if done.steps:
-            return p.Steps(done.steps)
+            return p.Steps(done.steps, cached=done.cached)
         self._waiting = None if self._known else changed
         return self._error
 

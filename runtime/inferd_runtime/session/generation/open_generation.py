@@ -120,11 +120,12 @@ class OpenGeneration:
             return None
         steps = generation.take()
         self._turns.asked(generation)
+        cached = 0 if self.delivered_steps else generation.cached
         self.delivered_steps += sum(step.joined for step in steps)
         offer = None if generation.spec.choice is None or generation.finished() else generation.spec.choice.offer
         done = p.Steps(
             steps, generation.finish, stopped_by=generation.stopped_by, stop_token=generation.stop_token,
-            candidates=[] if offer is None else [offer],
+            candidates=[] if offer is None else [offer], cached=cached,
         )  # fmt: skip
         return done if self._finished is None else self._finished.reply(done, self._notify)
 
