@@ -13,7 +13,7 @@ from __future__ import annotations
 from inferd_grammar.rewrites.base import CannotRewrite, Schema, View
 from inferd_grammar.rewrites.patterns import complement
 
-ENFORCED = frozenset(("duration", "email", "hostname", "ipv4", "ipv6", "uri", "uuid"))
+ENFORCED = frozenset(("email", "hostname", "ipv4", "ipv6", "uri", "uuid"))
 _BEYOND_ASCII = r"\u00A0-\uD7FF\uF900-\uFDCF\uFDF0-\uFFEF"
 _POINTER = r"(?:\/(?:[^\/~]|~[01])*)*"
 
@@ -56,6 +56,10 @@ _DATE = (
 )
 _CLOCK = r"(?:[01][0-9]|2[0-3]):[0-5][0-9]"
 _TIME = rf"{_CLOCK}:[0-5][0-9](?:\.[0-9]{{1,12}})?(?:[Zz]|[+\-]{_CLOCK})"
+# As many digits as readers hold: in days together less than a thousand million.
+_N, _SECONDS = "[0-9]{1,6}", "[0-9]{1,9}S"
+_DAYS = f"(?:{_N}Y(?:{_N}M(?:{_N}D)?)?|{_N}M(?:{_N}D)?|{_N}D)"
+_HOURS = f"T(?:{_N}H(?:{_N}M(?:{_SECONDS})?)?|{_N}M(?:{_SECONDS})?|{_SECONDS})"
 # Labels of an internationalised name, of scripts in which every character may stand and is written from left to right.
 _IDN_CHAR = r"a-z0-9\u00DF-\u00F6\u00F8-\u00FF\u03AC-\u03CE\u0430-\u045F\u3041-\u3096\u4E00-\u9FA5\uAC00-\uD7A3"
 _IDN_LABEL = rf"(?:[{_IDN_CHAR}](?:-?[{_IDN_CHAR}]){{0,11}}|[a-zA-Z0-9](?:-?[a-zA-Z0-9]){{0,30}})"
@@ -68,6 +72,7 @@ PATTERNS = {
     "idn-email": rf"^{_IDN_ATOM}(?:\.{_IDN_ATOM})*@{_HOST}$",
     "date": f"^{_DATE}$",
     "date-time": f"^{_DATE}[Tt]{_TIME}$",
+    "duration": f"^P(?:{_N}W|{_DAYS}(?:{_HOURS})?|{_HOURS})$",
     "idn-hostname": rf"^{_IDN_LABEL}(?:\.{_IDN_LABEL}){{0,3}}$",
     "iri": _reference(_BEYOND_ASCII, scheme=True),
     "iri-reference": _reference(_BEYOND_ASCII),
@@ -87,10 +92,7 @@ _LONE_LABEL = "[a-zA-Z0-9](?:[a-zA-Z0-9\\-]{0,61}[a-zA-Z0-9])?"
 _FEW_LABELS = rf"{_LONE_LABEL}(?:\.{_LONE_LABEL}){{0,2}}"
 _ATOM = r"[a-zA-Z0-9!#$%&'*+\-\/=?^_`{|}~]{1,31}"
 _OCTET = r"(?:25[0-5]|2[0-4][0-9]|1[0-9]{2}|[1-9]?[0-9])"
-_DAYS = "(?:[0-9]+Y(?:[0-9]+M(?:[0-9]+D)?)?|[0-9]+M(?:[0-9]+D)?|[0-9]+D)"
-_HOURS = "T(?:[0-9]+H(?:[0-9]+M(?:[0-9]+S)?)?|[0-9]+M(?:[0-9]+S)?|[0-9]+S)"
 NAMES = {
-    "duration": f"^P(?:[0-9]+W|{_DAYS}(?:{_HOURS})?|{_HOURS})$",
     "email": rf"^{_ATOM}(?:\.{_ATOM})?@{_FEW_LABELS}$",
     "hostname": f"^{_FEW_LABELS}$",
     "idn-email": rf"^{_IDN_ATOM[:-1]}{{1,64}}@{_FEW_LABELS}$",

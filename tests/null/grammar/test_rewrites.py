@@ -218,6 +218,7 @@ def test_narrower_than_the_original(schema: dict[str, Any]) -> None:
         ("idn-hostname", ["é.org", "a-b.c"], ["-a", "a b", "a..b"]),
         ("ip-address", ["127.0.0.1"], ["127.0.0.256", "::1"]),
         ("host-name", ["a.b"], ["a b", ""]),
+        ("duration", ["P999999D", "P1Y2M3DT4H5M999999999S"], ["P1000000D", "PT1000000000S"]),
     ],
 )
 def test_formats_that_become_patterns(
