@@ -1,13 +1,13 @@
 """Arrays: `items`, `contains` and `uniqueItems`.
 
-That some item holds a property is said place by place, for the first ten places: narrower where the only such item
-stands behind them.
+That some items hold a property is said place by place, for the first ten places: narrower where such items stand behind
+them.
 """
 
 from __future__ import annotations
 
 import math
-from itertools import permutations
+from itertools import combinations, permutations
 from typing import Any
 
 from inferd_grammar.rewrites.base import CannotRewrite, Schema, Translator, View, any_of
@@ -30,20 +30,48 @@ def negative_items(view: View, to: Translator) -> list[Schema]:
 
 
 def positive_contains(view: View, to: Translator) -> list[Schema]:
-    """Return `contains` as a schema: an item at one of the first places is valid. Raises CannotRewrite for counts above one."""
-    if view.words.get("minContains", 1) == 0 and "maxContains" not in view.words:
+    """Return `contains` as a schema: so many items among those at the first places are valid. Raises CannotRewrite."""
+    low, high = _counts(view)
+    if low == 0 and high is None:
         return []
-    _require_plain(view)
-    wanted = to.positive(view.words["contains"], view.at("contains"))
-    return [any_of([*_not_arrays(), *_some_item(wanted, 0, view)])]
+    return [any_of([*_not_arrays(), *_with_valid_items(low, high, view, to)])]
 
 
 def negative_contains(view: View, to: Translator) -> list[Schema]:
-    """Return schemas of arrays in which no item is valid."""
-    if view.words.get("minContains", 1) == 0 and "maxContains" not in view.words:
-        return []
-    _require_plain(view)
-    return [{"type": "array", "items": to.negative(view.words["contains"], view.at("contains"))}]
+    """Return schemas of arrays in which fewer items are valid, or more."""
+    low, high = _counts(view)
+    fewer = _with_valid_items(0, low - 1, view, to) if low else []
+    return fewer + ([] if high is None else _with_valid_items(high + 1, None, view, to))
+
+
+def _counts(view: View) -> tuple[int, int | None]:
+    high = view.words.get("maxContains")
+    return int(view.words.get("minContains", 1)), None if high is None else int(high)
+
+
+def _with_valid_items(low: int, high: int | None, view: View, to: Translator) -> list[Schema]:
+    """Return schemas of arrays with at least `low` items that `contains` accepts and at most `high`, all at the first places."""
+    wanted = to.positive(view.words["contains"], view.at("contains"))
+    other = True if high is None else to.negative(view.words["contains"], view.at("contains"))
+    if wanted is True and high is None:
+        return [{"type": "array", "minItems": low}]
+    end = min(_PLACES, int(view.words.get("maxItems", _PLACES)))
+    counts = range(low, low + 1 if high is None else min(high, end) + 1) if wanted is not False else range(low, 1)
+    if sum(math.comb(end, count) for count in counts) > _MAX_ORDERS:
+        raise CannotRewrite(f"so many valid items have more than {_MAX_ORDERS} ways to stand", view.at("contains"))
+    rest = {} if other is True else {"items": other}
+    return [
+        {"type": "array", **_items_at(places, wanted, other), **rest}
+        for count in counts
+        for places in combinations(range(end), count)
+    ]
+
+
+def _items_at(places: tuple[int, ...], schema: Schema, other: Schema) -> dict[str, Any]:
+    if not places:
+        return {}
+    items = [schema if place in places else other for place in range(places[-1] + 1)]
+    return {"prefixItems": items, "minItems": len(items)}
 
 
 def positive_unique(view: View, to: Translator) -> list[Schema]:
@@ -88,12 +116,6 @@ def _values(schema: Any, pointer: str, to: Translator) -> list[Any] | None:
             return None
         pointer, schema = target
     return None
-
-
-def _require_plain(view: View) -> None:
-    for key in ("minContains", "maxContains"):
-        if key in view.words and (key, view.words[key]) != ("minContains", 1):
-            raise CannotRewrite(f"{key} is not supported", view.at(key))
 
 
 def _not_arrays() -> list[Schema]:

@@ -94,7 +94,7 @@ def test_only_those_arrays_are_held_that_the_schema_means(schema: Any, text: str
         ({"anyOf": [UNIQUE, {"type": "array", "maxItems": 2}]}, "[1,1]", "[1,1,1]"),
         ({"properties": {"a": {"oneOf": [UNIQUE, {"minItems": 3}]}}, "required": ["a"]}, '{"a":[1,1,1]}', '{"a":[1,2,3]}'),
         ({"not": UNIQUE, "type": "array"}, "[1,1]", "[1,2]"),
-        ({"type": "array", "contains": {"const": 5}, "minContains": 2}, "[5,0,5]", "[5,0]"),
+        ({"type": "array", "contains": {"const": 5}, "minContains": 4}, "[5,0,5,5,5]", "[5,0,5,5]"),
         ({"type": "object", "not": {"propertyNames": {"maxLength": 1}}}, '{"ab":0}', '{"a":0}'),
         ({"allOf": [{"patternProperties": {name: {"type": "null"}}} for name in "ab"]}, '{"ab":null}', '{"a":0}'),
     ],

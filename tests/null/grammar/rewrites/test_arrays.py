@@ -1,0 +1,59 @@
+"""`contains` with counts."""
+
+from __future__ import annotations
+
+import itertools
+import json
+from typing import Any
+
+import jsonschema
+import pytest
+
+from inferd_grammar import GrammarCompiler, GrammarError, JsonSchemaGrammar, TokenTable
+
+BYTES = GrammarCompiler(TokenTable.of_bytes())
+VALUES: list[Any] = [list(items) for size in range(6) for items in itertools.product((1, "a"), repeat=size)]
+
+
+@pytest.mark.parametrize(
+    "counts", [{"minContains": 2}, {"maxContains": 1}, {"minContains": 1, "maxContains": 3, "maxItems": 4}], ids=str
+)
+def test_small_counts_of_contained_items_are_no_reason_to_refuse_or_to_look_at_the_end_alone(
+    counts: dict[str, Any],
+) -> None:
+    """In an object with other keys no end was found, so that the schema was refused."""
+    votes = {"type": "array", "items": {"enum": ["yes", "no"]}, "contains": {"const": "yes"}, **counts}
+    schema = {
+        "type": "object",
+        "properties": {"votes": votes, "name": {"type": "string"}},
+        "required": ["votes", "name"],
+    }
+    assert BYTES.compile(JsonSchemaGrammar(schema)).refusal is None
+
+
+@pytest.mark.parametrize("negated", [False, True])
+@pytest.mark.parametrize("contains", [{"type": "integer"}, {"const": "a"}, True, False], ids=str)
+@pytest.mark.parametrize(
+    "counts",
+    [
+        *({"minContains": 2}, {"maxContains": 1}, {"maxContains": 0}, {"minContains": 0, "maxContains": 1}),
+        *({"minContains": 2, "maxContains": 3, "maxItems": 4}, {"minContains": 3, "maxItems": 5}),
+        {"minContains": 2.0, "maxContains": 2},
+    ],
+    ids=str,
+)
+def test_counts_of_contained_items_are_held(counts: dict[str, Any], contains: Any, negated: bool) -> None:
+    schema: dict[str, Any] = {"contains": contains, **counts}
+    if negated:
+        schema = {"not": schema, "type": "array"}
+    validator = jsonschema.Draft202012Validator(schema)
+    values = [*VALUES, "x", {}]
+    if not any(map(validator.is_valid, values)):
+        with pytest.raises(GrammarError, match="no value is valid"):
+            BYTES.compile(JsonSchemaGrammar(schema))
+        return
+    compiled = BYTES.compile(JsonSchemaGrammar(schema))
+    for value in values:
+        text = [byte + 1 for byte in json.dumps(value, separators=(",", ":")).encode()]
+        matcher = compiled.matcher()
+        assert (matcher.accept(text) == len(text) and matcher.may_end()) == validator.is_valid(value), value
