@@ -5,8 +5,9 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator
 from typing import Any, NamedTuple
-from urllib.parse import quote, unquote, urldefrag, urljoin
+from urllib.parse import quote, unquote, urldefrag, urljoin, urlsplit
 
+from inferd_grammar.errors import GrammarError
 from inferd_grammar.limits import CompileLimits
 from inferd_grammar.schema import check_keywords, nested_schemas, read_schema, resolve
 
@@ -33,7 +34,8 @@ class _Place(NamedTuple):
 def read_by_place(text: str, limits: CompileLimits) -> Any:
     """Return `read_schema` with every reference by place, and without the names that are then needed no more.
 
-    As it is written where all references are so, or one of them leads elsewhere or is not known before a value is.
+    As it is written where all references are so, or one of them leads elsewhere or is not known before a value is. Raises
+    GrammarError as that does, and for a name that is no URI.
     """
     root = read_schema(text, limits)
     document = _Document(root) if isinstance(root, dict) and _DRAFTS.search(str(root.get("$schema", _LATEST))) else None
@@ -88,7 +90,7 @@ class _Document:
             if name.startswith("#"):
                 self._anchors[base + name] = pointer
             else:
-                base, resource = urldefrag(urljoin(base, name))[0], pointer
+                base, resource = self._joined(base, name, pointer), pointer
         self._resources.setdefault(base, resource)
         for key in ("$anchor", "$dynamicAnchor"):
             if isinstance(schema.get(key), str):
@@ -100,6 +102,13 @@ class _Document:
         yield _Place(schema, pointer, base, resource)
         for place, inner in nested_schemas(pointer, schema):
             yield from self._noted(inner, place, base, resource)
+
+    def _joined(self, base: str, name: str, pointer: str) -> str:
+        try:
+            urlsplit(name)  # the others pass over one that stands alone
+            return urldefrag(urljoin(base, name))[0]
+        except ValueError as error:
+            raise GrammarError(f"{name!r} is no URI: {error}", f"{pointer}/{self._id}") from error
 
     def _targets(self, place: _Place) -> Iterator[str]:
         """Yield the pointers that a schema refers to. Raises _Unknown."""
@@ -115,7 +124,10 @@ class _Document:
                     return
 
     def _static(self, reference: str, base: str) -> tuple[str, str]:
-        uri, fragment = urldefrag(base + reference if reference.startswith("#") else urljoin(base, reference))
+        try:
+            uri, fragment = urldefrag(base + reference if reference.startswith("#") else urljoin(base, reference))
+        except ValueError as error:
+            raise _Unknown from error
         if uri not in self._resources:
             # "/$defs/Name", as LiteLLM writes it, has no other meaning where the document has no address.
             written = resolve(self._root, f"#{reference}") if reference.startswith("/") and not base else None

@@ -12,7 +12,7 @@ from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from decimal import Decimal
 from typing import Any
-from urllib.parse import unquote
+from urllib.parse import unquote, urlsplit
 
 from inferd_grammar.errors import GrammarError
 from inferd_grammar.limits import CompileLimits
@@ -34,7 +34,7 @@ _COUNTS = (
     "minProperties",
 )
 _NUMBERS = ("exclusiveMaximum", "exclusiveMinimum", "maximum", "minimum", "multipleOf")
-_STRINGS = ("$ref", "$schema", "format", "pattern")
+_STRINGS = ("$anchor", "$dynamicAnchor", "$dynamicRef", "$id", "$recursiveRef", "$ref", "format", "pattern")
 # Constraints of draft 3 that libraries take for annotations, and llguidance's switch to weaken a schema from inside.
 _REFUSED = ("disallow", "divisibleBy", "extends", "x-guidance")
 
@@ -212,7 +212,8 @@ def _check_keywords(schema: Any, pointer: str, draft4: bool) -> None:
             raise GrammarError(f"keyword {key!r} is not supported", f"{pointer}/{key}")
         if draft4 and key in ("exclusiveMaximum", "exclusiveMinimum") and isinstance(value, bool):
             continue
-        if expected := _malformed(key, value):
+        named = "$id" if draft4 and key == "id" and not pointer else key  # what stands below may be called so, too
+        if expected := _malformed(named, value):
             raise GrammarError(f"{key!r} must be {expected}, not {_kind(value)}", f"{pointer}/{escape(key)}")
 
 
@@ -225,6 +226,8 @@ def _malformed(key: str, value: Any) -> str | None:
         return None if _is_number(value) and value >= 0 and value == int(value) else "a count"
     if key in _NUMBERS:
         return None if _is_number(value) and (key != "multipleOf" or value > 0) else "a number"
+    if key == "$schema":
+        return None if _is_uri(value) else "a URI"
     if key in _STRINGS:
         return None if isinstance(value, str) else "text"
     if key in _NAMED:
@@ -322,6 +325,13 @@ def resolve(root: Any, reference: str) -> tuple[str, Any] | None:
 def escape(key: str) -> str:
     """Return a key as a part of a JSON pointer (RFC 6901)."""
     return key.replace("~", "~0").replace("/", "~1")
+
+
+def _is_uri(value: Any) -> bool:
+    try:
+        return isinstance(value, str) and urlsplit(value) is not None
+    except ValueError:
+        return False
 
 
 def _is_number(value: Any) -> bool:

@@ -22,11 +22,12 @@ from inferd_grammar.rewrites.formats import wide
 from inferd_grammar.rewrites.patterns import finds, search_steps
 from inferd_grammar.rewrites.regex_dialect import Ambiguous, as_library, foreign
 from inferd_grammar.rewrites.regex_syntax import NotUnderstood
+from inferd_grammar.rewrites.rewrite import moves_base
 from inferd_grammar.schema import escape, iter_schemas, resolve, unique_keys
 
 # Looks at a keyword that one text may cost, about 10 us each: branches that double go through 2**depth of them.
 _MAX_LOOKS = 30_000
-_REFERENCES = frozenset(("$dynamicRef", "$ref"))
+_REFERENCES = ("$ref", "$dynamicRef")
 _BY_PATTERN = ("patternProperties", "additionalProperties")
 # The validator recurses a few frames for each level of a value and of the schema.
 _MAX_DEPTH = 64
@@ -86,6 +87,7 @@ class SchemaValidator:
             "uniqueItems": _unique_items,
             "format": _format,
             "multipleOf": _multiple_of,
+            "$ref": _by_place(schema, kind.VALIDATORS["$ref"]),
         }
         safe = jsonschema.validators.extend(
             kind, {name: self._budget.counted(name, check) for name, check in keywords.items()}
@@ -181,15 +183,30 @@ def _require_matched(root: Any) -> None:
             )
 
 
+def _by_place(root: Any, by_name: Callable[..., Any]) -> Callable[..., Iterator[Any]]:
+    """Return `$ref` for places in a document without names; `by_name` is the library's, which takes a property `id` for one."""
+    local = not moves_base(list(iter_schemas(root)))
+
+    def check(validator: Any, reference: Any, value: Any, schema: Any) -> Iterator[Any]:
+        target = resolve(root, reference) if local else None
+        yield from (
+            by_name(validator, reference, value, schema) if target is None else validator.descend(value, target[1])
+        )
+
+    return check
+
+
 def _require_known(root: Any, lookup: Callable[[str], Any]) -> None:
     """Raise GrammarError with the pointer of a reference out of the document, or to nothing in it. `lookup` is its resolver's."""
     from referencing.exceptions import Unresolvable
 
     for pointer, schema in iter_schemas(root):
-        for key in _REFERENCES & schema.keys() if isinstance(schema, dict) else ():
+        references = [key for key in _REFERENCES if key in schema] if isinstance(schema, dict) else []
+        for key in (key for key in references if resolve(root, schema[key]) is None):
             try:
                 lookup(f"#{quote(pointer)}").resolver.lookup(schema[key])
-            except Unresolvable as error:
+            # Also what is no URI, and where a property on the way is called `id`.
+            except (Unresolvable, ValueError, AttributeError) as error:
                 reason = f"best_effort cannot check this either: the reference {schema[key]!r} leads to nothing that is known"
                 raise GrammarError(reason, f"{pointer}/{key}") from error
 

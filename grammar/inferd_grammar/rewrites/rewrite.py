@@ -49,7 +49,7 @@ def rewrite(root: Any, *, lenient: bool = False, hold_unique: bool = False, alwa
     fractions, alone = has_fractions(root), Dialect(root).reference_alone
     if not always and not any(_needs_rewrite(schema, fractions, alone) for _, schema in places):
         return Rewritten(root, [])
-    if _moves_base(places):
+    if moves_base(places):
         _require_no_flags(places)
         return Rewritten(root, [])
     names = list(dict.fromkeys(name for _, schema in places for name in _names(schema)))
@@ -103,7 +103,7 @@ def _require_no_flags(places: list[tuple[str, Any]]) -> None:
             raise CannotRewrite("boolean exclusive bounds are not supported beside $id", pointer)
 
 
-def _moves_base(places: list[tuple[str, Any]]) -> bool:
+def moves_base(places: list[tuple[str, Any]]) -> bool:
     """Return True if a reference means something else than its pointer into the document."""
     schemas = [(pointer, schema) for pointer, schema in places if isinstance(schema, dict)]
     bases = [p for p, schema in schemas if p and any(_is_base(schema.get(key)) for key in ("$id", "id"))]

@@ -9,8 +9,10 @@ import jsonschema
 import pytest
 
 from inferd_grammar import GrammarCompiler, GrammarError, JsonSchemaGrammar, SequenceGrammar, TextGrammar, TokenTable
+from inferd_grammar.validation import SchemaValidator
 
 BYTES = GrammarCompiler(TokenTable.of_bytes())
+DRAFT4 = "http://json-schema.org/draft-04/schema#"
 LATEST = {"$schema": "https://json-schema.org/draft/2020-12/schema"}
 TREE = {
     "$id": "https://a.example/tree",
@@ -83,3 +85,35 @@ def test_a_reference_to_a_name_that_is_no_uri_is_followed(reference: str) -> Non
     for constraint in (JsonSchemaGrammar(schema), SequenceGrammar((JsonSchemaGrammar(schema), TextGrammar(".")))):
         matcher = BYTES.compile(constraint).matcher()
         assert matcher.accept([byte + 1 for byte in b"[7]"]) == 3
+
+
+@pytest.mark.parametrize("mode", ["strict", "best_effort"])
+@pytest.mark.parametrize(
+    ("schema", "reason", "pointer"),
+    [
+        ({"$id": 5, "properties": {"a": {"$ref": "#x"}}}, "must be text", "/$id"),
+        ({"$id": "http://[x", "properties": {"a": {"$ref": "b"}}}, "is no URI", "/$id"),
+        ({"$defs": {"x": {"$id": "http://a/", "$defs": {"y": {"$id": "//["}}}}}, "is no URI", "/$defs/x/$defs/y/$id"),
+        ({"$schema": "http://[", "type": "integer"}, "must be a URI", "/$schema"),
+        ({"$schema": DRAFT4, "id": 5, "properties": {"a": {"$ref": "#x"}}}, "must be text", "/id"),
+        ({"$anchor": ["a"]}, "must be text", "/$anchor"),
+        ({"$id": "http://a/", "items": {"$ref": "http://[x"}}, "URI|leads to", None),
+    ],
+)
+def test_a_name_that_is_none_is_refused_instead_of_breaking_the_compiler(
+    schema: dict[str, Any], reason: str, pointer: str | None, mode: Any
+) -> None:
+    with pytest.raises(GrammarError, match=reason) as caught:
+        BYTES.compile(JsonSchemaGrammar(schema, mode))
+    assert pointer is None or caught.value.pointer == pointer
+
+
+@pytest.mark.parametrize("draft", ["draft-04", "draft-07"])
+def test_a_property_called_id_is_no_name_to_the_check_of_a_finished_text(draft: str) -> None:
+    """The validator failed on references through `items` beside one."""
+    key = "id" if draft == "draft-04" else "$id"
+    items = {"properties": {key: {"type": "integer"}, "z": {"$ref": f"#/properties/list/items/properties/{key}"}}}
+    schema = {"$schema": f"http://json-schema.org/{draft}/schema#", "properties": {"list": {"items": items}}}
+    validator = SchemaValidator(schema)
+    assert validator.problem('{"list":[{"z":1}]}') is None
+    assert validator.problem('{"list":[{"z":"1"}]}') is not None
