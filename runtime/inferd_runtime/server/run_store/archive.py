@@ -71,9 +71,10 @@ class _Line(Generic[F]):
         return sum(map(len, self._waiting.values()))
 
     def has_room(self, tenant: str, size: int) -> bool:
-        """Return True if a job of so many bytes may wait, too."""
-        own, most = self.bytes[tenant] + size, MAX_QUEUED_BYTES // 2 if tenant else MAX_QUEUED_BYTES
-        return len(self) < MAX_QUEUED and own <= most and self.bytes.total() + size <= MAX_QUEUED_BYTES
+        """Return True if a job of so many bytes may wait, too: the only one of a tenant may take more than its half."""
+        own = self.bytes[tenant]
+        is_fair = not tenant or not own or own + size <= MAX_QUEUED_BYTES // 2
+        return len(self) < MAX_QUEUED and is_fair and self.bytes.total() + size <= MAX_QUEUED_BYTES
 
     def add(self, task: _Task[F]) -> None:
         """Add a job behind its tenant's others."""
