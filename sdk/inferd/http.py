@@ -256,12 +256,13 @@ def _abandon(port: Port, number: int, places: _Places) -> None:
     places.leave()
 
 
-async def _uploaded(port: Port, begin: Any, body: AsyncIterable[bytes]) -> Any:
+async def _uploaded(port: Port, begin: StartFetch | BeginFetch, body: AsyncIterable[bytes]) -> ResponseHead:
     number = (await port.transport.call(begin)).fetch
     try:
         failed = await _write(port, number, body)
         try:
-            return await port.transport.call(AwaitHead(number))
+            head: ResponseHead = await port.transport.call(AwaitHead(number))
+            return head
         except NotFound as error:  # the process that fetches ended, and the next one does not know the request
             raise failed or error from None
     except BaseException:

@@ -77,7 +77,7 @@ def plan_holding(
     open_ = {name: product for name, product in products.items() if name not in packed}
     if weights:
         found = {name: _ways_that_hold(name, product, weights) for name, product in open_.items()}
-        rows16 = not A16_WAYS.keys().isdisjoint(FORMS[weights])
+        rows16 = rows16 or not A16_WAYS.keys().isdisjoint(FORMS[weights])
         return HoldingPlan(_fastest(open_, found), packed, narrow=True, rows16=rows16)
     exact = _exact(open_) if kept is None else {}
     plain = PLAIN_WAYS + (HALF_WAYS if _all_half([each for name, each in open_.items() if name not in exact]) else ())

@@ -126,8 +126,6 @@ class TenantUse:
             size = len(msgspec.json.encode(request))
             with self.outstanding.holding(tenant, size), anyio.move_on_after(seconds):
                 await line.turn(partial(self._has_socket, tenant), self.sockets.freed)
-        if not line.waiting:
-            self._lines.pop(tenant, None)
         with self.socket(tenant):
             yield
 
