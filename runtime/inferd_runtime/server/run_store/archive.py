@@ -71,9 +71,11 @@ class _Line(Generic[F]):
         return sum(map(len, self._waiting.values()))
 
     def has_room(self, tenant: str, size: int) -> bool:
-        """Return True if a job of so many bytes may wait, too: the only one of a tenant may take more than its half."""
+        """Return True if a job of so many bytes may wait, too: the only one of a tenant may take more than its half, and reads
+        take nothing.
+        """
         own = self.bytes[tenant]
-        is_fair = not tenant or not own or own + size <= MAX_QUEUED_BYTES // 2
+        is_fair = not (tenant and own and size) or own + size <= MAX_QUEUED_BYTES // 2
         return len(self) < MAX_QUEUED and is_fair and self.bytes.total() + size <= MAX_QUEUED_BYTES
 
     def add(self, task: _Task[F]) -> None:

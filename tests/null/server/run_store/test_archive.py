@@ -94,6 +94,7 @@ def test_a_disk_that_hangs_does_not_hold_the_event_loop_and_what_waits_is_bounde
         archive.save(lambda file: gate.wait(10), 0)
         assert archive.save(lambda file: None, MAX_QUEUED_BYTES, tenant="bob")  # the only one of a tenant may take all
         assert not archive.save(lambda file: None, 1)
+        assert archive.save(lambda file: None, 0, tenant="bob")  # a read
         keeper, run = kept_by(archive), new_run()
         go_through(keeper, run)
         assert keeper._runs.find(run.id) is run  # it stays in memory
