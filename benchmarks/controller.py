@@ -61,6 +61,10 @@ class Batch:
         """Where each request stands."""
         return [trace[at] for trace, at in zip(self._running, self._at, strict=True)]
 
+    def length(self, lane: int) -> int:
+        """How many tokens a request has."""
+        return len(self._running[lane])
+
     def advance(self, lane: int, emitted: int) -> bool:
         """Move a request on; True when another one took its place."""
         self._at[lane] += emitted
@@ -73,6 +77,8 @@ class Batch:
 def rate(policy: Policy, traces: Sequence[Trace], lanes: int, times: StepTimes, seed: int) -> float:
     """Tokens per sequence in the time of a step without drafts, over so many steps of a batch that is always full."""
     batch, emitted, seconds = Batch(traces, lanes, seed), 0, 0.0
+    for lane in range(lanes):
+        policy.begin(lane, batch.length(lane))
     costs = times.times(StepShape(lanes, lanes, 0), lanes * LENGTH)
     for _ in range(STEPS[lanes]):
         places = batch.places
@@ -83,7 +89,7 @@ def rate(policy: Policy, traces: Sequence[Trace], lanes: int, times: StepTimes, 
             count = 1 + min(place.held, length)
             emitted += count
             if batch.advance(lane, count):
-                policy.begin(lane)
+                policy.begin(lane, batch.length(lane))
     return emitted / seconds / lanes * costs[0]
 
 

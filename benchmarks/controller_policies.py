@@ -11,7 +11,6 @@ from controller_traces import LENGTH, Place
 from inferd_runtime.speculation.breaker import SourceBreaker
 from inferd_runtime.speculation.controller import Controller
 from inferd_runtime.speculation.drafts import NO_DRAFT, Draft
-from inferd_runtime.speculation.sources import TRIAL
 from inferd_runtime.speculation.survival import MATCHES, RequestSurvival
 from inferd_runtime.speculation.times import StepShape, StepTimes
 
@@ -21,8 +20,8 @@ SOURCE = "ngram"
 class Policy:
     """How many tokens of each request's draft a step verifies. ``lane`` is a place in the batch."""
 
-    def begin(self, lane: int) -> None:
-        """Another request takes the place."""
+    def begin(self, lane: int, tokens: int) -> None:
+        """Another request, of so many tokens, takes the place."""
 
     def lengths(self, places: Sequence[Place]) -> list[int]:
         """The tokens to verify for each lane, whose n-gram source is at these places."""
@@ -51,7 +50,7 @@ class EmaTiers(Policy):
         self._average = [3.0] * lanes
         self._tier = [1] * lanes
 
-    def begin(self, lane: int) -> None:
+    def begin(self, lane: int, tokens: int) -> None:
         self._average[lane], self._tier[lane] = 3.0, 1
 
     def lengths(self, places: Sequence[Place]) -> list[int]:
@@ -78,7 +77,7 @@ class AcceptanceUcb(Policy):
         self._counts = [[0] * len(self.ARMS) for _ in range(lanes)]
         self._sums = [[0.0] * len(self.ARMS) for _ in range(lanes)]
 
-    def begin(self, lane: int) -> None:
+    def begin(self, lane: int, tokens: int) -> None:
         self._counts[lane], self._sums[lane] = [0] * len(self.ARMS), [0.0] * len(self.ARMS)
 
     def lengths(self, places: Sequence[Place]) -> list[int]:
@@ -111,8 +110,8 @@ class CostModel(Policy):
             self._survival.append(self.controller.survival.request())
             self._breakers.append(SourceBreaker())
 
-    def begin(self, lane: int) -> None:
-        self._survival[lane], self._breakers[lane] = self.controller.survival.request(), SourceBreaker()
+    def begin(self, lane: int, tokens: int) -> None:
+        self._survival[lane], self._breakers[lane] = self.controller.survival.request(), SourceBreaker(tokens)
 
     def lengths(self, places: Sequence[Place]) -> list[int]:
         shape = StepShape(len(places), len(places), 0)
@@ -127,11 +126,11 @@ class CostModel(Policy):
         breaker = self._breakers[lane]
         if not place.match:
             return NO_DRAFT
-        if not breaker.try_draft(place.match):
+        most = min(LENGTH, breaker.affords(row))
+        if not most:
             breaker.guessed(place.held > 0)
             return NO_DRAFT
         self._survival[lane].fade(SOURCE, place.match)
-        most = min(LENGTH, breaker.affords(row)) if breaker.on else TRIAL
         return draft_of(self._survival[lane].chances(SOURCE, place.match, most))
 
     def learn(self, places: Sequence[Place], lengths: Sequence[int], seconds: float) -> None:

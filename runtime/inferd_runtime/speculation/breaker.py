@@ -2,74 +2,43 @@
 
 from __future__ import annotations
 
-LONG_MATCH = 12
-"""Tokens of context from which on a match counts as long."""
-CREDIT = 1.0
+STAKE = 1.0
 MOST_CREDIT = 8.0
-RIGHT_GUESSES, MOST_GUESSES = 2, 32
-"""Guesses running that have to come true before a source that is off drafts again: the first time, and at most."""
-LEAST_ROWS = 4
-"""A draft may always have so many rows: fewer could hardly gain where a row is dear."""
-FIRST_WAIT = 8
-LONGEST_WAIT = 4096
+SHARE = 0.02
+"""The part of a request's time that a source may lose before it has been right."""
+MOST_GUESSES = 32
+"""Guesses running that have to come true before a source that rests drafts again: one the first time, and so many at most."""
 CONTROL_EVERY = 100
 
 
 class SourceBreaker:
-    """Decides if one source may draft for one request, by an account of what its drafts gained and lost, in plain steps' time.
+    """Decides how much one source may draft for one request, by an account of what its drafts gained and lost, in plain steps.
 
-    The account begins with CREDIT and grows to MOST_CREDIT at most; when it is used up, the source rests. It is tried again
-    after 8 steps, then 16, and so on; with a long match after the first step, then the second, the fourth, and so on. One trial
-    that pays turns it on again, and so do guesses that would have been right: RIGHT_GUESSES running, and each time twice as many
-    until it has gained something. A draft has no more rows than the account pays for should all be wrong. So a source can cost a
-    request no more than a step or two, and then ever less.
+    A draft has no more rows than the account pays for should all be wrong. It begins with STAKE, or the SHARE of the ``tokens``
+    that the request may have, and grows to MOST_CREDIT at most. A source whose account does not pay for a row rests. What it
+    would have drafted is compared with the tokens that come, which costs no row: guesses that come true give it a new STAKE,
+    one the first time, and each time twice as many running, until it has gained something.
     """
 
-    def __init__(self) -> None:
-        self._account = CREDIT
-        self._on = True
-        self._wait = FIRST_WAIT
-        self._rested = 0
-        self._right, self._wanted = 0, RIGHT_GUESSES
-
-    @property
-    def on(self) -> bool:
-        """False while the source rests."""
-        return self._on
+    def __init__(self, tokens: int | None = None) -> None:
+        self._account = STAKE if tokens is None else min(STAKE, SHARE * tokens)
+        self._right, self._wanted = 0, 1
 
     def affords(self, row_price: float) -> int:
-        """Return how many rows a draft may have that cost so many plain steps each."""
-        return LEAST_ROWS if row_price * LEAST_ROWS >= self._account else int(self._account / max(row_price, 1e-3))
-
-    def try_draft(self, match: int) -> bool:
-        """Count a step, and return True if the source may draft in it, on ``match`` tokens of context. Called once a step."""
-        if self._on:
-            return True
-        self._rested += 1
-        return self._rested >= (self._wait // FIRST_WAIT if match >= LONG_MATCH else self._wait)
+        """Return how many rows a draft may have that cost so many plain steps each; 0: the source rests."""
+        return max(0, int(self._account / max(row_price, 1e-3)))
 
     def report(self, gain: float) -> None:
         """Take in the gain of a verified draft: (1 + accepted) / (the step's time with it / without it)."""
-        if self._on:
-            self._account = min(MOST_CREDIT, self._account + (gain - 1 if gain >= 1 else 1 - 1 / gain))
-            if self._account < 0:
-                self._on, self._rested, self._right = False, 0, 0
-            elif self._account > 2 * CREDIT:
-                self._wanted = RIGHT_GUESSES
-        elif gain > 1:
-            self._turn_on()
-        else:
-            self._wait, self._rested = min(LONGEST_WAIT, 2 * self._wait), 0
+        self._account = min(MOST_CREDIT, self._account + (gain - 1 if gain >= 1 else 1 - 1 / gain))
+        if self._account > 2 * STAKE:
+            self._wanted = 1
 
     def guessed(self, right: bool) -> None:
-        """Take in whether the token came that the source would have drafted while it rested: that cost no row."""
+        """Take in whether the token came that the source would have drafted while it rested."""
         self._right = self._right + 1 if right else 0
-        if not self._on and self._right >= self._wanted:
-            self._turn_on()
-            self._wanted = min(MOST_GUESSES, 2 * self._wanted)
-
-    def _turn_on(self) -> None:
-        self._on, self._account, self._wait = True, CREDIT, FIRST_WAIT
+        if self._right >= self._wanted and self._account < STAKE:
+            self._account, self._right, self._wanted = STAKE, 0, min(MOST_GUESSES, 2 * self._wanted)
 
 
 class EngineBreaker:

@@ -24,9 +24,7 @@ MISSES_BEFORE_REST = 4
 """After so many useless proposals in a row, a source rests: it is not asked for some steps."""
 LONGEST_REST = 16
 SHORT_REST = 4
-"""Steps for which a source that takes time rests after its breaker refused it."""
-TRIAL = 1
-"""Tokens that a source may propose when its breaker lets it try again."""
+"""Steps for which a source that takes time is not asked after a guess that it was not to draft."""
 WELL_GUESSED = 4
 """After so many accepted tokens of a source without waiting time, no step waits for another one."""
 RESTS, RESTING = attrgetter("rests"), attrgetter("resting")
@@ -80,8 +78,9 @@ class Source:
         """True if it is not to be asked in this step."""
         return self.rest_steps > 0 or self.resting
 
-    def begin(self, prompt: Sequence[int]) -> None:
-        """See :class:`Drafter`."""
+    def begin(self, prompt: Sequence[int], tokens: int | None) -> None:
+        """See :class:`Drafter`. ``tokens``: so many may come."""
+        self.breaker = SourceBreaker(tokens)
         self._guarded(lambda drafter: drafter.begin(prompt), None)
 
     def observe(self, tokens: Sequence[int]) -> None:
@@ -101,14 +100,12 @@ class Source:
             self.rest_steps -= 1
             return NOTHING
         most = limit if self._insists else min(limit, self.breaker.affords(row_price))
-        proposal = self._guarded(_propose, NOTHING, most, ahead)
-        if not proposal.tokens or self._insists:
+        proposal = self._guarded(_propose, NOTHING, max(1, most), ahead)
+        if most or not proposal.tokens:
             return proposal
-        if not self.breaker.try_draft(proposal.match):
-            self._guess = -1 if ahead else proposal.tokens[0]
-            self.rest_steps = SHORT_REST if self.waits else 0
-            return NOTHING
-        return proposal if self.breaker.on else proposal.first(TRIAL)
+        self._guess = -1 if ahead else proposal.tokens[0]
+        self.rest_steps = SHORT_REST if self.waits else 0
+        return NOTHING
 
     def _check_guess(self, token: int) -> None:
         right, self._guess = self._guess == token, -1
@@ -221,11 +218,11 @@ class SourceSet:
         self._last = -1
         self._well_guessed = False
 
-    def begin(self, prompt: Sequence[int]) -> None:
-        """Give every source the tokens before the generation."""
+    def begin(self, prompt: Sequence[int], tokens: int | None = None) -> None:
+        """Give every source the tokens before the generation, of which so many ``tokens`` may come."""
         self._observed = len(prompt)
         for source in self._sources:
-            source.begin(prompt)
+            source.begin(prompt, tokens)
 
     def observe(self, tokens: Sequence[int]) -> None:
         """Give every source the newly committed tokens."""

@@ -5,100 +5,64 @@ from __future__ import annotations
 from hypothesis import given, strategies as st
 
 from inferd_runtime.speculation.breaker import (
-    CREDIT,
-    FIRST_WAIT,
-    LONG_MATCH,
     MOST_CREDIT,
-    RIGHT_GUESSES,
+    MOST_GUESSES,
+    SHARE,
+    STAKE,
     EngineBreaker,
     SourceBreaker,
 )
 
 FAIL = 0.5
+"""The gain of a draft that costs one plain step and brings nothing."""
 WORTH = 3.0
+ROW = 0.25
 
 
-def opened() -> SourceBreaker:
+def rested() -> SourceBreaker:
     breaker = SourceBreaker()
-    for _ in range(100):
-        if not breaker.on:
-            return breaker
-        breaker.report(FAIL)
-    raise AssertionError("it never opened")
-
-
-def steps_until_allowed(breaker: SourceBreaker, match: int = 2) -> int:
-    return next(step for step in range(1, 10_000) if breaker.try_draft(match))
-
-
-def test_a_source_that_loses_rests_and_is_tried_ever_more_rarely() -> None:
-    breaker = opened()
-    waits = []
-    for _ in range(4):
-        waits.append(steps_until_allowed(breaker))
-        breaker.report(FAIL)
-    assert waits == [FIRST_WAIT, 2 * FIRST_WAIT, 4 * FIRST_WAIT, 8 * FIRST_WAIT]
-
-
-def test_a_trial_stays_open_until_it_was_reported() -> None:
-    breaker = opened()
-    steps_until_allowed(breaker)
-    assert breaker.try_draft(0)
     breaker.report(FAIL)
-    assert not breaker.try_draft(0)
+    assert not breaker.affords(ROW)
+    return breaker
 
 
-def test_one_trial_that_pays_turns_it_on_and_the_next_rest_is_short_again() -> None:
-    breaker = opened()
-    steps_until_allowed(breaker)
-    breaker.report(FAIL)
-    steps_until_allowed(breaker)
-    breaker.report(WORTH)
-    assert breaker.on
-    while breaker.on:
-        breaker.report(FAIL)
-    assert steps_until_allowed(breaker) == FIRST_WAIT
+def guesses_until_it_drafts(breaker: SourceBreaker) -> int:
+    count = 0
+    while not breaker.affords(ROW):
+        breaker.guessed(True)
+        count += 1
+    return count
 
 
 def test_guesses_that_would_have_been_right_turn_it_on_and_each_time_it_takes_more_of_them() -> None:
-    breaker = opened()
-    wanted = []
-    for _ in range(3):
-        guesses = 0
-        while not breaker.on:
-            breaker.guessed(True)
-            guesses += 1
-        wanted.append(guesses)
-        while breaker.on:
-            breaker.report(FAIL)
-    assert wanted == [RIGHT_GUESSES, 2 * RIGHT_GUESSES, 4 * RIGHT_GUESSES]
-    for _ in range(8 * RIGHT_GUESSES):
-        breaker.guessed(True)
-    breaker.report(WORTH)  # it pays: next time a few are enough again
-    while breaker.on:
+    breaker, wanted = rested(), []
+    for _ in range(7):
+        wanted.append(guesses_until_it_drafts(breaker))
         breaker.report(FAIL)
+    assert wanted == [1, 2, 4, 8, 16, MOST_GUESSES, MOST_GUESSES]
+
+
+def test_once_it_has_paid_one_right_guess_is_enough_again() -> None:
+    breaker = rested()
+    for _ in range(3):
+        guesses_until_it_drafts(breaker)
+        breaker.report(FAIL)
+    guesses_until_it_drafts(breaker)
+    breaker.report(WORTH)
+    while breaker.affords(ROW):
+        breaker.report(FAIL)
+    assert guesses_until_it_drafts(breaker) == 1
+
+
+def test_right_guesses_have_to_come_one_after_the_other() -> None:
+    breaker = rested()
+    guesses_until_it_drafts(breaker)
+    breaker.report(FAIL)
     for right in (True, False, True):
         breaker.guessed(right)
-        assert not breaker.on
+        assert not breaker.affords(ROW)
     breaker.guessed(True)
-    assert breaker.on
-
-
-def test_a_long_match_need_not_wait() -> None:
-    breaker = opened()
-    assert not breaker.try_draft(LONG_MATCH - 1)
-    assert breaker.try_draft(LONG_MATCH)
-    breaker.report(WORTH)
-    assert breaker.try_draft(0)
-
-
-def test_long_matches_that_fail_wait_too_but_less() -> None:
-    breaker = opened()
-    waits = []
-    for _ in range(5):
-        waits.append(steps_until_allowed(breaker, LONG_MATCH))
-        breaker.report(FAIL)
-    assert waits == [1, 2, 4, 8, 16]
+    assert breaker.affords(ROW)
 
 
 def test_old_wins_do_not_pay_for_more_than_so_many_losses() -> None:
@@ -106,45 +70,41 @@ def test_old_wins_do_not_pay_for_more_than_so_many_losses() -> None:
     for _ in range(1000):
         breaker.report(WORTH)
     losses = 0
-    while breaker.on:
+    while breaker.affords(ROW):
         breaker.report(FAIL)
         losses += 1
-    assert losses == MOST_CREDIT + 1
+    assert losses == MOST_CREDIT
 
 
-def test_a_source_that_is_wrong_from_the_start_costs_three_steps_at_most() -> None:
-    """Short requests are where a source that served others well, and is wrong here, would cost a tenth of the time."""
-    breaker, lost = SourceBreaker(), 0.0
-    for _ in range(80):
-        if breaker.try_draft(2):
-            lost += 1 if breaker.on else 0.15  # a trial is short
-            breaker.report(0.5)
-    assert lost < 3
-
-
-@given(st.lists(st.floats(0.01, 20.0), max_size=400))
-def test_while_it_is_on_a_source_never_costs_more_than_its_account(gains: list[float]) -> None:
-    breaker, account = SourceBreaker(), CREDIT
-    for gain in gains:
-        if breaker.on:
-            account = min(MOST_CREDIT, account + (gain - 1 if gain >= 1 else 1 - 1 / gain))
-            breaker.report(gain)
-            assert breaker.on == (account >= 0)
-            if not breaker.on:
-                return
-
-
-@given(st.lists(st.one_of(st.floats(0.01, 20.0), st.none()), max_size=300), st.integers(0, 20))
-def test_a_source_is_always_tried_again(events: list[float | None], match: int) -> None:
-    breaker = SourceBreaker()
-    for gain in events:
-        if gain is None:
-            breaker.try_draft(match)
+@given(st.floats(0.01, 1.5), st.integers(1, 400))
+def test_a_source_that_is_always_wrong_costs_a_request_its_share_of_the_time(row: float, tokens: int) -> None:
+    """Short requests are where a source that served others well, and is wrong here, cost a tenth of the time."""
+    breaker, lost = SourceBreaker(tokens), 0.0
+    for _ in range(tokens):
+        rows = min(16, breaker.affords(row))
+        if rows:
+            lost += rows * row
+            breaker.report(1 / (1 + rows * row))
         else:
-            breaker.report(gain)
-    assert steps_until_allowed(breaker, match) <= 4096
-    breaker.report(WORTH)
-    assert breaker.on
+            breaker.guessed(False)
+    assert lost <= min(STAKE, SHARE * tokens) + 1e-9
+
+
+@given(st.lists(st.floats(0.01, 20.0), max_size=400), st.floats(0.01, 1.5))
+def test_a_draft_has_no_more_rows_than_its_account_pays_for(gains: list[float], row: float) -> None:
+    breaker, account = SourceBreaker(), STAKE
+    for gain in gains:
+        assert breaker.affords(row) * row <= max(0.0, account) + 1e-9
+        account = min(MOST_CREDIT, account + (gain - 1 if gain >= 1 else 1 - 1 / gain))
+        breaker.report(gain)
+
+
+@given(st.lists(st.one_of(st.floats(0.01, 20.0), st.booleans()), max_size=300))
+def test_a_source_that_comes_to_be_right_is_always_tried_again(events: list[float | bool]) -> None:
+    breaker = SourceBreaker()
+    for event in events:
+        breaker.guessed(event) if isinstance(event, bool) else breaker.report(event)
+    assert guesses_until_it_drafts(breaker) <= MOST_GUESSES
 
 
 class Engine:

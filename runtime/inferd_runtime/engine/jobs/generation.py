@@ -118,7 +118,7 @@ class Generation:
             context.uncompute(len(context.tokens) - 1)
         self._had = context.computed - context.reused
         if spec.sources is not None:
-            spec.sources.begin(list(context.tokens))
+            spec.sources.begin(list(context.tokens), spec.max_tokens)
 
     # -- Job ------------------------------------------------------------------------------------------------------
 

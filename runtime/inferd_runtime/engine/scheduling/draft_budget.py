@@ -55,7 +55,7 @@ class DraftBudget:
         if not any(map(SPECULATES, jobs)):
             return {}
         shape = _shape_without_drafts(jobs, budget)
-        self._row_price = self._priced(shape)
+        self._row_price = self._priced(shape, sum(map(SPECULATES, jobs)))
         drafts = [propose_draft(job, in_flight) if job.speculates else NO_DRAFT for job in jobs]
         if not any(draft.uncut_length for draft in drafts):
             return {}
@@ -75,11 +75,13 @@ class DraftBudget:
         }
         return found | granted
 
-    def _priced(self, shape: StepShape) -> float:
+    def _priced(self, shape: StepShape, drafting: int) -> float:
+        """Return what a row costs if so many sequences draft one each: the first one beside others can be far cheaper."""
         if self._fixed_rows is not None:
             return 0.0
-        step, more = self.controller.times.times(shape, 1)
-        return max(0.0, more - step) * shape.sequences / step
+        step = self.controller.times.time(shape)
+        more = self.controller.times.time(shape._replace(rows=shape.rows + drafting))
+        return max(0.0, more - step) / drafting * shape.sequences / step
 
     def price(self, plan: Sequence[Planned]) -> StepPrice | None:
         """Return what the step's drafts cost by the model of step times; None if it has no drafts."""
