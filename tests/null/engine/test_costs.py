@@ -114,6 +114,22 @@ def test_rows_of_a_batch_are_not_free_where_there_was_time_for_one_sequence(monk
         assert times.time(shape) == pytest.approx(0.1 + 0.05 * shape.rows, rel=0.01)
 
 
+class Folded(Timed):
+    """Up to eight rows cost one step, as on a processor that reads the weights meanwhile; each further one an eighth."""
+
+    def forward(self, batch: Batch) -> Outputs:
+        self.fixed, self.row = 0.1 + 0.0125 * max(0, len(batch.tokens) - 8), 0.0
+        return super().forward(batch)
+
+
+def test_batches_that_there_was_no_time_for_cost_what_their_rows_do(monkeypatch: pytest.MonkeyPatch) -> None:
+    """From batches of one and four, the rows of eight drafts seemed to cost a quarter of what they did."""
+    times = profiled(monkeypatch, Folded(0.1, 0.0, pages=4096), limit=12.0)
+    for sequences, rows in ((4, 12), (8, 8), (8, 16), (8, 24), (32, 64)):
+        expected = 0.1 + 0.0125 * max(0, rows - 8)
+        assert times.time(StepShape(sequences, rows, 16 * sequences)) == pytest.approx(expected, rel=0.05)
+
+
 @pytest.mark.parametrize(("pages", "points"), [(1, False), (4, False), (5, True), (40, True)])
 def test_a_small_cache_has_fewer_points(monkeypatch: pytest.MonkeyPatch, pages: int, points: bool) -> None:
     times = profiled(monkeypatch, Timed(1.0, 0.5, pages=pages))

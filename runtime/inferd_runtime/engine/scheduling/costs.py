@@ -26,7 +26,7 @@ MIXED = 8
 REPEATS = 5
 LARGEST = 4096.0
 """The largest ratio of a step's fixed cost to a row's that is told apart."""
-SEQUENCES = (1, 4, 16, 64)
+SEQUENCES = (1, 4, 8, 16, 64)
 ROWS = (1, 2, 3, 5, 9, 17)
 SHORT = 16
 """Tokens of context in most timed steps."""
@@ -56,8 +56,8 @@ def measure_times(driver: Driver, limit: float = MOST_SECONDS, clock: Seconds | 
     unused.
 
     It takes about ``limit`` seconds: cheap points are timed often, and batches that would take too long not at all; those are
-    extrapolated, where one sequence alone was timed by their rows in all. If not even two points fit into the cache, a row is
-    taken to cost 1 % of a step. ``clock``: see :func:`measure_cost`.
+    taken to cost what their rows in all do. If not even two points fit into the cache, a row is taken to cost 1 % of a step.
+    ``clock``: see :func:`measure_cost`.
     """
     rows = [count for count in ROWS if _fits(driver, 1, count, SHORT)]
     if len(rows) < 2:
@@ -67,23 +67,20 @@ def measure_times(driver: Driver, limit: float = MOST_SECONDS, clock: Seconds | 
     context, reread = timing.context(rows[-1])
     tree = timing.tree(rows[len(rows) // 2])
     uneven = timing.uneven(MIXED) if _fits(driver, MIXED, 2, SHORT) else 0.0
+    timed = True
     for count in SEQUENCES[1:]:
         expected = sum(table[-1]) * count / sequences[-1]
-        if not _fits(driver, count, rows[-1], SHORT) or timing.left < 2 * expected:
-            break
-        table.append(timing.row(count, rows))
+        timed = timed and _fits(driver, count, rows[-1], SHORT) and timing.left >= 2 * expected
+        known = [sequences[-1] * each for each in rows]
+        table.append(timing.row(count, rows) if timed else _by_rows(known, table[-1], [count * each for each in rows]))
         sequences.append(count)
-    if len(sequences) == 1:
-        sequences.append(SEQUENCES[1])
-        table.append(_by_rows(rows, table[0], SEQUENCES[1]))
     return StepTimes(Profile(sequences, rows, np.asarray(table), context, reread, tree, uneven))
 
 
-def _by_rows(rows: Sequence[int], seconds: Sequence[float], sequences: int) -> list[float]:
-    """Return what steps of so many sequences take if nothing but their rows in all counts, of the seconds of one sequence."""
-    each = max(0.0, seconds[-1] - seconds[-2]) / (rows[-1] - rows[-2])
-    total = [sequences * count for count in rows]
-    return [float(np.interp(count, rows, seconds)) + each * max(0, count - rows[-1]) for count in total]
+def _by_rows(known: Sequence[int], seconds: Sequence[float], rows: Sequence[int]) -> list[float]:
+    """Return what steps of so many ``rows`` in all take if nothing else counts, of the seconds at ``known`` numbers of rows."""
+    each = max(0.0, seconds[-1] - seconds[-2]) / (known[-1] - known[-2])
+    return [float(np.interp(count, known, seconds)) + each * max(0, count - known[-1]) for count in rows]
 
 
 class _Timing:
