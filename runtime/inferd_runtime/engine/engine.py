@@ -25,6 +25,7 @@ from inferd_runtime.engine.sequences.cached_sequence import CachedSequence, Sequ
 from inferd_runtime.engine.sequences.parking import ParkingSpace
 from inferd_runtime.engine.sequences.prompt_meter import PromptMeter
 from inferd_runtime.engine.verification import JobOutcome, commit_step, fail_jobs, verify_step
+from inferd_runtime.kernels.native.draws import draw_kernels
 from inferd_runtime.kv.pool import PagePool
 from inferd_runtime.models.batch import Batch
 from inferd_runtime.speculation.times import StepTimes
@@ -68,6 +69,7 @@ class Engine:
 
     def __init__(self, driver: Driver, options: EngineOptions | None = None) -> None:
         options = options or EngineOptions()
+        draw_kernels()  # compiled now, if they are not, and not in the first step
         self.accounts = accounts = Accounts(options.tenancy)
         self.driver = driver
         self._width = options.fixed_rows

@@ -14,13 +14,27 @@ import numpy as np
 import numpy.typing as npt
 
 from inferd.protocol import ConstraintError, Sampling, check_sampling
-from inferd_runtime.engine.sampling.noise import MASK, gumbel_argmax, mix, stream, uniform
+from inferd_runtime.engine.sampling.noise import (
+    MASK,
+    RARE,
+    RARE_BITS,
+    gumbel,
+    gumbel_argmax,
+    gumbel_of,
+    mix,
+    noise_base,
+    stream,
+    uniform,
+)
 from inferd_runtime.engine.sampling.penalties import Entries, Penalties, adjust
+from inferd_runtime.kernels.native.draws import DrawKernels, draw_kernels
 
 LogitRows = npt.NDArray[np.float32]
 Masks = npt.NDArray[np.int32]
 XTC = 0x87C0
 """Tag of the noise that says where top choices are left out."""
+SLACK = 1e-3
+"""A sum may be so much below the best one and is still looked at: far more than roundings take."""
 SPARSE = 8
 """A mask with fewer words in use than one in so many is read word by word."""
 
@@ -43,6 +57,11 @@ class RowSampler:
     def host_only(self) -> bool:
         """True if no device draws so: its rows come to the host."""
         return self.typical_p < 1 or self.xtc_probability > 0
+
+    @property
+    def leaves_all(self) -> bool:
+        """True if every allowed token can be drawn."""
+        return self.top_k <= 0 and self.top_p >= 1 and self.min_p <= 0 and not self.host_only
 
     @classmethod
     def resolve(cls, sampling: Sampling, *, seed: int, lineage: int) -> RowSampler:
@@ -75,6 +94,13 @@ def draw(
     """
     if entries is not None:
         logits = adjust(logits, entries)
+    kernels = draw_kernels() if sampler.leaves_all and (sampler.temperature > 0 or mask is not None) else None
+    quick = None if kernels is None else _draw_quickly(kernels, logits, sampler, position, mask)
+    return plain_draw(logits, sampler, position, mask) if quick is None else quick
+
+
+def plain_draw(logits: LogitRows, sampler: RowSampler, position: int, mask: Masks | None = None) -> int:
+    """Return what :func:`draw` does of adjusted logits, for every sampler and on every machine."""
     if mask is not None:
         return _draw_allowed(logits, sampler, position, mask)
     if sampler.temperature == 0:
@@ -83,8 +109,30 @@ def draw(
     return int(tokens[gumbel_argmax(scores, sampler.key, position, tokens)])
 
 
+def _draw_quickly(
+    kernels: DrawKernels, logits: LogitRows, sampler: RowSampler, position: int, mask: Masks | None
+) -> int | None:
+    """Return what :func:`plain_draw` does, of a sampler that leaves all tokens; None where that has to tell what is wrong.
+
+    The same tokens as in :func:`gumbel_argmax` could win, and at most a few more: the sum that decides is the same.
+    """
+    best = kernels.largest(logits, mask)
+    if best < 0 or not np.isfinite(logits[best]):
+        return None
+    if sampler.temperature == 0:
+        return best
+    reach = sampler.temperature * (gumbel_of(sampler.key, position, best) - RARE - SLACK)
+    base = noise_base(sampler.key, position)
+    tokens = kernels.contenders(logits, mask, float(logits[best]) + reach, base, int(RARE_BITS))
+    scores = logits[tokens].astype(np.float64)
+    scores -= float(logits[best])
+    with np.errstate(over="ignore"):
+        scores /= sampler.temperature
+    return int(tokens[np.argmax(scores + gumbel(sampler.key, position, tokens))])
+
+
 def _draw_allowed(logits: LogitRows, sampler: RowSampler, position: int, mask: Masks) -> int:
-    """Return what :func:`draw` would with -inf for forbidden tokens, without touching the whole vocabulary."""
+    """Return what :func:`plain_draw` would with -inf for forbidden tokens, without touching the whole vocabulary."""
     if sampler.temperature == 0:
         best = int(np.argmax(logits))
         if int(mask[best >> 5]) >> (best & 31) & 1:

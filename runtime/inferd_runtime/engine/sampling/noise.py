@@ -39,11 +39,16 @@ def stream(key: int, tag: int) -> int:
     return mix((mix(key) + tag) & MASK)
 
 
+def noise_base(key: int, position: int) -> int:
+    """Return what the noise of all tokens is made from, for this key and absolute position."""
+    return mix((mix(key) ^ position) & MASK)
+
+
 def _bits(key: int, position: int, tokens: npt.NDArray[np.int64]) -> npt.NDArray[np.uint64]:
     """Return 52 random bits per token id, for this key and absolute position."""
     values = tokens.astype(np.uint64)
     values *= np.uint64(GOLDEN)
-    values += np.uint64(mix((mix(key) ^ position) & MASK))
+    values += np.uint64(noise_base(key, position))
     bits = _mix_array(values)
     bits >>= np.uint64(12)
     return bits
@@ -68,6 +73,12 @@ def uniform(key: int, position: int, tokens: npt.NDArray[np.int64]) -> npt.NDArr
 def gumbel(key: int, position: int, tokens: npt.NDArray[np.int64]) -> npt.NDArray[np.float64]:
     """Return standard Gumbel noise per token id: ``argmax(logits + gumbel)`` draws from softmax(logits)."""
     return _gumbel_of(_bits(key, position, tokens))
+
+
+def gumbel_of(key: int, position: int, token: int) -> float:
+    """Return the noise of one token, to the last bits: those are the logarithm's."""
+    bits = mix((noise_base(key, position) + token * GOLDEN) & MASK) >> 12
+    return -math.log(-math.log((bits + 0.5) * 2.0**-52))
 
 
 def gumbel_argmax(scores: npt.NDArray[np.float64], key: int, position: int, tokens: npt.NDArray[np.int64]) -> int:
