@@ -116,6 +116,8 @@ def _draw_quickly(
 
     The same tokens as in :func:`gumbel_argmax` could win, and at most a few more: the sum that decides is the same.
     """
+    if logits.dtype != np.float32 or not logits.flags.c_contiguous:
+        return None
     best = kernels.largest(logits, mask)
     if best < 0 or not np.isfinite(logits[best]):
         return None
