@@ -16,6 +16,7 @@ from inferd_runtime.file_cache import CacheEntry, cache_folder, drop_oldest, pri
 
 T = TypeVar("T")
 PACKAGES = ("torch", "transformers", "tokenizers", "safetensors")
+CODE = frozenset({".py", ".c", ".h"})
 MOST_KEPT = 32
 
 
@@ -68,6 +69,7 @@ def key_of(parts: Iterable[object], rooms: Iterable[str]) -> str:
     versions = [importlib.metadata.version(name) for name in PACKAGES]
     digest = hashlib.sha256(repr((list(parts), versions, processor())).encode())
     package = Path(__file__).parent
-    for path in (file for room in rooms for file in sorted((package / room).rglob("*.py"))):
-        digest.update(path.read_bytes())
+    for path in (file for room in rooms for file in sorted((package / room).rglob("*.*"))):
+        if path.suffix in CODE:
+            digest.update(path.read_bytes())
     return digest.hexdigest()[:32]

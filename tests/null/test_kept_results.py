@@ -50,6 +50,14 @@ def test_the_oldest_are_dropped(tmp_path: Path) -> None:
     assert len(list((tmp_path / "kept").glob("*.json"))) == MOST_KEPT
 
 
+@pytest.mark.parametrize("kind", ["*.py", "*.c", "*.h"])
+def test_a_key_depends_on_every_kind_of_source(monkeypatch: pytest.MonkeyPatch, kind: str) -> None:
+    """What steps cost was kept while the products in C became a fifth faster."""
+    before, read = key_of([], ["kernels"]), Path.read_bytes
+    monkeypatch.setattr(Path, "read_bytes", lambda path: read(path) + b"\n" * path.match(kind))
+    assert key_of([], ["kernels"]) != before
+
+
 def test_a_key_depends_on_parts_code_packages_and_processor(monkeypatch: pytest.MonkeyPatch) -> None:
     keys = {key_of(["a"], ["kv"]), key_of(["b"], ["kv"]), key_of(["a"], ["kv", "kernels"])}
     monkeypatch.setattr(kept_results, "processor", lambda: "another")

@@ -3,9 +3,13 @@
 // The numbers of a group of a row are rounded to 16 bits, of which its largest one takes 15. Sums over a group are exact. They are added up
 // as float32, in the order of the inputs: no bit of a row depends on the rows beside it.
 
-#define MOST_FOUND 12    // sums of a group in registers, beside as many of the row
+#include <omp.h>
+
+#define MOST_FOUND 24     // sums of a group in registers
+#define MOST_TOGETHER 12  // rows that share the unpacking of a weight
+#define MOST_TILES 24     // that a thread takes at a time: what as many as are multiplied at once divide
 #define LARGEST 32767.0f
-#define SMALLEST 1e-30f  // a group of smaller numbers counts as zeros
+#define SMALLEST 1e-30f   // a group of smaller numbers counts as zeros
 
 typedef struct {
   int16_t *numbers;  // [inputs / GROUP][count][GROUP]
@@ -53,44 +57,47 @@ INLINE __m512i in_every_lane(const int16_t *pair) {
   return _mm512_set1_epi32(both);
 }
 
-// Multiplies `count` rows from `from` on with `tiles` tiles, which are constants where this is called.
+// Multiplies `count` rows from `from` on with `tiles` tiles, which are constants where this is called. What is found for a group is in
+// registers, what is added up over groups in memory: so two tiles share what is read of a row.
 INLINE void multiply_tiles16(const int count, const int tiles, const uint8_t *weight, const Rounded rows, long from, const uint16_t *book,
                            float *out, long width, int add) {
   const long inputs = rows.inputs, tile = inputs / SPAN * BLOCK;
-  Lanes sums[MOST_FOUND];
-  UNROLL for (int each = 0; each < count * tiles; each++) sums[each] = all(0);
+  float sums[MOST_FOUND * LANES] __attribute__((aligned(64)));
+  for (int each = 0; each < count * tiles; each++) store(sums + each * LANES, all(0));
   for (long first = 0; first < inputs; first += GROUP) {
     const uint8_t *part = part_of(weight, first);
     const uint8_t *ahead = part + AHEAD + (part + AHEAD < weight + tile ? 0 : (tiles - 1) * tile);
     const int16_t *at = rows.numbers + first * rows.count + from * GROUP;
     const int eights = first % PART / 8;
-    __m512i found[MOST_FOUND];
+    __m512i found[MOST_FOUND], pairs[TILES];
     UNROLL for (int each = 0; each < count * tiles; each++) found[each] = _mm512_setzero_si512();
     for (int eight = eights; eight < eights + GROUP / 8; eight++, at += 8) {
       UNROLL for (int t = 0; t < tiles; t++)
         UNROLL for (int line = 0; line < PART_BYTES / 4; line += 64)
           _mm_prefetch(ahead + t * tile + eight * (PART_BYTES / 4) + line, _MM_HINT_T0);
-      UNROLL for (int s = 0; s < 8; s += 2)
-        UNROLL for (int t = 0; t < tiles; t++) {
-          __m512i pairs = numbers_of_pair(part + t * tile, eight, s, book);
-          UNROLL for (int r = 0; r < count; r++)
-            found[r * tiles + t] = _mm512_dpwssd_epi32(found[r * tiles + t], pairs, in_every_lane(at + r * GROUP + s));
+      UNROLL for (int s = 0; s < 8; s += 2) {
+        UNROLL for (int t = 0; t < tiles; t++) pairs[t] = numbers_of_pair(part + t * tile, eight, s, book);
+        UNROLL for (int r = 0; r < count; r++) {
+          const __m512i both = in_every_lane(at + r * GROUP + s);
+          UNROLL for (int t = 0; t < tiles; t++) found[r * tiles + t] = _mm512_dpwssd_epi32(found[r * tiles + t], pairs[t], both);
         }
+      }
     }
     const long at_row = first / GROUP * rows.count + from;
     UNROLL for (int t = 0; t < tiles; t++) {
       const Group group = group_of(weight + t * tile, first);
       UNROLL for (int r = 0; r < count; r++) {
-        Lanes sum = sums[r * tiles + t];
+        Lanes sum = load(sums + (r * tiles + t) * LANES);
         if (OFFSETS) sum = times_plus(group.offset, all(rows.sums[at_row + r]), sum);
         Lanes scale = times(group.scale, all(rows.scales[at_row + r]));
-        sums[r * tiles + t] = times_plus(_mm512_cvtepi32_ps(found[r * tiles + t]), scale, sum);
+        store(sums + (r * tiles + t) * LANES, times_plus(_mm512_cvtepi32_ps(found[r * tiles + t]), scale, sum));
       }
     }
   }
-  UNROLL for (int each = 0; each < count * tiles; each++) {
+  for (int each = 0; each < count * tiles; each++) {
     float *to = out + each / tiles * width + each % tiles * LANES;
-    store(to, add ? plus(load(to), sums[each]) : sums[each]);
+    const Lanes sum = load(sums + each * LANES);
+    store(to, add ? plus(load(to), sum) : sum);
   }
 }
 
@@ -107,12 +114,12 @@ INLINE void multiply_by_tiles16(const int count, const int tiles, int every, con
 // Multiplies all rows with `every` tiles, divided evenly.
 INLINE void multiply_all16(int every, const uint8_t *weight, const Rounded rows, const uint16_t *book, float *out, long width, int add) {
   for (long from = 0; from < rows.count;) {
-    const long left = rows.count - from, passes = (left + MOST_FOUND - 1) / MOST_FOUND, count = (left + passes - 1) / passes;
+    const long left = rows.count - from, passes = (left + MOST_TOGETHER - 1) / MOST_TOGETHER, count = (left + passes - 1) / passes;
     float *to = out + from * width;
 #define ROWS16(rows_, tiles) \
   case rows_: multiply_by_tiles16(rows_, tiles, every, weight, rows, from, book, to, width, add); break;
     switch (count) {
-      ROWS16(1, 8) ROWS16(2, 4) ROWS16(3, 4) ROWS16(4, 2) ROWS16(5, 2) ROWS16(6, 2) ROWS16(7, 1) ROWS16(8, 1) ROWS16(9, 1) ROWS16(10, 1)
+      ROWS16(1, 8) ROWS16(2, 8) ROWS16(3, 6) ROWS16(4, 4) ROWS16(5, 4) ROWS16(6, 3) ROWS16(7, 1) ROWS16(8, 1) ROWS16(9, 1) ROWS16(10, 1)
       ROWS16(11, 1) ROWS16(12, 1)
     }
     from += count;
@@ -121,12 +128,13 @@ INLINE void multiply_all16(int every, const uint8_t *weight, const Rounded rows,
 
 // As `product`, with rows of 16 bits.
 void product_of_rows16(const uint8_t *weight, const float *in, float *out, long count, long inputs, long outputs, long width, int add) {
-  const long tiles = outputs / LANES, tile = inputs / SPAN * BLOCK;
+  const long tiles = outputs / LANES, tile = inputs / SPAN * BLOCK, each = (tiles + omp_get_max_threads() - 1) / omp_get_max_threads();
+  const long span = each < MOST_TILES ? each : MOST_TILES;
   const Rounded rows = rounded_rows(in, count, inputs);
   uint16_t book[ENTRIES] __attribute__((aligned(64)));
   for (int at = 0; at < ENTRIES; at++) book[at] = (uint16_t)(int16_t)meaning(at);
   _Pragma("omp parallel for schedule(static) if (inputs * outputs >= SMALL)")
-  for (long first = 0; first < tiles; first += TILES)
-    multiply_all16(tiles - first < TILES ? tiles - first : TILES, weight + first * tile, rows, book, out + first * LANES, width, add);
+  for (long first = 0; first < tiles; first += span)
+    multiply_all16(tiles - first < span ? tiles - first : span, weight + first * tile, rows, book, out + first * LANES, width, add);
   free(rows.numbers), free(rows.scales);
 }
