@@ -198,14 +198,17 @@ def test_parts_of_several_forms_are_one_product() -> None:
 
 
 @needs_kernels
-def test_no_bit_of_a_product_depends_on_the_number_of_threads() -> None:
-    packed, rows = pack4(drawn(512, 512), torch.ones(512, 16), -torch.ones(512, 16)), torch.randn(37, 512)
+@pytest.mark.parametrize("rows16", [False, True])
+@pytest.mark.parametrize("count", [2, 3, 5, 6, 37])
+def test_no_bit_of_a_product_depends_on_the_number_of_threads(count: int, rows16: bool) -> None:
+    """Threads divide the outputs otherwise, of which as many as fit are multiplied side by side."""
+    packed, rows = pack4(drawn(592, 512), torch.ones(592, 16), -torch.ones(592, 16)), torch.randn(count, 512)
     before = torch.get_num_threads()
     try:
         found = []
         for threads in (1, 2, 3):
             torch.set_num_threads(threads)
-            found.append(BlockProduct((packed,))(rows))
+            found.append(BlockProduct((packed,), rows16=rows16)(rows))
     finally:
         torch.set_num_threads(before)
     assert torch.equal(found[0], found[1])
