@@ -54,7 +54,7 @@ LAYERS_OF = {
     ChildKind.BUILDER: (NO_NEW_PRIVILEGES, CAPABILITIES, LIMITS),
     ChildKind.EGRESS: (NO_NEW_PRIVILEGES, CAPABILITIES, LANDLOCK, SECCOMP, LIMITS),
     ChildKind.TOOL_SERVER: (NO_NEW_PRIVILEGES, OWN_PROCESSES, CAPABILITIES, LANDLOCK, SECCOMP, LIMITS),
-    ChildKind.INSTALLER: (NO_NEW_PRIVILEGES, CAPABILITIES, LIMITS),
+    ChildKind.INSTALLER: (NO_NEW_PRIVILEGES, CAPABILITIES, LANDLOCK, LIMITS),
 }
 """``namespaces``: no network and no System V objects of others. ``root``: a file system of what is needed alone. ``user``: a
 user, or a user namespace, that no other process has. ``processes``: process ids that no other process has."""
@@ -137,6 +137,14 @@ class Confinement:
                 runnable=runnable(self._access, readable), changeable=existing(DEVICE_FILES),
                 writable=existing(self._access.write), network=True,
             )  # fmt: skip
+        if self._kind is ChildKind.INSTALLER:  # pip's settings, mirrors and certificates may lie anywhere
+            return Allowed(
+                runnable=["/"],
+                changeable=[os.devnull],
+                writable=self._access.write,
+                network=True,
+                abstract_sockets=True,
+            )
         return Allowed(
             runnable=runnable(self._access, readable), writable=writable(self._access), network=True,
             abstract_sockets=self._access.abstract_sockets,

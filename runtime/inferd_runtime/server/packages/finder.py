@@ -16,7 +16,7 @@ import msgspec
 from inferd.protocol import Forbidden, InvalidRequest, LimitExceeded, Unavailable
 from inferd_runtime.file_cache import CacheEntry, drop_oldest, private_folder
 from inferd_runtime.isolation.kinds import ChildKind
-from inferd_runtime.isolation.order import Launch, ResourceLimits
+from inferd_runtime.isolation.order import Access, Launch, ResourceLimits
 from inferd_runtime.sandbox.messages import Bundle
 from inferd_runtime.server.packages.messages import ANSWER_FILE, Answer, Packages, Question
 from inferd_runtime.server.packages.requirements import GUEST_PYTHON, checked_requirements
@@ -71,7 +71,7 @@ class PackageFinder:
         with tempfile.TemporaryDirectory(prefix="inferd-packages-") as folder:
             launch = Launch(
                 MODULE, ChildKind.INSTALLER, settings=Question(requirements, GUEST_PYTHON, folder),
-                limits=ResourceLimits(cpu_seconds=CPU_SECONDS, memory_bytes=MEMORY_BYTES),
+                access=Access(write=(folder,)), limits=ResourceLimits(cpu_seconds=CPU_SECONDS, memory_bytes=MEMORY_BYTES),
             )  # fmt: skip
             child = await ChildProcess.start("packages", launch)
             try:

@@ -1,6 +1,5 @@
-"""Runs pip as ``python -m pip`` does, but it starts no other process: so it builds nothing, and runs nothing of a package.
-
-``--only-binary`` does not hold for what a package requires by a URL.
+"""Runs pip as ``python -m pip`` does, but it starts no other process, so it builds nothing, and finds nothing that a package
+requires by a URL: pip would fetch that from wherever it is, this machine too, and unpack it. ``--only-binary`` is not about it.
 """
 
 from __future__ import annotations
@@ -26,6 +25,21 @@ def _asks_for_passwords(event: str, arguments: tuple[Any, ...]) -> bool:
     return event == "subprocess.Popen" and Path(os.fsdecode(arguments[0])).name == ASKED_FOR_PASSWORDS
 
 
+def refuse_urls(requirement: type[Any]) -> None:
+    """Have a class of ``packaging`` read a requirement by a URL as one that no version meets, which keeps its marker."""
+    read = requirement.__init__
+
+    def read_without_url(self: Any, text: str) -> None:
+        read(self, text)
+        if self.url:
+            read(self, f"{self.name}===required-by-URL" + (f" ; {self.marker}" if self.marker else ""))
+
+    requirement.__init__ = read_without_url
+
+
 if __name__ == "__main__":
+    from pip._vendor.packaging.requirements import Requirement
+
+    refuse_urls(Requirement)
     sys.addaudithook(refuse_processes)
     runpy.run_module("pip", run_name="__main__", alter_sys=True)

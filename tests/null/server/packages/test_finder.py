@@ -58,15 +58,19 @@ async def until(condition: Callable[[], Any]) -> None:
         await anyio.sleep(0.01)
 
 
-def make_source(path: Path, runs: str) -> None:
-    """Write a source distribution that runs something when it is built."""
+def make_source(path: Path, runs: str, link: Path) -> None:
+    """Write a source distribution that runs something when it is built, and writes that through a link when it is unpacked."""
     files = {
         "pyproject.toml": "[build-system]\nrequires = []\nbuild-backend = 'b'\nbackend-path = ['.']\n",
         "b.py": runs,
     }
     with tarfile.open(path, "w:gz") as archive:
-        for name, text in files.items():
-            member = tarfile.TarInfo(f"{path.name.removesuffix('.tar.gz')}/{name}")
+        top = path.name.removesuffix(".tar.gz")
+        away = tarfile.TarInfo(f"{top}/away")
+        away.type, away.linkname = tarfile.SYMTYPE, str(link)
+        archive.addfile(away)
+        for name, text in {**files, "away/b.py": runs}.items():
+            member = tarfile.TarInfo(f"{top}/{name}")
             member.size = len(text)
             archive.addfile(member, io.BytesIO(text.encode()))
 
@@ -133,15 +137,30 @@ async def test_no_code_of_a_package_runs_and_a_hostile_wheel_is_refused(index: P
 
 
 @pytest.mark.parametrize("marker", ["", " ; sys_platform == 'wasi'"], ids=["here too", "in the sandbox alone"])
-async def test_what_a_package_requires_by_a_url_is_not_built(
+async def test_what_a_package_requires_by_a_url_is_neither_unpacked_nor_built(
     index: Path, finder: PackageFinder, tmp_path: Path, marker: str
 ) -> None:
+    """pip unpacked it, through links as well: a package wrote where it liked, and had the server ask where it liked."""
     ran, source = tmp_path / "ran", tmp_path / "evil-1.0.tar.gz"
-    make_source(source, f"open({str(ran)!r}, 'w').close()\n")
+    make_source(source, f"open({str(ran)!r}, 'w').close()\n", link=tmp_path)
     make_wheel(index, "top", {"top.py": ""}, requires=[f"evil @ {source.as_uri()}{marker}"])
-    with pytest.raises(InvalidRequest, match="names a URL" if marker else "would have to be built"):
+    with pytest.raises(InvalidRequest, match="names a URL" if marker else "required-by-URL"):
         await found(finder, "top")
     assert not ran.exists()
+    assert not (tmp_path / "b.py").exists()
+
+
+async def test_a_wheel_of_the_server_is_not_taken_by_its_path(
+    index: Path, finder: PackageFinder, tmp_path: Path
+) -> None:
+    private = make_wheel(tmp_path, "private", {"private.py": "KEY = 1"})
+    up = "../" * 20
+    for at, requires in enumerate(
+        [f"private @ {private.as_uri()}", f"private==={up}{private} ; sys_platform == 'wasi'"]
+    ):
+        make_wheel(index, f"top{at}", {"top.py": ""}, requires=[requires])
+        with pytest.raises(InvalidRequest, match=r"required-by-URL|==="):
+            await found(finder, f"top{at}")
 
 
 @pytest.mark.parametrize("requires", [["low" + "x" * 200_000], [f"low{number}" for number in range(500)]])

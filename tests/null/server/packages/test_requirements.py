@@ -16,7 +16,7 @@ def test_requirements_have_one_way_of_writing() -> None:
     "text",
     [
         "p @ https://example.com/p.whl", "p @ file:///etc/passwd", "--index-url=http://x", "../p", "p; import os",
-        "p\n--pre", "", "x" * 300,
+        "p\n--pre", "", "x" * 300, "p===../../../srv/p-1.0-py3-none-any.whl", "p===1.0",
     ],
 )  # fmt: skip
 def test_what_is_no_name_in_the_index_is_refused(text: str) -> None:
