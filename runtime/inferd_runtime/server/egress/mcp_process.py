@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import logging
 import os
+import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import asynccontextmanager
 from typing import Any
@@ -37,13 +38,15 @@ from inferd.protocol.mcp import (
 from inferd_runtime.isolation.child import Child
 from inferd_runtime.server.egress.link_child import EgressHandlers, EgressServer
 from inferd_runtime.server.egress.mcp_limits import MAX_PAGES, checked_objects, cut_text, kept_tools
-from inferd_runtime.server.egress.mcp_streams import MAX_MESSAGE_BYTES, ContainerMeter, stdio_server
+from inferd_runtime.server.egress.mcp_streams import MAX_MESSAGE_BYTES, ContainerMeter, IncomingMeter, stdio_server
 from inferd_runtime.server.egress.tool_start import ToolServerStart
 from inferd_runtime.server.processes.child_protocol import exit_code
 
 START_SECONDS = 15.0
 LIST_SECONDS = 30.0
 NICENESS = 5
+LINES_OF_AN_EVENT = 4
+"""What an event and its type come to, with the blank line. One of fewer lines counts as less of a message."""
 REFUSED_BY_SERVER = (mcp_types.INVALID_PARAMS, mcp_types.METHOD_NOT_FOUND, mcp_types.INVALID_REQUEST)
 
 
@@ -215,26 +218,38 @@ async def _session(name: str, read: Any, write: Any) -> AsyncIterator[ClientSess
 
 
 class BoundedTransport(httpx2.AsyncHTTPTransport):
-    """HTTP whose answers have a limit, except streams of events, whose every event has one."""
+    """HTTP whose answers have a limit, except streams of events, whose every event has one; all together have one a minute."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._meter = IncomingMeter()
 
     async def handle_async_request(self, request: httpx2.Request) -> httpx2.Response:
-        """Send a request."""
+        """Send a request. Raises LimitExceeded for too many: a stream that its server ends is asked for again."""
+        self._meter.count(0, time.monotonic())
+        request.headers["Accept-Encoding"] = "identity"
         response = await super().handle_async_request(request)
+        if response.headers.get("content-encoding", "identity").lower() != "identity":  # its limits are of what is sent
+            await response.aclose()
+            raise Unavailable("the server of tools answers in an encoding that nobody asked for")
         events = "text/event-stream" in response.headers.get("content-type", "")
-        response.stream = BoundedBody(response.stream, events=events)
+        response.stream = BoundedBody(response.stream, self._meter, events=events)
         return response
 
 
 class BoundedBody(httpx2.AsyncByteStream):
     """A body that ends with an error at MAX_MESSAGE_BYTES, unless it is a stream of events, or at a message of too many parts."""
 
-    def __init__(self, stream: Any, *, events: bool) -> None:
+    def __init__(self, stream: Any, meter: IncomingMeter, *, events: bool) -> None:
         self._stream = stream
+        self._meter = meter
         self._events = events
 
     async def __aiter__(self) -> AsyncIterator[bytes]:
         size, parts = 0, ContainerMeter()
         async for chunk in self._stream:
+            lines = chunk.count(b"\n") + chunk.count(b"\r")
+            self._meter.count(len(chunk), time.monotonic(), lines / LINES_OF_AN_EVENT if self._events else 0)
             (parts.feed_events if self._events else parts.feed)(chunk)
             size += len(chunk)
             if size > MAX_MESSAGE_BYTES and not self._events:

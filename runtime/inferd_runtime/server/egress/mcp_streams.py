@@ -40,10 +40,10 @@ class IncomingMeter:
         self._messages = MinuteBucket()
         self._bytes = MinuteBucket()
 
-    def count(self, size: int, now: float) -> None:
+    def count(self, size: int, now: float, messages: float = 1) -> None:
         """Note a message. Raises LimitExceeded if the server sends too many, or too much."""
         for bucket, most, amount, name in (
-            (self._messages, MESSAGES_PER_MINUTE, 1, "messages"),
+            (self._messages, MESSAGES_PER_MINUTE, messages, "messages"),
             (self._bytes, BYTES_PER_MINUTE, size, "bytes"),
         ):
             bucket.charge(most, now, amount)

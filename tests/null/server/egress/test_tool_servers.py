@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gzip
 import sys
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
@@ -230,12 +231,45 @@ def test_events_are_counted_one_by_one() -> None:
         meter.feed_events(b"[" * MAX_MESSAGE_CONTAINERS + b"\n\n")
 
 
+async def compressed(connection: Connection, message: dict[str, Any]) -> None:
+    """What takes 1,000 times as much once it is decompressed."""
+    body = gzip.compress(b'{"jsonrpc": "2.0", "id": 1, "result": {"content": []}}')
+    await connection.answer(body, Content_Type="application/json", Content_Encoding="gzip")
+
+
+async def no_end_of_notes(connection: Connection, message: dict[str, Any]) -> None:
+    await connection.send(b"HTTP/1.1 200 OK\r\nContent-Type: text/event-stream\r\n\r\n")
+    while True:
+        await connection.send(b'data: {"jsonrpc": "2.0", "method": "notifications/message"}\n\n' * 500)
+
+
 @pytest.mark.parametrize(
-    "reply", [endless_json, endless_event, elsewhere, no_server, many_parts, many_parts_of_an_event]
-)
+    "reply",
+    [
+        endless_json, endless_event, elsewhere, no_server, many_parts, many_parts_of_an_event, compressed, no_end_of_notes,
+    ],
+)  # fmt: skip
 async def test_a_server_at_a_url_that_lies_is_a_typed_error(
     reply: Callable[[Connection, dict[str, Any]], Awaitable[None]],
 ) -> None:
-    with pytest.raises((Unavailable, LimitExceeded, InvalidRequest)):
+    with pytest.raises((Unavailable, LimitExceeded, InvalidRequest)) as caught:
         async with web_tools(reply) as web:
-            await web.call_tool(call(seconds=3.0))
+            await web.call_tool(call(seconds=10.0))
+    assert caught.value.detail.get("limit") != "mcp_call_s"  # what refuses it is not its time
+
+
+async def test_a_server_that_ends_its_streams_is_not_asked_for_them_without_end(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr("inferd_runtime.server.egress.mcp_streams.MESSAGES_PER_MINUTE", 100)
+    asked = 0
+
+    async def answer(connection: Connection) -> None:
+        nonlocal asked
+        asked += 1
+        await connection.answer(b"retry: 0\nid: 1\ndata:\n\n", Content_Type="text/event-stream")
+
+    with pytest.raises((Unavailable, LimitExceeded)):
+        async with web_server(answer) as web, tool_server(ToolServerStart("", "web", "", url=web.url("/mcp"))):
+            pass
+    assert 0 < asked <= 110
