@@ -21,6 +21,7 @@ from inferd_runtime.sandbox.messages import Bundle
 from inferd_runtime.server.packages.messages import ANSWER_FILE, Answer, Packages, Question
 from inferd_runtime.server.packages.requirements import GUEST_PYTHON, checked_requirements
 from inferd_runtime.server.processes.child_process import ChildProcess
+from inferd_runtime.server.processes.priority import set_behind
 from inferd_runtime.settings.settings import Settings
 
 MODULE = "inferd_runtime.server.packages.finder_child"
@@ -74,6 +75,7 @@ class PackageFinder:
                 access=Access(write=(folder,)), limits=ResourceLimits(cpu_seconds=CPU_SECONDS, memory_bytes=MEMORY_BYTES),
             )  # fmt: skip
             child = await ChildProcess.start("packages", launch)
+            set_behind(child.pid, True)
             try:
                 await self._ended(child)
             finally:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import os
 import socket
 import tarfile
 from collections.abc import Callable, Iterator
@@ -27,6 +28,7 @@ from inferd_runtime.server.packages.messages import Packages, Question
 from inferd_runtime.server.packages.pip_index import PackageIndex
 from inferd_runtime.server.packages.requirements import checked_requirements
 from inferd_runtime.server.processes.child_process import ChildProcess
+from inferd_runtime.server.processes.priority import BEHIND, LAST
 
 pytestmark = pytest.mark.anyio
 NATIVE = "cp314-cp314-manylinux_2_17_x86_64"
@@ -239,7 +241,7 @@ async def test_the_files_of_a_search_are_bounded_and_none_stays(
     assert [path for path in folder.rglob("*") if path.is_file()]  # in it, and nowhere else: it goes with the search
 
 
-async def test_a_search_that_is_given_up_ends_with_its_processes(
+async def test_a_search_steps_behind_and_one_that_is_given_up_ends_with_its_processes(
     finder: PackageFinder, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     started: list[ChildProcess] = []
@@ -257,7 +259,9 @@ async def test_a_search_that_is_given_up_ends_with_its_processes(
         async with anyio.create_task_group() as tasks:
             tasks.start_soon(found, finder, "a")
             await until(lambda: folders and any(folders[0].rglob("tmp")))  # pip is about to run
+            nice = [os.getpriority(os.PRIO_PROCESS, pid) for pid in (0, started[0].pid)]
             tasks.cancel_scope.cancel()
+    assert nice[1] == min(nice[0] + BEHIND, LAST)
     assert not started[0].alive
     assert not folders[0].exists()
 
