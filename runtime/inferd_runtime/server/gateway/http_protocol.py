@@ -69,6 +69,10 @@ class TypedHttp(H11Protocol):
         ):  # an answer to an earlier request is on its way: it cannot be taken back
             self.transport.abort()
             return
+        if self.cycle is not None:
+            self.cycle.disconnected = (
+                True  # what the application answers to the request whose body went wrong goes nowhere
+            )
         answer = error_reply(error)
         headers = [*answer.raw_headers, (b"connection", b"close")]
         body = b"" if self.conn._request_method == b"HEAD" else bytes(answer.body)

@@ -1,0 +1,48 @@
+"""HTTP as it comes in pieces, over a pair of sockets."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import socket
+from typing import Any
+
+import anyio
+import anyio.to_thread
+import pytest
+from starlette.responses import PlainTextResponse
+from uvicorn.config import Config
+from uvicorn.server import ServerState
+
+from inferd_runtime.server.gateway.http_protocol import TypedHttp
+
+HEAD = b"POST / HTTP/1.1\r\nHost: x\r\nTransfer-Encoding: chunked\r\n\r\n"
+
+
+@pytest.mark.anyio
+async def test_an_answer_to_a_body_that_went_wrong_is_not_an_error_of_the_server(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    """Where both were there at once, each such request had the log grow by a traceback of 8 KiB."""
+    refused, answered = asyncio.Event(), asyncio.Event()
+
+    async def application(scope: Any, receive: Any, send: Any) -> None:
+        await refused.wait()
+        await PlainTextResponse("late")(scope, receive, send)
+        answered.set()
+
+    config = Config(application, log_config=None, lifespan="off")
+    config.load()
+    protocol = TypedHttp(config, ServerState(), {})
+    own, client = socket.socketpair()
+    own.setblocking(False)
+    with own, client, caplog.at_level(logging.ERROR), anyio.fail_after(10):
+        await asyncio.get_running_loop().connect_accepted_socket(lambda: protocol, own)
+        protocol.data_received(HEAD)
+        protocol.data_received(b"-5\r\n")
+        refused.set()
+        await answered.wait()
+        said = await anyio.to_thread.run_sync(lambda: b"".join(iter(lambda: client.recv(65536), b"")))
+    assert said.startswith(b"HTTP/1.1 400 ")
+    assert b"late" not in said
+    assert not caplog.records
