@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import json
 import logging
@@ -102,15 +103,19 @@ class PackageFinder:
 
     def _kept(self, key: str) -> Packages | None:
         entry = CacheEntry(self._folder / f"{key}.json")
-        if not entry.is_whole():
-            return None
-        entry.touch()
-        return msgspec.json.decode(entry.path.read_bytes(), type=Packages)
+        with contextlib.suppress(OSError, msgspec.MsgspecError):  # another search has just dropped it
+            if entry.is_whole():
+                entry.touch()
+                return msgspec.json.decode(entry.path.read_bytes(), type=Packages)
+        return None
 
     def _keep(self, key: str, packages: Packages) -> None:
         private_folder(self._folder)
-        CacheEntry(self._folder / f"{key}.json").put(lambda path: _write(path, packages))
-        drop_oldest(self._folder, "*.json", KEPT_ANSWERS, KEPT_BYTES)
+        try:
+            CacheEntry(self._folder / f"{key}.json").put(lambda path: _write(path, packages))
+            drop_oldest(self._folder, "*.json", KEPT_ANSWERS, KEPT_BYTES)
+        except OSError as error:  # the disk is full, or another search has dropped what was to be dropped
+            log.warning("packages that were found are not kept: %s", error)
 
 
 async def with_packages(bundle: Bundle, dependencies: Iterable[str], finder: PackageFinder | None) -> Bundle:

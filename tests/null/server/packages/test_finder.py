@@ -21,6 +21,7 @@ import pytest
 from wheel_index import make_wheel, use_index
 
 from inferd.protocol import Forbidden, InvalidRequest, LimitExceeded
+from inferd_runtime.file_cache import CacheEntry
 from inferd_runtime.isolation.order import Launch
 from inferd_runtime.server.packages.finder import PackageFinder
 from inferd_runtime.server.packages.finder_child import _environment, _required, _unpacked
@@ -103,6 +104,31 @@ async def test_what_was_found_once_needs_no_index_again(index: Path, finder: Pac
     assert await found(finder, "P >= 1") == first
     with pytest.raises(InvalidRequest, match="nothing that fits"):
         await found(finder, "p>=0.5")
+
+
+async def test_answers_that_another_search_drops_meanwhile_are_looked_up_anew(
+    index: Path, finder: PackageFinder, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Who had filled the folder with answers made others' uploads fail with an internal error."""
+    make_wheel(index, "p", {"p.py": ""})
+    first = await found(finder, "p")
+    touch = CacheEntry.touch
+
+    def dropped(entry: CacheEntry) -> None:
+        entry.path.unlink()
+        touch(entry)
+
+    monkeypatch.setattr(CacheEntry, "touch", dropped)
+    assert await found(finder, "p") == first
+    stat = Path.stat
+
+    def gone(path: Path, **options: Any) -> os.stat_result:
+        if path.suffix == ".json":
+            raise FileNotFoundError(path)
+        return stat(path, **options)
+
+    monkeypatch.setattr(Path, "stat", gone)
+    assert await found(finder, "p") == first
 
 
 async def test_what_was_found_before_does_not_wait_for_what_others_look_for(index: Path, finder: PackageFinder) -> None:
