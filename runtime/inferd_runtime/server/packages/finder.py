@@ -6,8 +6,11 @@ import contextlib
 import hashlib
 import json
 import logging
+import shutil
 import tempfile
-from collections.abc import Iterable
+from collections.abc import AsyncIterator, Iterable
+from contextlib import asynccontextmanager
+from functools import partial
 from pathlib import Path
 
 import anyio
@@ -70,7 +73,7 @@ class PackageFinder:
             return packages
 
     async def _ask(self, requirements: tuple[str, ...]) -> Packages:
-        with tempfile.TemporaryDirectory(prefix="inferd-packages-") as folder:
+        async with _temporary_folder() as folder:
             launch = Launch(
                 MODULE, ChildKind.INSTALLER, settings=Question(requirements, GUEST_PYTHON, folder),
                 access=Access(write=(folder,)), limits=ResourceLimits(cpu_seconds=CPU_SECONDS, memory_bytes=MEMORY_BYTES),
@@ -132,6 +135,17 @@ async def with_packages(bundle: Bundle, dependencies: Iterable[str], finder: Pac
 def package_finder(settings: Settings) -> PackageFinder:
     """Return the finder that a server with these settings has."""
     return PackageFinder(settings.data_dir / "packages", allowed=settings.packages == "pure")
+
+
+@asynccontextmanager
+async def _temporary_folder() -> AsyncIterator[str]:
+    """Make a folder and remove it at the end, in threads: a search leaves as many files as its packages have dependencies."""
+    folder = await anyio.to_thread.run_sync(partial(tempfile.mkdtemp, prefix="inferd-packages-"))
+    try:
+        yield folder
+    finally:
+        with anyio.CancelScope(shield=True):
+            await anyio.to_thread.run_sync(partial(shutil.rmtree, folder, ignore_errors=True))
 
 
 def _write(path: Path, packages: Packages) -> None:

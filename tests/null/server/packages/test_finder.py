@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import os
+import shutil
 import socket
 import tarfile
 from collections.abc import Callable, Iterator
@@ -11,7 +12,7 @@ from contextlib import contextmanager, suppress
 from functools import partial
 from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
-from threading import Thread
+from threading import Thread, get_ident
 from typing import Any
 from unittest.mock import ANY
 
@@ -129,6 +130,24 @@ async def test_answers_that_another_search_drops_meanwhile_are_looked_up_anew(
 
     monkeypatch.setattr(Path, "stat", gone)
     assert await found(finder, "p") == first
+
+
+async def test_the_files_of_a_search_are_removed_beside_the_event_loop(
+    index: Path, finder: PackageFinder, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A package can have thousands of dependencies: removing their wheels held all requests up."""
+    threads: list[int] = []
+    removed = shutil.rmtree
+
+    def noted(path: Any, *arguments: Any, **options: Any) -> None:
+        threads.append(get_ident())
+        removed(path, *arguments, **options)
+
+    monkeypatch.setattr(shutil, "rmtree", noted)
+    make_wheel(index, "p", {"p.py": ""})
+    await found(finder, "p")
+    assert threads
+    assert get_ident() not in threads
 
 
 async def test_what_was_found_before_does_not_wait_for_what_others_look_for(index: Path, finder: PackageFinder) -> None:
