@@ -10,7 +10,7 @@ import torch
 
 from inferd_runtime.kernels.attention_rule import AttentionRule
 from inferd_runtime.kernels.native.compiler import compiled
-from inferd_runtime.kernels.native.steps import SOURCE, WIDTHS, StepKernels
+from inferd_runtime.kernels.native.steps import SOURCE, WIDTHS, AttendedRows, StepKernels
 from inferd_runtime.models.batch import Batch, Placement, Span
 from inferd_runtime.models.passes.attention import GroupedLayout, lay_out
 from inferd_runtime.models.passes.host_layout import HostLayout, host_kernels, proved_kernels
@@ -118,6 +118,36 @@ def test_no_bit_of_a_row_depends_on_its_company(rule: str) -> None:
             alone = batch_of([(1, span.start + row, span.pages)])
             found = attended(own(alone, cache), alone, heads, states)
             assert torch.equal(found[0], together[span.first + row])
+
+
+def rows_from(start: int, count: int) -> AttendedRows:
+    """Rows of one sequence, each of which attends to one key more than the row before it."""
+    zeros, ends = torch.zeros(count, dtype=torch.int64), torch.arange(start + 1, start + count + 1)
+    return AttendedRows(torch.tensor([[7, 3, 11, 2, 5, 1]]), zeros, zeros, ends, start + count)
+
+
+@pytest.mark.parametrize("width", WIDTHS)
+@pytest.mark.parametrize(("queries", "shared"), [(2, 2), (6, 2), (14, 2), (16, 1)])
+def test_a_head_attends_alone_as_beside_those_that_share_its_keys(queries: int, shared: int, width: int) -> None:
+    """Keys and values are read once for several heads and rows; what a later row wrote is none of an earlier one's."""
+    assert kernels is not None
+    keys, values = random(12, PAGE, shared, width, seed=1), random(12, PAGE, shared, width, seed=2)
+    for start, count in ((0, 1), (0, 13), (14, 5), (31, 3), (60, 14)):
+        query, last = random(count, queries, width, seed=start), start + count - 1
+        page = [7, 3, 11, 2, 5, 1][last // PAGE]
+        keys[page, last % PAGE], values[page, last % PAGE] = float("nan"), float("nan")
+        together = kernels.attend(query, keys, values, rows_from(start, count), 0.3)
+        for row in range(count):
+            for head in range(queries):
+                one, own_keys = (
+                    query[row : row + 1, head : head + 1].contiguous(),
+                    slice(head // (queries // shared), None),
+                )
+                held = (keys[:, :, own_keys][:, :, :1].contiguous(), values[:, :, own_keys][:, :, :1].contiguous())
+                alone = kernels.attend(one, *held, rows_from(start + row, 1), 0.3)
+                assert torch.equal(alone[0, 0], together[row, head]) or (row == count - 1 and alone.isnan().all())
+        assert together[: count - 1].isfinite().all()
+        keys[page, last % PAGE], values[page, last % PAGE] = 0.5, 0.5
 
 
 @pytest.mark.parametrize("width", WIDTHS)

@@ -18,6 +18,8 @@ SOURCE = Path(__file__).with_name("steps.c")
 LANES = 16
 WIDTHS = (32, 64, 96, 128)
 """Of heads."""
+MOST_QUERIES = 12
+"""Heads of rows that are attended from at a time, as in `steps.c`."""
 POINTER, WHOLE = ctypes.c_void_p, ctypes.c_long
 SIGNATURES = {
     "rms_norm": [POINTER] * 3 + [WHOLE] * 2 + [ctypes.c_float],
@@ -86,7 +88,7 @@ class StepKernels:
         (count, heads, width), (_, page_size, shared, _) = query.shape, keys.shape
         out = torch.empty_like(query)
         most = -(-rows.longest // LANES) * LANES
-        scores = query.new_empty(torch.get_num_threads() * most)
+        scores = query.new_empty(torch.get_num_threads() * MOST_QUERIES * most)
         self._library.attend(
             query.data_ptr(), keys.data_ptr(), values.data_ptr(), out.data_ptr(), rows.tables.data_ptr(), rows.which.data_ptr(),
             rows.firsts.data_ptr(), rows.ends.data_ptr(), scores.data_ptr(), most, count, heads, shared, width,
