@@ -115,18 +115,18 @@ class CostModel(Policy):
 
     def lengths(self, places: Sequence[Place]) -> list[int]:
         shape = StepShape(len(places), len(places), 0)
-        step, more = self.controller.times.times(shape, 1)
-        row = (more - step) * len(places) / step
-        drafts = [self._draft(lane, place, row) for lane, place in enumerate(places)]
+        seconds = self.controller.times.times(shape, LENGTH * len(places))[:: len(places)]
+        costs = [each / seconds[0] - 1 for each in seconds]
+        drafts = [self._draft(lane, place, costs) for lane, place in enumerate(places)]
         if all(draft is NO_DRAFT for draft in drafts):
             return [0] * len(places)
         return [len(draft.tokens) for draft in self.controller.allocate(drafts, shape, LENGTH * len(places))]
 
-    def _draft(self, lane: int, place: Place, row: float) -> Draft:
+    def _draft(self, lane: int, place: Place, costs: Sequence[float]) -> Draft:
         breaker = self._breakers[lane]
         if not place.match:
             return NO_DRAFT
-        most = min(LENGTH, breaker.affords(row))
+        most = breaker.affords(costs)
         if not most:
             breaker.guessed(place.held > 0)
             return NO_DRAFT

@@ -171,7 +171,7 @@ def submit(engine: Engine, request: Request, drafters: list[Drafter]) -> Generat
     for source in one.generation.spec.sources._sources if one.generation.spec.sources is not None else ():
         # Verified whatever became of the drafts before.
         source.count_miss = source.breaker.report = lambda *_: None
-        source.breaker.affords = lambda row_price: max(WIDTHS)
+        source.breaker.affords = lambda costs: max(WIDTHS)
     return one
 
 

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from bisect import bisect_right
+from collections.abc import Sequence
+
 STAKE = 1.0
 MOST_CREDIT = 8.0
 SHARE = 0.02
@@ -24,9 +27,9 @@ class SourceBreaker:
         self._account = STAKE if tokens is None else min(STAKE, SHARE * tokens)
         self._right, self._wanted = 0, 1
 
-    def affords(self, row_price: float) -> int:
-        """Return how many rows a draft may have that cost so many plain steps each; 0: the source rests."""
-        return max(0, int(self._account / max(row_price, 1e-3)))
+    def affords(self, costs: Sequence[float]) -> int:
+        """Return how many rows a draft may have, of which 0, 1, .. cost so many plain steps; 0: the source rests."""
+        return max(0, bisect_right(costs, self._account) - 1)
 
     def report(self, gain: float) -> None:
         """Take in the gain of a verified draft: (1 + accepted) / (the step's time with it / without it)."""

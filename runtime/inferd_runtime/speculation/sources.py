@@ -94,12 +94,12 @@ class Source:
         if self._drafter is not None:
             self._drafter.needed = needed
 
-    def propose(self, limit: int, ahead: Sequence[int], row_price: float) -> Proposal:
-        """See :class:`Drafter`. Counts a step of its rest instead, while it rests. A row costs ``row_price`` plain steps."""
+    def propose(self, limit: int, ahead: Sequence[int], costs: Sequence[float]) -> Proposal:
+        """See :class:`Drafter`. Counts a step of its rest instead, while it rests. ``costs``: of 0, 1, .. rows in plain steps."""
         if self.rest_steps:
             self.rest_steps -= 1
             return NOTHING
-        most = limit if self._insists else min(limit, self.breaker.affords(row_price))
+        most = limit if self._insists else min(limit, self.breaker.affords(costs))
         proposal = self._guarded(_propose, NOTHING, max(1, most), ahead)
         if most or not proposal.tokens:
             return proposal
@@ -192,16 +192,21 @@ class OpenProposals(NamedTuple):
     ahead: int = 0
 
 
+def cost_nothing(most: int) -> Sequence[float]:
+    """Return what drafts of up to so many rows cost where nobody counts."""
+    return [0.0] * (most + 1)
+
+
 class SourceSet:
     """The sources of one generation, by priority.
 
-    ``forced``: tokens that a grammar forces are drafted. ``row_price``: what a row of a draft costs in plain steps.
+    ``forced``: tokens that a grammar forces are drafted. ``draft_costs``: what drafts of up to so many rows cost in plain steps.
     ``runs_ahead``: all of them look ahead. Without ``tree``, the merged proposals are cut to the likeliest chain.
     """
 
     def __init__(
         self, drafters: Sequence[Drafter], survival: RequestSurvival, counters: SpeculationCounters, *,
-        max_draft: int = 16, tree: bool = True, forced: bool = True, row_price: Callable[[], float] = lambda: 0.0,
+        max_draft: int = 16, tree: bool = True, forced: bool = True, draft_costs: Callable[[int], Sequence[float]] = cost_nothing,
     ) -> None:  # fmt: skip
         self.forced = forced
         self.counters = counters
@@ -210,7 +215,7 @@ class SourceSet:
         self.runs_ahead = all(drafter.looks_ahead for drafter in drafters)
         self._survival = survival
         self.max_draft = max_draft
-        self._row_price = row_price
+        self._draft_costs = draft_costs
         self._tree = tree
         self._open = OpenProposals()
         self._next = OpenProposals()
@@ -275,8 +280,10 @@ class SourceSet:
 
     def _ask_all(self, limit: int, ahead: Sequence[int]) -> list[SourceProposal]:
         """Ask every source for what comes behind tokens that are not committed yet."""
-        price = self._row_price()
-        found = [(source, source.propose(limit, ahead, price)) for source in self._sources] if limit > 0 else []
+        if limit <= 0:
+            return []
+        costs = () if all(source.rest_steps for source in self._sources) else self._draft_costs(limit)
+        found = [(source, source.propose(limit, ahead, costs)) for source in self._sources]
         return [SourceProposal(source, proposal, branches(proposal)) for source, proposal in found if proposal.tokens]
 
     def _merge(self, entries: Sequence[SourceProposal], forced: Sequence[int]) -> Draft:

@@ -16,19 +16,20 @@ from inferd_runtime.speculation.breaker import (
 FAIL = 0.5
 """The gain of a draft that costs one plain step and brings nothing."""
 WORTH = 3.0
-ROW = 0.25
+ROWS = [0.25 * rows for rows in range(17)]
+"""What drafts of so many rows cost."""
 
 
 def rested() -> SourceBreaker:
     breaker = SourceBreaker()
     breaker.report(FAIL)
-    assert not breaker.affords(ROW)
+    assert not breaker.affords(ROWS)
     return breaker
 
 
 def guesses_until_it_drafts(breaker: SourceBreaker) -> int:
     count = 0
-    while not breaker.affords(ROW):
+    while not breaker.affords(ROWS):
         breaker.guessed(True)
         count += 1
     return count
@@ -49,7 +50,7 @@ def test_once_it_has_paid_one_right_guess_is_enough_again() -> None:
         breaker.report(FAIL)
     guesses_until_it_drafts(breaker)
     breaker.report(WORTH)
-    while breaker.affords(ROW):
+    while breaker.affords(ROWS):
         breaker.report(FAIL)
     assert guesses_until_it_drafts(breaker) == 1
 
@@ -60,9 +61,9 @@ def test_right_guesses_have_to_come_one_after_the_other() -> None:
     breaker.report(FAIL)
     for right in (True, False, True):
         breaker.guessed(right)
-        assert not breaker.affords(ROW)
+        assert not breaker.affords(ROWS)
     breaker.guessed(True)
-    assert breaker.affords(ROW)
+    assert breaker.affords(ROWS)
 
 
 def test_old_wins_do_not_pay_for_more_than_so_many_losses() -> None:
@@ -70,7 +71,7 @@ def test_old_wins_do_not_pay_for_more_than_so_many_losses() -> None:
     for _ in range(1000):
         breaker.report(WORTH)
     losses = 0
-    while breaker.affords(ROW):
+    while breaker.affords(ROWS):
         breaker.report(FAIL)
         losses += 1
     assert losses == MOST_CREDIT
@@ -81,7 +82,7 @@ def test_a_source_that_is_always_wrong_costs_a_request_its_share_of_the_time(row
     """Short requests are where a source that served others well, and is wrong here, cost a tenth of the time."""
     breaker, lost = SourceBreaker(tokens), 0.0
     for _ in range(tokens):
-        rows = min(16, breaker.affords(row))
+        rows = breaker.affords([row * count for count in range(17)])
         if rows:
             lost += rows * row
             breaker.report(1 / (1 + rows * row))
@@ -94,7 +95,7 @@ def test_a_source_that_is_always_wrong_costs_a_request_its_share_of_the_time(row
 def test_a_draft_has_no_more_rows_than_its_account_pays_for(gains: list[float], row: float) -> None:
     breaker, account = SourceBreaker(), STAKE
     for gain in gains:
-        assert breaker.affords(row) * row <= max(0.0, account) + 1e-9
+        assert breaker.affords([row * count for count in range(17)]) * row <= max(0.0, account) + 1e-9
         account = min(MOST_CREDIT, account + (gain - 1 if gain >= 1 else 1 - 1 / gain))
         breaker.report(gain)
 

@@ -181,11 +181,16 @@ def test_a_source_that_is_never_verified_is_asked_less_and_less() -> None:
     assert len(drafter.asked) > asked, "it is never asked again"
 
 
+def rows_at(price: float) -> list[float]:
+    """What drafts of up to 16 rows cost, each the same."""
+    return [price * rows for rows in range(17)]
+
+
 def test_a_draft_is_no_longer_than_what_its_source_has_gained_pays_for() -> None:
     """Where a row took a sixth of a step, a first draft of 16 that was all wrong cost a request two steps and a half."""
     drafter = Scripted("ngram", Proposal(list(range(6)), match=12))
     sources, prices = together(drafter), iter((1 / 6, 1 / 6, 0.7, 0.0))
-    sources._row_price = lambda: next(prices)
+    sources._draft_costs = lambda most: rows_at(next(prices))
     sources.learn(sources.propose(16), range(6), 2.0)
     for _ in range(3):
         sources.propose(16)
@@ -209,7 +214,7 @@ def test_a_short_request_loses_little_to_a_source_that_others_have_come_to_trust
     """Eight answers of 32 tokens began with four rows each that were all wrong, where a row took half a step."""
     drafter = Scripted("predicted", Proposal([4], match=12))
     sources = together(drafter)
-    sources._row_price = lambda: 0.5
+    sources._draft_costs = lambda most: rows_at(0.5)
     sources.begin([1, 2, 3], 32)
     sources.learn(sources.propose(16), [], 1.5)
     assert drafter.asked[0][0] == 1

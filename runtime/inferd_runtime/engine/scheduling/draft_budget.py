@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from itertools import accumulate
 from operator import attrgetter
 
 from inferd_runtime.engine.job import Continuation, Job, Planned
@@ -34,8 +35,10 @@ class DraftBudget:
         self.controller = Controller(times)
         self.counters = SpeculationCounters()
         self._plain_steps = 0
-        self._row_price = 0.0
-        """What a row more costs, in one sequence's share of the step without drafts."""
+        self._asked = StepShape(1, 1, 0), 1
+        """The shape of the step without drafts, and how many sequences draft in it."""
+        self._costs: Sequence[float] = ()
+        """See :meth:`draft_costs`; empty until somebody asks for them in a step."""
         self._fixed_rows = fixed_rows
 
     def sources(
@@ -44,7 +47,7 @@ class DraftBudget:
         """Return the sources of one new generation, which start from the experience of all before it."""
         survival = self.controller.survival.request()
         return SourceSet(
-            drafters, survival, self.counters, max_draft=max_draft, tree=tree, forced=forced, row_price=lambda: self._row_price
+            drafters, survival, self.counters, max_draft=max_draft, tree=tree, forced=forced, draft_costs=self.draft_costs
         )  # fmt: skip
 
     def allocate(self, jobs: Sequence[Job], budget: int, in_flight: InFlight = NOTHING_IN_FLIGHT) -> dict[Job, Draft]:
@@ -55,7 +58,7 @@ class DraftBudget:
         if not any(map(SPECULATES, jobs)):
             return {}
         shape = _shape_without_drafts(jobs, budget)
-        self._row_price = self._priced(shape, sum(map(SPECULATES, jobs)))
+        self._asked, self._costs = (shape, sum(map(SPECULATES, jobs))), ()
         drafts = [propose_draft(job, in_flight) if job.speculates else NO_DRAFT for job in jobs]
         if not any(draft.uncut_length for draft in drafts):
             return {}
@@ -75,13 +78,20 @@ class DraftBudget:
         }
         return found | granted
 
-    def _priced(self, shape: StepShape, drafting: int) -> float:
-        """Return what a row costs if so many sequences draft one each: the first one beside others can be far cheaper."""
-        if self._fixed_rows is not None:
-            return 0.0
-        step = self.controller.times.time(shape)
-        more = self.controller.times.time(shape._replace(rows=shape.rows + drafting))
-        return max(0.0, more - step) / drafting * shape.sequences / step
+    def draft_costs(self, most: int) -> Sequence[float]:
+        """Return what drafts of 0, 1, .. ``most`` rows cost, or of more, in one sequence's share of the step without drafts.
+
+        All that draft in the step are taken to have as many: the first row beside others can be far cheaper than one each.
+        """
+        if len(self._costs) <= most:
+            self._costs = [0.0] * (most + 1) if self._fixed_rows is not None else self._priced(most)
+        return self._costs
+
+    def _priced(self, most: int) -> list[float]:
+        shape, drafting = self._asked
+        seconds = self.controller.times.array(shape, most * drafting)[::drafting]
+        costs = (seconds / seconds[0] - 1) * shape.sequences / drafting
+        return list(accumulate(costs.tolist(), max))
 
     def price(self, plan: Sequence[Planned]) -> StepPrice | None:
         """Return what the step's drafts cost by the model of step times; None if it has no drafts."""
