@@ -40,9 +40,9 @@ class JsonSchema(OutputConstraint, Generic[T]):
 
     ``schema`` is a JSON Schema as a dict or as JSON text, or a Python type: a dataclass, a TypedDict, an Enum, a pydantic
     model (by its own schema; the sandbox has those of pydantic 1 alone), or any type built from bool, int, float, str,
-    None, Any, date, datetime, time, UUID, list[T], dict[str, T], Literal, Optional and unions of them. Objects made from
-    types are closed (no other keys), and a field without a default is required. With a type, :meth:`parse` and
-    ``collect_json`` return an instance of it; with a schema, plain values.
+    None, Any, date, datetime, time, UUID, Decimal, list[T], tuple[...], set[T], frozenset[T], dict[str, T], Literal, Optional
+    and unions of them. Objects made from types are closed (no other keys), and a field without a default is required. With a
+    type, :meth:`parse` and ``collect_json`` return an instance of it; with a schema, plain values.
 
     ``mode`` "strict": a schema that the runtime cannot enforce token by token is refused when the generation starts
     (ConstraintError). "best_effort": what cannot be enforced is left out, and the finished text is checked for it;

@@ -54,11 +54,30 @@ def add_program_options(parser: argparse.ArgumentParser, interface: ProgramInter
         group.add_argument("--input", dest="whole_input", default=None, metavar="JSON", help=help_text)
 
 
+class _AppendPlace(argparse.Action):
+    """Appends what each place of a tuple reads; what is too much is read as the last place, and refused by the program."""
+
+    def __init__(self, *args: Any, readers: Sequence[OptionReader], **options: Any) -> None:
+        super().__init__(*args, **options)
+        self._readers = readers
+
+    def __call__(self, _parser: Any, namespace: argparse.Namespace, text: Any, _option: str | None = None) -> None:
+        values = getattr(namespace, self.dest) or []
+        try:
+            value = self._readers[min(len(values), len(self._readers) - 1)](text)
+        except argparse.ArgumentTypeError as error:
+            raise argparse.ArgumentError(self, str(error)) from None
+        setattr(namespace, self.dest, [*values, value])
+
+
 def _add_parameter(group: argparse._ArgumentGroup, parameter: Parameter, schema: dict[str, Any]) -> None:
     options = _spellings(parameter.name)
     common: dict[str, Any] = {"dest": PREFIX + parameter.name, "default": None, "help": _help(parameter)}
     if schema.get("type") == "boolean":
         group.add_argument(*options, action=argparse.BooleanOptionalAction, **common)
+    elif "prefixItems" in schema:
+        readers = [reader_of(place) for place in schema["prefixItems"]]
+        group.add_argument(*options, action=_AppendPlace, readers=readers, metavar="ITEM", **common)
     elif schema.get("type") == "array":
         reader = reader_of(schema.get("items", {}))
         group.add_argument(*options, action="append", type=reader, metavar="ITEM", **common)

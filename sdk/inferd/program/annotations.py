@@ -1,7 +1,8 @@
 """JSON Schemas read from annotations in source text, without running it.
 
 For every type that :mod:`inferd.program.json_types` supports the schema is the same; an annotation that cannot be
-understood from this one file, such as a date's, gives ``{}`` (anything), and is checked when the program runs.
+understood from this one file, such as one that is imported from another, gives ``{}`` (anything), and is checked when the
+program runs.
 """
 
 from __future__ import annotations
@@ -10,7 +11,15 @@ import ast
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
-from inferd.program.json_types import JSON_SCALARS, any_of, object_schema
+from inferd.program.json_types import (
+    JSON_SCALARS,
+    TEXT_TYPES,
+    any_of,
+    object_schema,
+    set_schema,
+    text_schema,
+    tuple_schema,
+)  # fmt: skip
 from inferd.program.json_values import is_carried
 
 NAMED: dict[str, dict[str, Any]] = {
@@ -25,7 +34,11 @@ NAMED: dict[str, dict[str, Any]] = {
     "List": {"type": "array"},
     "dict": {"type": "object"},
     "Dict": {"type": "object"},
+    **{name: {"type": "array", "items": {}} for name in ("tuple", "Tuple")},
+    **{name: set_schema({}) for name in ("set", "Set", "frozenset", "FrozenSet")},
 }
+IMPORTED = {f"{kind.__module__}.{kind.__name__}": text_schema(kind) for kind in TEXT_TYPES}
+"""Types that a program imports, by module and name."""
 ENUM_BASES = {"Enum", "IntEnum", "StrEnum"}
 FIELD_MARKS = {"Required", "NotRequired", "ReadOnly"}
 SKIPPED_FIELDS = {"ClassVar", "KW_ONLY"}
@@ -52,6 +65,7 @@ class AnnotationReader:
         self.definitions: dict[str, Any] = {}
         self._classes = {node.name: node for node in module.body if isinstance(node, ast.ClassDef)}
         self._aliases = dict(pair for node in module.body for pair in _aliases(node))
+        self._imported = dict(pair for node in module.body for pair in _imports(node))
         self._open: list[str] = []  # aliases being followed
 
     def schema(self, annotation: ast.expr | None) -> dict[str, Any]:
@@ -69,7 +83,7 @@ class AnnotationReader:
         if isinstance(node, ast.Constant):
             return self._constant(node)
         if isinstance(node, (ast.Name, ast.Attribute)):
-            return self._named(_last_name(node))
+            return self._named(node)
         if isinstance(node, ast.BinOp) and isinstance(node.op, ast.BitOr):
             return any_of([self._build(member) for member in _union_members(node)])
         if isinstance(node, ast.Subscript):
@@ -83,14 +97,24 @@ class AnnotationReader:
             return self._build(_parsed(node.value))
         raise UnknownAnnotationError
 
-    def _named(self, name: str) -> dict[str, Any]:
+    def _named(self, node: ast.Name | ast.Attribute) -> dict[str, Any]:
+        name = _last_name(node)
         if name in self._classes:
             return self._class(self._classes[name])
         if name in self._aliases:
             return self._alias(name)
+        imported = self._imported_name(node)
+        if imported in IMPORTED:
+            return dict(IMPORTED[imported])
         if name in NAMED:
             return dict(NAMED[name])
         raise UnknownAnnotationError
+
+    def _imported_name(self, node: ast.Name | ast.Attribute) -> str:
+        """Return the module and the name in it that a name stands for; "" where the file does not import it."""
+        if isinstance(node, ast.Name):
+            return self._imported.get(node.id, "")
+        return f"{self._imported.get(_last_name(node.value), '')}.{node.attr}"
 
     def _alias(self, name: str) -> dict[str, Any]:
         if name in self._open:
@@ -105,6 +129,10 @@ class AnnotationReader:
         members = list(inner.elts) if isinstance(inner, ast.Tuple) else [inner]
         if name in ("list", "List"):
             return {"type": "array", "items": self._build(inner)}
+        if name in ("set", "Set", "frozenset", "FrozenSet"):
+            return set_schema(self._build(inner))
+        if name in ("tuple", "Tuple") and members:
+            return self._tuple(members)
         if name in ("dict", "Dict") and len(members) == 2 and _is_name(members[0], "str"):
             return {"type": "object", "additionalProperties": self._build(members[1])}
         if name == "Literal":
@@ -118,6 +146,11 @@ class AnnotationReader:
         if name in FIELD_MARKS:
             return self._build(inner)
         raise UnknownAnnotationError
+
+    def _tuple(self, members: list[ast.expr]) -> dict[str, Any]:
+        if len(members) == 2 and isinstance(members[1], ast.Constant) and members[1].value is Ellipsis:
+            return {"type": "array", "items": self._build(members[0])}
+        return tuple_schema([self._build(member) for member in members])
 
     def _optional(self, inner: ast.expr) -> dict[str, Any]:
         schema = self._build(inner)
@@ -169,6 +202,15 @@ def _aliases(node: ast.stmt) -> list[tuple[str, ast.expr]]:
     name = getattr(node, "name", None)  # a `type X = ...` statement, which Python 3.11 does not know
     if type(node).__name__ == "TypeAlias" and isinstance(name, ast.Name):
         return [(name.id, getattr(node, "value", name))]
+    return []
+
+
+def _imports(node: ast.stmt) -> list[tuple[str, str]]:
+    """Return the names that an import gives, each with the module, and the name in it, that it is."""
+    if isinstance(node, ast.Import):
+        return [(alias.asname or alias.name, alias.name) for alias in node.names]
+    if isinstance(node, ast.ImportFrom) and node.module is not None:
+        return [(alias.asname or alias.name, f"{node.module}.{alias.name}") for alias in node.names]
     return []
 
 

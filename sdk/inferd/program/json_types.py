@@ -1,19 +1,21 @@
 """Converts Python types to JSON Schema, and JSON values to instances of those types.
 
-Supported: None, bool, int, float, str, Any, list[T], dict[str, T], Literal, Enum, Optional and other unions, date,
-datetime, time and UUID (text in JSON), dataclasses, TypedDicts (total or not), type aliases, NewType, Annotated with a
-description string, all nested and recursive, written as types or as strings; and pydantic models, whose own methods do
-the work.
+Supported: None, bool, int, float, str, Any, list[T], tuples, set[T] and frozenset[T] (arrays in JSON), dict[str, T], Literal,
+Enum, Optional and other unions, date, datetime, time, UUID and Decimal (text in JSON), dataclasses, TypedDicts (total or not),
+type aliases, NewType, Annotated with a description string, all nested and recursive, written as types or as strings; and
+pydantic models, whose own methods do the work.
 """
 
 from __future__ import annotations
 
 import dataclasses
 import enum
+import re
 import types
 import typing
 from collections.abc import Callable, Iterable
 from datetime import date, datetime, time
+from decimal import Decimal
 from typing import Any, Literal, NoReturn
 from uuid import UUID
 
@@ -33,13 +35,35 @@ PLAIN_TYPES: dict[Any, dict[str, Any]] = {
     list: {"type": "array"},
     dict: {"type": "object"},
 }
-TEXT_TYPES: dict[Any, tuple[str, Callable[[str], Any]]] = {
-    date: ("date", date.fromisoformat),
-    datetime: ("date-time", datetime.fromisoformat),
-    time: ("time", time.fromisoformat),
-    UUID: ("uuid", UUID),
+DIGITS = r"^-?[0-9]+(\.[0-9]+)?(E[+-]?[0-9]+)?$"
+"""A Decimal's text, as ``str`` writes it."""
+
+
+def decimal_of(text: str) -> Decimal:
+    """Return a JSON text as a number. Raises ValueError."""
+    if not re.fullmatch(DIGITS, text):
+        raise ValueError(f"must be a decimal number, not {_shown(text)}")
+    try:
+        return Decimal(text)
+    except ArithmeticError:
+        raise ValueError(f"{_shown(text)} is too large") from None
+
+
+TEXT_TYPES: dict[Any, tuple[dict[str, str], Callable[[str], Any]]] = {
+    date: ({"format": "date"}, date.fromisoformat),
+    datetime: ({"format": "date-time"}, datetime.fromisoformat),
+    time: ({"format": "time"}, time.fromisoformat),
+    UUID: ({"format": "uuid"}, UUID),
+    Decimal: ({"pattern": DIGITS}, decimal_of),
 }
-"""Types that are text in JSON: the format of the text, and what reads it."""
+"""Types that are text in JSON: what their schema says of the text, and what reads it."""
+BARE: dict[Any, Any] = {
+    **dict.fromkeys((tuple, typing.Tuple), tuple[Any, ...]),  # noqa: UP006
+    **dict.fromkeys((set, typing.Set), set[Any]),  # noqa: UP006
+    **dict.fromkeys((frozenset, typing.FrozenSet), frozenset[Any]),  # noqa: UP006
+}
+"""What types of arrays say without type arguments."""
+SETS = (set, frozenset)
 FIELD_MARKS = {getattr(typing, name) for name in ("Required", "NotRequired", "ReadOnly") if hasattr(typing, name)}
 JSON_SCALARS = (str, int, float, bool, type(None))
 MAX_DEPTH = 200
@@ -57,6 +81,21 @@ class SchemaField:
 def object_schema(properties: dict[str, Any], required: list[str]) -> dict[str, Any]:
     """Return the closed object of a class with fields."""
     return {"type": "object", "properties": properties, "required": required, "additionalProperties": False}
+
+
+def text_schema(kind: Any) -> dict[str, Any]:
+    """Return the schema of one of TEXT_TYPES."""
+    return {"type": "string", **TEXT_TYPES[kind][0]}
+
+
+def set_schema(items: dict[str, Any]) -> dict[str, Any]:
+    """Return the schema of a set's array."""
+    return {"type": "array", "items": items, "uniqueItems": True}
+
+
+def tuple_schema(places: list[dict[str, Any]]) -> dict[str, Any]:
+    """Return the schema of the array of a tuple with a type for each place."""
+    return {"type": "array", "prefixItems": places, "minItems": len(places), "maxItems": len(places)}
 
 
 def any_of(schemas: list[dict[str, Any]]) -> dict[str, Any]:
@@ -124,7 +163,7 @@ def _resolved(kind: Any) -> Any:
         elif typing.get_origin(kind) in (list, dict) and not typing.get_args(kind):
             return typing.get_origin(kind)  # typing.List and typing.Dict
         else:
-            return kind
+            return BARE.get(kind, kind) if isinstance(kind, typing.Hashable) else kind
 
 
 def _refuse(kind: Any, path: str, why: str = "") -> NoReturn:
@@ -162,6 +201,17 @@ def _dict_value_type(kind: Any, path: str) -> Any:
     return value
 
 
+def _hashable_item(kind: Any, path: str) -> Any:
+    item = typing.get_args(kind)[0]
+    if getattr(typing.get_origin(item) or item, "__hash__", None) is None:
+        _refuse(kind, path, f"a set cannot hold {type_name(item)}: use list[T], or a frozen dataclass in the set")
+    return item
+
+
+def _is_endless(kind: Any) -> bool:
+    return typing.get_args(kind)[-1:] == (Ellipsis,)
+
+
 def _description(kind: Any, path: str) -> tuple[Any, str]:
     inner, *extras = typing.get_args(kind)
     text = extras[0] if isinstance(extras[0], str) else getattr(extras[0], "description", None)
@@ -187,7 +237,7 @@ class SchemaBuilder:
         if _is_plain(kind):
             return dict(PLAIN_TYPES[kind])
         if _is_text(kind):
-            return {"type": "string", "format": TEXT_TYPES[kind][0]}
+            return text_schema(kind)
         origin = typing.get_origin(kind)
         if origin is not None:
             return self._generic(kind, origin, path)
@@ -202,6 +252,12 @@ class SchemaBuilder:
     def _generic(self, kind: Any, origin: Any, path: str) -> dict[str, Any]:
         if origin is list:
             return {"type": "array", "items": self.build(typing.get_args(kind)[0], f"{path}[]")}
+        if origin in SETS:
+            return set_schema(self.build(_hashable_item(kind, path), f"{path}[]"))
+        if origin is tuple and _is_endless(kind):
+            return {"type": "array", "items": self.build(typing.get_args(kind)[0], f"{path}[]")}
+        if origin is tuple and typing.get_args(kind):
+            return tuple_schema([self.build(part, f"{path}[{i}]") for i, part in enumerate(typing.get_args(kind))])
         if origin is dict:
             return {"type": "object", "additionalProperties": self.build(_dict_value_type(kind, path), f"{path}[*]")}
         if origin is Literal:
@@ -313,9 +369,12 @@ def _structure(kind: Any, value: Any, path: str, depth: int) -> Any:
 
 
 def _structure_generic(kind: Any, origin: Any, value: Any, path: str, depth: int) -> Any:
-    if origin is list:
+    if origin is list or origin in SETS:
         item = typing.get_args(kind)[0]
-        return [_structure(item, v, f"{path}[{i}]", depth + 1) for i, v in enumerate(_plain(list, value, path))]
+        items = [_structure(item, v, f"{path}[{i}]", depth + 1) for i, v in enumerate(_plain(list, value, path))]
+        return items if origin is list else guarded(lambda: origin(items), path)
+    if origin is tuple and typing.get_args(kind):
+        return _structure_tuple(kind, value, path, depth)
     if origin is dict:
         item = _dict_value_type(kind, path)
         return {k: _structure(item, v, f"{path}[{k!r}]", depth + 1) for k, v in _plain(dict, value, path).items()}
@@ -331,6 +390,17 @@ def _structure_generic(kind: Any, origin: Any, value: Any, path: str, depth: int
     _refuse(kind, path)
 
 
+def _structure_tuple(kind: Any, value: Any, path: str, depth: int) -> tuple[Any, ...]:
+    given, members = _plain(list, value, path), typing.get_args(kind)
+    if _is_endless(kind):
+        members = members[:1] * len(given)
+    if len(given) != len(members):
+        raise InvalidRequest(f"{path}: must be an array of {len(members)}, not of {len(given)}")
+    return tuple(
+        _structure(m, v, f"{path}[{i}]", depth + 1) for i, (m, v) in enumerate(zip(members, given, strict=True))
+    )
+
+
 def part_type(kind: Any, key: str | int, path: str) -> Any:
     """Return the type of the part ``key`` of a ``kind`` that is not finished; Any where that is not known yet.
 
@@ -340,12 +410,19 @@ def part_type(kind: Any, key: str | int, path: str) -> Any:
     while typing.get_origin(kind) is typing.Annotated:
         kind = _resolved(typing.get_args(kind)[0])
     if isinstance(key, int):
-        return typing.get_args(kind)[0] if typing.get_origin(kind) is list else Any
+        return _item_type(kind, key)
     if typing.get_origin(kind) is dict:
         return typing.get_args(kind)[1]
     if _is_record(kind):
         return next((field.type for field in fields_of(kind, path) if field.name == key), Any)
     return Any
+
+
+def _item_type(kind: Any, index: int) -> Any:
+    origin, members = typing.get_origin(kind), typing.get_args(kind)
+    if origin in (list, *SETS) or (origin is tuple and _is_endless(kind)):
+        return members[0]
+    return members[index] if origin is tuple and index < len(members) else Any
 
 
 def _first_that_fits(kind: Any, value: Any, path: str, depth: int) -> Any:

@@ -4,18 +4,21 @@ from __future__ import annotations
 
 import dataclasses
 import enum
+import json
 import math
 from collections import deque
 from collections.abc import AsyncIterable, Awaitable, Iterator, Mapping, Set
 from datetime import date, time
+from decimal import Decimal
 from numbers import Number
 from pathlib import PurePath
-from typing import Any
+from typing import Any, TypeVar
 from uuid import UUID
 
 from inferd.program.pydantic_models import is_pydantic, plain
 from inferd.protocol import ProgramError
 
+N = TypeVar("N", float, Decimal)
 MAX_DEPTH = 200
 EXACT = frozenset({type(None), bool, int, str})
 """Types of values that are JSON values as they are; their subclasses are not."""
@@ -24,9 +27,9 @@ EXACT = frozenset({type(None), bool, int, str})
 def to_json_value(value: Any, path: str) -> Any:
     """Return ``value`` as None, bool, int, float, str, list and dict, which the caller owns.
 
-    Dataclasses and pydantic models become objects, enums their values, tuples lists, dates, times and UUIDs text. Raises
-    ProgramError, which names the place by ``path``, for what JSON cannot hold: other types, keys that are not strings, NaN,
-    infinity, cycles.
+    Dataclasses and pydantic models become objects, enums their values, tuples and sets (sorted) lists, dates, times, UUIDs and
+    decimals text. Raises ProgramError, which names the place by ``path``, for what JSON cannot hold: other types, keys that
+    are not strings, NaN, infinity, cycles.
     """
     return _convert(value, path, 0)
 
@@ -63,7 +66,7 @@ def _convert(value: Any, path: str, depth: int) -> Any:
     if value is None or isinstance(value, (bool, int, str)):
         return _exact(value)
     if isinstance(value, float):
-        return _finite(value, path)
+        return float(_finite(value, path))
     if isinstance(value, (list, tuple)):
         return [
             item if type(item) in EXACT else _convert(item, f"{path}[{index}]", depth + 1)
@@ -80,8 +83,12 @@ def _convert_object(value: Any, path: str, depth: int) -> Any:
     if dataclasses.is_dataclass(value):
         names = [field.name for field in dataclasses.fields(value)]
         return {name: _convert(getattr(value, name), f"{path}.{name}", depth + 1) for name in names}
+    if isinstance(value, (set, frozenset)):
+        return _sorted([_convert(item, f"{path}[...]", depth + 1) for item in value])
     if isinstance(value, (date, time, UUID)):
         return str(value) if isinstance(value, UUID) else value.isoformat()
+    if isinstance(value, Decimal):
+        return str(_finite(value, path))
     if is_pydantic(type(value)):
         return _convert(plain(value), path, depth + 1)
     raise ProgramError(f"{path} is of type {type(value).__name__}, which JSON cannot hold{_instead(value)}")
@@ -111,10 +118,18 @@ def _exact(value: bool | int | str | None) -> bool | int | str | None:
     return int(value) if isinstance(value, int) and not isinstance(value, bool) else value
 
 
-def _finite(value: float, path: str) -> float:
+def _sorted(items: list[Any]) -> list[Any]:
+    """Return a set's items in an order that is the same in every run: by their JSON where they have none of their own."""
+    try:
+        return sorted(items)
+    except TypeError:
+        return sorted(items, key=lambda item: json.dumps(item, sort_keys=True))
+
+
+def _finite(value: N, path: str) -> N:
     if not math.isfinite(value):
         raise ProgramError(f"{path} is {value}, which JSON cannot hold")
-    return float(value)
+    return value
 
 
 def _key(key: Any, path: str) -> str:

@@ -10,14 +10,15 @@ LISTS = "use list[T]"
 TEXT = "use str, and convert it in the function"
 RECORD = "use a dataclass, a TypedDict or a pydantic model with the same fields"
 INSTEAD = {
-    **dict.fromkeys(("set", "frozenset", "Set", "MutableSet", "FrozenSet", "AbstractSet", "deque", "Deque"), LISTS),
+    **dict.fromkeys(("deque", "Deque"), LISTS),
     **dict.fromkeys(("Sequence", "MutableSequence", "Iterable", "Iterator", "Collection", "Generator", "array"), LISTS),
-    **dict.fromkeys(("tuple", "Tuple"), "use list[T], or a dataclass where the parts differ"),
+    **dict.fromkeys(("Set", "MutableSet", "AbstractSet"), "use set[T]"),
+    "tuple": "use tuple[T, ...], or one type for each place",
     **dict.fromkeys(("Mapping", "MutableMapping", "OrderedDict", "defaultdict", "DefaultDict", "Counter"), "use dict[str, T]"),
     **dict.fromkeys(("bytes", "bytearray", "memoryview"), "use str, in Base64"),
     **dict.fromkeys(("timedelta", "Path", "PurePath", "PosixPath", "Pattern"), TEXT),
     **dict.fromkeys(("IPv4Address", "IPv6Address", "ZoneInfo", "LiteralString"), TEXT),
-    **dict.fromkeys(("Decimal", "Fraction", "complex", "Number", "Real"), "use float, or str where every digit counts"),
+    **dict.fromkeys(("Fraction", "complex", "Number", "Real"), "use float, or Decimal where every digit counts"),
     **dict.fromkeys(("Callable", "Coroutine", "Awaitable"), "a model cannot write functions: use Literal with their names"),
     **dict.fromkeys(("TypeVar", "Generic", "ParamSpec", "Self", "ForwardRef"), "use the type that it stands for"),
     **dict.fromkeys(("Final", "ClassVar", "Required", "NotRequired", "ReadOnly", "InitVar"), "use the type inside of it alone"),

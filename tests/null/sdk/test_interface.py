@@ -28,7 +28,9 @@ SOURCE = '''
 """The module."""
 raise SystemExit("never run")
 from dataclasses import dataclass, field
-import dataclasses as dc, typing as t
+import dataclasses as dc, datetime, decimal as d, typing as t
+from datetime import date as Day, time
+from uuid import UUID
 from enum import Enum, IntEnum
 from typing import *
 
@@ -93,6 +95,15 @@ async def main(
     bare: list = [],
     more: Dict = {},
     untyped=None,
+    day: Day | None = None,
+    moments: list[datetime.datetime] = [],
+    key: UUID | time = None,
+    place: tuple[float, d.Decimal] = (0, 0),
+    rest: Tuple[Level, ...] = (),
+    tags: set[str] = (),
+    few: "FrozenSet[int]" = (),
+    whole: tuple = (),
+    some: frozenset = (),
 ) -> list[Pair]:
     """Do it.
 
@@ -158,8 +169,8 @@ def test_what_is_read_equals_what_the_types_say() -> None:
 @pytest.mark.parametrize(
     "annotation",
     [
-        "Unknown", "list[Unknown]", "np.ndarray", "Odd", "Auto", "Loop", "tuple[int, str]", "dict[int, str]", "Cls", "5",
-        "Annotated[int, 5]", "f(int)", "'not python('", "Literal[Odd]", "Child",
+        "Unknown", "list[Unknown]", "np.ndarray", "Odd", "Auto", "Loop", "tuple[()]", "date",
+        "d.Decimal", "dict[int, str]", "Cls", "5", "Annotated[int, 5]", "f(int)", "'not python('", "Literal[Odd]", "Child",
     ],
 )  # fmt: skip
 def test_what_one_file_does_not_tell_is_anything(annotation: str) -> None:
@@ -379,7 +390,7 @@ def _cycle() -> list[Any]:
     ("value", "message"),
     [
         ({"a": [b"x"]}, r"^result\['a'\]\[0\] is of type bytes"),
-        ({1, 2}, "^result is of type set"),
+        ({1j}, r"^result\[\.\.\.\] is of type complex"),
         (float("nan"), "^result is nan"),
         ({1: 2}, "^result has the key 1"),
         (Person, "^result is the class Person"),

@@ -8,6 +8,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from datetime import date, datetime, time, timedelta
 from decimal import Decimal
+from fractions import Fraction
 from pathlib import Path
 from types import MappingProxyType
 from typing import (  # noqa: UP035
@@ -15,12 +16,15 @@ from typing import (  # noqa: UP035
     Any,
     ClassVar,
     Dict,
+    FrozenSet,
     List,
     Literal,
     NewType,
     NotRequired,
     Optional,
     Required,
+    Set,
+    Tuple,
     TypedDict,
     Union,
 )
@@ -90,6 +94,15 @@ class Visit:
 
 
 @dataclass
+class Receipt:
+    total: Decimal
+    place: tuple[float, float]
+    parts: tuple[tuple[str, Decimal], ...]
+    tags: set[str]
+    levels: frozenset[Level | None] = frozenset()
+
+
+@dataclass
 class Tree:
     value: int
     children: list[Tree]
@@ -127,6 +140,7 @@ TYPES: list[Any] = [
     None, bool, int, float, str, Any, list, dict, list[int], List[int], Dict[str, int], List, Dict,  # noqa: UP006
     dict[str, list[bool]], OPTIONAL, int | str | None, Literal["x", 2, None], Color, Level, Address, Loose, Person,
     Tree, Branch, Twice, list[Tree], UserId, Annotated[int, "a number"], object, date, Visit, dict[str, UUID | None],
+    Decimal, tuple[int, str], tuple[int, ...], tuple, Tuple, set[str], set, Set, FrozenSet[Decimal], Receipt,  # noqa: UP006
 ]  # fmt: skip
 
 
@@ -191,9 +205,10 @@ def test_typed_dict_marks_count_even_when_written_as_strings() -> None:
 @settings(max_examples=examples(60), deadline=None)
 @given(st.data())
 def test_values_of_a_type_are_valid_under_its_schema_and_come_back(data: st.DataObject) -> None:
-    kind = data.draw(st.sampled_from([Person, Tree, Twice, Color, list[Person], dict[str, Level], Visit]))
+    kind = data.draw(st.sampled_from([Person, Tree, Twice, Color, list[Person], dict[str, Level], Visit, Receipt]))
     finite = st.floats(allow_nan=False, allow_infinity=False)
     st.register_type_strategy(float, finite)
+    st.register_type_strategy(Decimal, st.decimals(allow_nan=False, allow_infinity=False))
     value = data.draw(st.from_type(kind))
     plain = to_json_value(value, "value")
     if isinstance(value, Person):
@@ -210,8 +225,10 @@ def test_values_of_a_type_are_valid_under_its_schema_and_come_back(data: st.Data
     [
         (bytes, "^bytes"),
         (complex, "^complex"),
-        (set[int], r"^set\[int\]"),
-        (tuple[int, str], "^tuple"),
+        (set[list[int]], r"^set\[list\[int\]\].*cannot hold list\[int\]"),
+        (frozenset[Address], "cannot hold Address"),
+        (tuple[()], r"^tuple\[\(\)\]"),
+        (tuple[int, bytes], r"^tuple\[int, bytes\]\[1\]: bytes"),
         (dict[int, str], "JSON keys are strings"),
         (list[list[bytes]], r"^list\[list\[bytes\]\]\[\]\[\]: bytes"),
         (Literal[b"x"], "not a JSON value"),
@@ -235,10 +252,10 @@ class Soon:
     ("value", "instead"),
     [
         (MappingProxyType({}), "make a dict"),
-        ({1}, "make a list"),
+        ({}.keys(), "make a list"),
         (iter([]), "make a list"),
         (timedelta(1), "hold$"),
-        (Decimal(1), r"str\(\)"),
+        (Fraction(1), r"str\(\)"),
         (Path("a"), r"str\(\)"),
         (b"x", "send_file"),
         (Soon(), "await it first"),
@@ -299,6 +316,15 @@ def test_unsupported_fields_name_their_class() -> None:
         (date, "2024-02-30", "^x: day"),
         (date, 5, "^x: must be a string"),
         (list[UUID], ["a"], r"^x\[0\]: badly formed"),
+        (Decimal, "NaN", "^x: must be a decimal number"),
+        (Decimal, "1\n", "^x: must be a decimal number"),
+        (Decimal, "1E" + "9" * 30, "^x: .*too large"),
+        (Decimal, 1.5, "^x: must be a string"),
+        (tuple[int, str], [1], "^x: must be an array of 2, not of 1"),
+        (tuple[int, str], [1, 2], r"^x\[1\]: must be a string"),
+        (tuple[int, ...], [1, "a"], r"^x\[1\]: must be an integer"),
+        (set[int], ["a"], r"^x\[0\]: must be an integer"),
+        (set, [[1]], "^x: unhashable"),
     ],
 )
 def test_values_that_do_not_fit_are_refused_by_path(kind: Any, value: Any, message: str) -> None:
@@ -314,6 +340,20 @@ def test_values_that_fit() -> None:
     assert structure(Loose, {"must": 1}, "x") == {"must": 1}
     assert structure(Any, [1, {"a": None}], "x") == [1, {"a": None}]
     assert structure(Order, {"items": [{"name": "a"}], "count": 1}, "x") == Order(items=[Item(name="a")], count=1)
+
+
+def test_a_set_has_one_order_in_every_run_and_repeated_items_count_once() -> None:
+    assert structure(set[int], [2, 1, 2.0], "x") == {1, 2}
+    assert to_json_value({10, 9, -1}, "x") == [-1, 9, 10]
+    assert to_json_value({"b", "a", None}, "x") == ["a", "b", None]
+    assert to_json_value(frozenset({(2, "b"), (1, "a")}), "x") == [[1, "a"], [2, "b"]]
+
+
+def test_a_decimal_keeps_every_digit_and_what_is_no_number_is_refused() -> None:
+    for text in ("0.10", "-12345678901234567890.123456789", "1E+30"):
+        assert to_json_value(structure(Decimal, text, "x"), "x") == text
+    with pytest.raises(ProgramError, match="x is NaN"):
+        to_json_value(Decimal("NaN"), "x")
 
 
 def test_an_alias_that_contains_itself_is_refused() -> None:

@@ -21,6 +21,7 @@ from inferd_runtime.server.programs.bundles import make_program
 
 SOURCE = '''
 from dataclasses import dataclass
+from decimal import Decimal
 from enum import Enum
 from typing import Annotated, Any, Literal
 
@@ -48,6 +49,9 @@ async def main(
     anything: Any = None,
     untyped=None,
     table: dict[str, int] = {},
+    price: Decimal = Decimal(0),
+    place: tuple[str, int] | None = None,
+    names: set[str] = set(),
     said: Annotated[str, "how it is said"] = "hi",
 ):
     """Do it."""
@@ -81,6 +85,9 @@ def parse(*argv: str, source: str = SOURCE) -> dict[str, Any]:
         (["--anything", "[1, null]"], "anything", [1, None]),
         (["--untyped", "plain text"], "untyped", "plain text"),
         (["--table", '{"a": 1}'], "table", {"a": 1}),
+        (["--price", "1.50"], "price", "1.50"),
+        (["--place", "1", "--place", "2"], "place", ["1", 2]),
+        (["--names", "1", "--names", "2"], "names", ["1", "2"]),
         (["--said", "{not json"], "said", "{not json"),
     ],
 )
@@ -107,6 +114,7 @@ def test_input_is_the_whole_object_and_options_win_over_it(monkeypatch: pytest.M
         (["--text", "t", "--mode", "c"], "one of a, b, 3"),
         (["--text", "t", "--person", "{"], "--person"),
         (["--text", "t", "--sizes", "x"], "--sizes"),
+        (["--text", "t", "--place", "a", "--place", "b"], "--place: expected a whole number"),
         (["--text", "t", "--max", "1"], "--max 1"),
         (["--text", "t", "stray"], "stray"),
         (["--input", '{"text": "t", "nix": 1}'], "'nix'"),

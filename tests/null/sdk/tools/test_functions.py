@@ -8,10 +8,12 @@ import functools
 import json
 import re
 import threading
+from collections import deque
 from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from decimal import Decimal
 from enum import Enum
+from fractions import Fraction
 from typing import Annotated, Any, Generic, Literal, Optional, TypedDict, TypeVar
 
 import jsonschema
@@ -23,6 +25,7 @@ import inferd
 from inferd import InvalidRequest
 from inferd.tools import ToolFunction
 from inferd.tools.docstrings import described
+from inferd.tools.results import result_text
 
 T = TypeVar("T")
 
@@ -160,7 +163,7 @@ def bounded(x: Annotated[int, Field(description="a number", ge=1)]) -> None:
     pass
 
 
-def a_set(values: set[int]) -> None:
+def a_set(values: set[list[int]]) -> None:
     pass
 
 
@@ -188,7 +191,7 @@ def not_a_text_key(x: dict[int, str]) -> None:
         (keywords, "tool keywords, parameter kwargs: give every argument a name"),
         (by_place, "tool by_place, parameter x: give every argument a name"),
         (bounded, "parameter x: .*an object that says nothing else"),
-        (a_set, r"tool a_set, parameter values: set\[int\] is not supported: use list\[T\]"),
+        (a_set, r"tool a_set, parameter values: set\[list\[int\]\] is not supported: a set cannot hold list"),
         (unknown, "tool unknown, parameter x: its annotation cannot be read: .*Missing.* or pass parameters="),
         (not_a_text_key, "JSON keys are strings"),
         (yielding, "tool yielding yields: return what the model is to get"),
@@ -209,7 +212,7 @@ def test_names_that_a_call_cannot_have_are_refused(name: str) -> None:
 
 
 @pytest.mark.parametrize(
-    "schema", [{"type": "array"}, {"x": float("nan")}, {"x": {1}}, {"x": 1 << 70}, {"x": "\ud800"}]
+    "schema", [{"type": "array"}, {"x": float("nan")}, {"x": {b""}}, {"x": 1 << 70}, {"x": "\ud800"}]
 )
 def test_schemas_that_are_none_are_refused(schema: Any) -> None:
     with pytest.raises(InvalidRequest, match="the tool look"):
@@ -322,7 +325,7 @@ class OfFunctions(BaseModel):
 
 @dataclass
 class Deep:
-    parts: list[set[int]]
+    parts: list[deque[int]]
 
 
 @dataclass
@@ -331,11 +334,11 @@ class Box(Generic[T]):
 
 
 REFUSED = [
-    (tuple[int, str], "use list[T], or a dataclass"), (Sequence[int], "use list[T]"),
-    (datetime.timedelta, "use str, and convert"),
-    (Decimal, "use float, or str"), (bytes, "use str, in Base64"), (Callable[[int], int], "use Literal"), (object(), "use bool"),
+    (tuple[()], "use tuple[T, ...], or one type for each place"), (Sequence[int], "use list[T]"),
+    (datetime.timedelta, "use str, and convert"), (Fraction, "use float, or Decimal"),
+    (bytes, "use str, in Base64"), (Callable[[int], int], "use Literal"), (object(), "use bool"),
     (threading.Thread, "use a dataclass, a TypedDict or a pydantic model"),
-    (Deep, "Deep.parts[]: set[int] is not supported: use list"),
+    (Deep, "deque[int] is not supported: use list"),
     (Box[int], "use Box without type arguments"), (T, "use the type that it stands for"), (type[int], "use Literal"),
     (Mapping[str, int], "use dict[str, T]"), (OfFunctions, "use types that JSON has"),
     (Enum("E", {"A": (1, 2)}), "use text, numbers"),
@@ -351,6 +354,20 @@ def test_a_refusal_names_the_parameter_and_what_to_use_instead(kind: Any, instea
     with pytest.raises(InvalidRequest, match=re.escape(instead)) as caught:
         inferd.tool(take)
     assert caught.value.message.startswith("the tool take, parameter wrong")
+
+
+def test_tuples_sets_and_decimals_arrive_as_such() -> None:
+    def pay(amount: Decimal, to: tuple[str, int], tags: set[str], shares: tuple[Decimal, ...] = ()) -> Any:
+        return {"amount": amount, "to": to, "tags": tags, "shares": shares}
+
+    made = inferd.tool(pay)
+    jsonschema.Draft202012Validator.check_schema(made.parameters)
+    given = {"amount": "1.10", "to": ["Ada", 2], "tags": ["b", "a"]}
+    jsonschema.validate(given, made.parameters)
+    assert made.parameters["properties"]["shares"]["default"] == []
+    returned = asyncio.run(made.run(json.dumps(given)))
+    assert returned == {"amount": Decimal("1.10"), "to": ("Ada", 2), "tags": {"a", "b"}, "shares": ()}
+    assert json.loads(result_text("pay", returned, 100)) == {**given, "tags": ["a", "b"], "shares": []}
 
 
 def test_partial_functions_are_tools() -> None:
