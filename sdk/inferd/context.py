@@ -46,6 +46,7 @@ from inferd.protocol import (
     Forward,
     ForwardResult,
     ImportContext,
+    InferdError,
     InvalidRequest,
     ListSaved,
     OpenSaved,
@@ -181,7 +182,11 @@ class Context:
         return list((await self._handle.ask(asked)).tokens)
 
     async def release(self) -> None:
-        """Give the context's memory back. A second call does nothing."""
+        """Give the context's memory back. A second call does nothing.
+
+        What runs on it ends: a task that waits for a step or a forward pass of this context gets InvalidRequest. ``async with``
+        does this at its end, and leaves an exception of its body as it is where the runtime cannot be reached any more.
+        """
         await self._handle.release()
 
     @property
@@ -480,7 +485,11 @@ class Context:
     async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        await self.release()
+        try:
+            await self.release()
+        except InferdError:
+            if error is None:
+                raise
 
     @classmethod
     def _of(cls, handle: ContextHandle) -> Context:

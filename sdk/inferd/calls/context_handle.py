@@ -232,7 +232,7 @@ class ContextHandle:
     async def release(self) -> None:
         """Give the context back. Safe to call twice, before the runtime knows the context, and again after it failed."""
         if self._generation is not None:
-            self._generation.leave()
+            self._generation.give_up()
         self._released = True
         self._parts.clear()
         async with self._lock:
@@ -287,7 +287,8 @@ class ContextHandle:
 
     async def _end_generation(self) -> None:
         if self._generation is not None:
-            self._generation.leave()
+            if not self._released:
+                self._generation.leave()
             self.detach(self._generation, await self._generation.close())
 
     async def _create(self) -> int:

@@ -34,10 +34,24 @@ class GenerationEvent(StrEnum):
     RETURN = auto()  # the task has its step, or an exception; more steps may come
     FINISH = auto()  # the task has its step, and it was the last
     LEAVE = auto()  # the program uses the context for something else
+    RELEASE = auto()  # the program gives the context back, whoever waits for a step
     CLOSE = auto()  # generate.close is sent, if the runtime has the generation
     RELEASED = auto()  # the runtime has nothing of it any more
 
 
+LEFT_BY: Mapping[GenerationState, GenerationState] = {
+    **dict.fromkeys(
+        (GenerationState.NEW, GenerationState.RUNNING, GenerationState.INTERRUPTED, GenerationState.LEAVING),
+        GenerationState.LEAVING,
+    ),
+    **{
+        state: state
+        for state in (GenerationState.FINISHED, GenerationState.ENDING, GenerationState.LEFT, GenerationState.CLOSED)
+    },
+}
+IN_STEP = (GenerationState.PREPARING, GenerationState.WAITING, GenerationState.DELIVERING)
+OVERTAKEN = {state: state for state in (GenerationState.LEAVING, GenerationState.LEFT)}
+"""Of a task that waits for a step while another one releases the context."""
 TRANSITIONS: Mapping[GenerationEvent, Mapping[GenerationState, GenerationState]] = {
     GenerationEvent.ASK: {
         GenerationState.NEW: GenerationState.PREPARING,
@@ -50,32 +64,20 @@ TRANSITIONS: Mapping[GenerationEvent, Mapping[GenerationState, GenerationState]]
         GenerationState.DELIVERING: GenerationState.WAITING,
     },
     GenerationEvent.ANSWER: {GenerationState.WAITING: GenerationState.DELIVERING},
-    GenerationEvent.REFUSE: {GenerationState.WAITING: GenerationState.CLOSED},
+    GenerationEvent.REFUSE: {GenerationState.WAITING: GenerationState.CLOSED, **OVERTAKEN},
     GenerationEvent.RETURN: {
         GenerationState.PREPARING: GenerationState.NEW,
         GenerationState.WAITING: GenerationState.INTERRUPTED,
         GenerationState.DELIVERING: GenerationState.RUNNING,
         GenerationState.CLOSED: GenerationState.CLOSED,
+        **OVERTAKEN,
     },
     GenerationEvent.FINISH: {
         GenerationState.DELIVERING: GenerationState.FINISHED,
         GenerationState.CLOSED: GenerationState.CLOSED,
     },
-    GenerationEvent.LEAVE: {
-        **dict.fromkeys(
-            (GenerationState.NEW, GenerationState.RUNNING, GenerationState.INTERRUPTED, GenerationState.LEAVING),
-            GenerationState.LEAVING,
-        ),
-        **{
-            state: state
-            for state in (
-                GenerationState.FINISHED,
-                GenerationState.ENDING,
-                GenerationState.LEFT,
-                GenerationState.CLOSED,
-            )
-        },
-    },
+    GenerationEvent.LEAVE: LEFT_BY,
+    GenerationEvent.RELEASE: {**LEFT_BY, **dict.fromkeys(IN_STEP, GenerationState.LEAVING)},
     GenerationEvent.CLOSE: {
         **dict.fromkeys(
             (GenerationState.NEW, GenerationState.RUNNING, GenerationState.INTERRUPTED), GenerationState.INTERRUPTED
@@ -94,15 +96,15 @@ TRANSITIONS: Mapping[GenerationEvent, Mapping[GenerationState, GenerationState]]
         GenerationState.LEFT: GenerationState.LEFT,
     },
 }
-IN_STEP = (GenerationState.PREPARING, GenerationState.WAITING, GenerationState.DELIVERING)
 BROKEN = "waiting for a step failed or was cancelled, which ended the generation"
-USED = "the context was used while it was generated on, which ended the generation"
+USED = "the context was used, or released, while it was generated on, which ended the generation"
 REFUSALS: Mapping[GenerationEvent, Mapping[GenerationState, str]] = {
     GenerationEvent.ASK: {
         **dict.fromkeys(IN_STEP, "two tasks iterate one generator: give each task a generator of its own"),
         **dict.fromkeys((GenerationState.LEAVING, GenerationState.LEFT), USED),
         **dict.fromkeys((GenerationState.ENDING, GenerationState.INTERRUPTED), BROKEN),
     },
+    **dict.fromkeys((GenerationEvent.SEND, GenerationEvent.ANSWER), dict.fromkeys(OVERTAKEN, USED)),
     GenerationEvent.LEAVE: dict.fromkeys(
         IN_STEP, "another task waits for a step of the generation on this context: wait, cancel it, or go on in a fork"
     ),
@@ -132,6 +134,12 @@ class Lifecycle:
     LEAVE      NEW         LEAVING
     LEAVE      RUNNING     LEAVING
     LEAVE      INTERRUPTED LEAVING
+    RELEASE    NEW         LEAVING
+    RELEASE    RUNNING     LEAVING
+    RELEASE    INTERRUPTED LEAVING
+    RELEASE    PREPARING   LEAVING
+    RELEASE    WAITING     LEAVING     another task waits for a step: it is told that the context was released
+    RELEASE    DELIVERING  LEAVING
     CLOSE      NEW         INTERRUPTED
     CLOSE      RUNNING     INTERRUPTED
     CLOSE      FINISHED    ENDING
@@ -145,6 +153,11 @@ class Lifecycle:
 
     def __init__(self) -> None:
         self.state = GenerationState.NEW
+
+    @property
+    def overtaken(self) -> bool:
+        """True if the context was used for something else, or released, since."""
+        return self.state in OVERTAKEN
 
     def on(self, event: GenerationEvent) -> None:
         """Change the state. Raises InvalidRequest if the program may not do this now; the state then stays."""

@@ -224,6 +224,7 @@ class GenerationStream:
         self.least = 1
         """How many steps to ask for at a time: more than one where nobody looks at them before the end."""
         self._lifecycle = Lifecycle()
+        self._closing = asyncio.Lock()  # of its reader at the end, and of who releases the context at that moment
         self._buffer = StepBuffer()
         self._starting: asyncio.Task[RunningGeneration] | None = None
         self._running: RunningGeneration | None = None
@@ -320,7 +321,8 @@ class GenerationStream:
         except InferdError:
             self._lifecycle.on(GenerationEvent.REFUSE)
             raise
-        self._lifecycle.on(GenerationEvent.ANSWER)
+        if not self._lifecycle.overtaken:  # else the next request is refused
+            self._lifecycle.on(GenerationEvent.ANSWER)
 
     async def step(self) -> Step | None:
         """Return the next step; None at the end. Call it while :meth:`asking`."""
@@ -337,7 +339,12 @@ class GenerationStream:
             return False
         while self._buffer.is_empty:
             self._lifecycle.on(GenerationEvent.SEND)
-            reply = await running.fetch(self._buffer.delivered, self.least)
+            try:
+                reply = await running.fetch(self._buffer.delivered, self.least)
+            except InferdError:
+                if self._lifecycle.overtaken:  # by its end: the error is of that
+                    self._lifecycle.on(GenerationEvent.ANSWER)
+                raise
             self._lifecycle.on(GenerationEvent.ANSWER)
             self._buffer.receive(reply)
         return True
@@ -346,8 +353,16 @@ class GenerationStream:
         """Deliver no more steps, because the context is about to change."""
         self._lifecycle.on(GenerationEvent.LEAVE)
 
+    def give_up(self) -> None:
+        """Deliver no more steps, because the context is released. A task that waits for one gets InvalidRequest."""
+        self._lifecycle.on(GenerationEvent.RELEASE)
+
     async def close(self) -> ContextState | None:
         """End it in the runtime if it runs there. Safe to call twice, and again after it failed."""
+        async with self._closing:
+            return await self._close()
+
+    async def _close(self) -> ContextState | None:
         self._lifecycle.on(GenerationEvent.CLOSE)
         if self._lifecycle.state in (GenerationState.LEFT, GenerationState.CLOSED):
             return None

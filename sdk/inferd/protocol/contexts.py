@@ -128,6 +128,6 @@ def check_context_tokens(request: ContextTokens) -> None:
 @operation("context.release", Done)
 @dataclass(frozen=True)
 class ReleaseContext:
-    """Give the context's pages back."""
+    """Give the context's pages back, and end the pass that runs on it. InvalidRequest while a generation does."""
 
     context: int

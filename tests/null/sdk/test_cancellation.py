@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from inferd import Context, DraftTree, InferdError, Sampler, Speculator
+from inferd import Choice, Context, DraftTree, InferdError, InvalidRequest, Sampler, Speculator
 from inferd.transport import restore_transport, use_transport
 from inferd_runtime.engine.engine import EngineOptions
 from inferd_runtime.testing.byte_tokenizer import VOCAB_SIZE
@@ -108,6 +108,51 @@ def test_a_cancel_at_any_await_leaks_nothing_and_leaves_the_contexts_usable() ->
         runtime.direct.close()
         if ended:
             assert turns >= 40, "the program has that many places to be cancelled at"
+            return
+    pytest.fail("the program never ended")
+
+
+USES: list[Callable[[Context], Awaitable[Any]]] = [
+    lambda ctx: ctx.generate(GREEDY, max_tokens=6).collect_tokens(),
+    lambda ctx: ctx.generate(GREEDY, max_tokens=6, speculator=Asking()).collect_tokens(),
+    lambda ctx: ctx.generate(GREEDY, max_tokens=6, constrain=Choice(["a", "b"])).collect_text(),
+    lambda ctx: ctx.forward([1, 2, 3], at=[0, 2]),
+    lambda ctx: ctx.run_tools([], max_tokens=4).collect(),
+]
+
+
+@pytest.mark.parametrize("use", USES)
+def test_a_release_at_any_await_of_another_task_ends_what_runs_there_and_leaks_nothing(
+    use: Callable[[Context], Awaitable[Any]],
+) -> None:
+    async def released_after(turns: int) -> bool:
+        ctx = Context().user("a question")
+        task = asyncio.ensure_future(use(ctx))
+        for _ in range(turns):
+            await asyncio.sleep(0)
+        ended = task.done()
+        await ctx.release()
+        outcome = (await asyncio.gather(task, return_exceptions=True))[0]
+        assert not ended or not isinstance(outcome, BaseException)
+        if isinstance(outcome, BaseException):
+            assert isinstance(outcome, InvalidRequest), repr(outcome)
+            assert "released" in outcome.message
+        return ended
+
+    for turns in range(200):
+        runtime = SteppedRuntime()
+        token = use_transport(runtime)
+        try:
+            ended = asyncio.run(released_after(turns))
+        finally:
+            restore_transport(token)
+        held = runtime.direct.session._state
+        assert not held.contexts, turns
+        assert not held.generations, turns
+        runtime.direct.engine.check_integrity()
+        runtime.direct.close()
+        if ended:
+            assert turns > 3
             return
     pytest.fail("the program never ended")
 

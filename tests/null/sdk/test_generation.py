@@ -27,7 +27,17 @@ from inferd import (
     Sampler,
     Step,
 )
-from inferd.protocol import CloseGenerate, ConstraintSpec, NextSteps, NotFound, StartGenerate, Steps, Usage
+from inferd.protocol import (
+    CloseGenerate,
+    ConstraintSpec,
+    NextSteps,
+    NotFound,
+    ReleaseContext,
+    StartGenerate,
+    Steps,
+    Unavailable,
+    Usage,
+)
 from inferd.testing import FakeRuntime
 
 pytestmark = pytest.mark.anyio
@@ -244,7 +254,7 @@ async def test_other_tasks_are_refused_while_a_step_is_awaited() -> None:
         generator = ctx.generate(GREEDY)
         waiting = asyncio.create_task(generator.collect_text())
         await runtime.reached.wait()
-        for use in (ctx.fork, ctx.flush, ctx.tokens, ctx.release, generator.aclose, lambda: anext(generator)):
+        for use in (ctx.fork, ctx.flush, ctx.tokens, generator.aclose, lambda: anext(generator)):
             with pytest.raises(InvalidRequest):
                 await use()
         with pytest.raises(InvalidRequest):
@@ -252,6 +262,65 @@ async def test_other_tasks_are_refused_while_a_step_is_awaited() -> None:
         runtime.gate.set()
         assert await waiting == "abc"
         assert await ctx.tokens() == list(b"pabc")
+
+
+@pytest.mark.parametrize("operation", ["generate.start", "generate.next"])
+async def test_a_release_ends_the_generation_that_another_task_waits_for(operation: str) -> None:
+    with GatedRuntime(operation, ["abc"]) as runtime:
+        ctx = Context().append("p")
+        generator = ctx.generate(GREEDY)
+        waiting = asyncio.create_task(generator.collect_text())
+        await runtime.reached.wait()
+        releasing = asyncio.create_task(ctx.release())
+        await asyncio.sleep(0)
+        runtime.gate.set()
+        await releasing
+        with pytest.raises(InvalidRequest, match="released"):
+            await waiting
+        assert generator.finish == "closed"
+        with pytest.raises(InvalidRequest, match="released"):
+            await ctx.tokens()
+    assert len(runtime.of_kind(CloseGenerate)) == len(runtime.of_kind(ReleaseContext)) == 1
+
+
+@pytest.mark.parametrize("operation", ["generate.start", "generate.next"])
+async def test_a_block_ends_with_its_own_error_while_a_cancelled_task_still_waits_for_a_step(operation: str) -> None:
+    waiting: list[asyncio.Task[str]] = []
+
+    async def block() -> None:
+        async with Context().append("p") as ctx:
+            waiting.append(asyncio.create_task(ctx.generate(GREEDY).collect_text()))
+            await runtime.reached.wait()
+            waiting[0].cancel()
+            runtime.gate.set()
+            raise KeyError("body")
+
+    with GatedRuntime(operation, ["abc"]) as runtime:
+        with pytest.raises(KeyError, match="body"):
+            await block()
+        with pytest.raises(asyncio.CancelledError):
+            await waiting[0]
+    assert len(runtime.of_kind(CloseGenerate)) == len(runtime.of_kind(ReleaseContext)) == 1
+
+
+async def test_a_block_ends_with_its_own_error_where_the_runtime_is_gone() -> None:
+    class Gone(FakeRuntime):
+        async def call(self, request: Any) -> Any:
+            if isinstance(request, ReleaseContext):
+                raise Unavailable("gone")
+            return await super().call(request)
+
+    async def block(*fails: str) -> None:
+        async with Context().append("p") as ctx:
+            await ctx.flush()
+            for text in fails:
+                raise KeyError(text)
+
+    with Gone(["abc"]):
+        with pytest.raises(KeyError, match="body"):
+            await block("body")
+        with pytest.raises(Unavailable):
+            await block()
 
 
 @pytest.mark.parametrize("operation", ["generate.start", "generate.next"])

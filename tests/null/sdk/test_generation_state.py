@@ -16,6 +16,7 @@ from inferd.testing import FakeRuntime
 OVER = {GenerationState.LEFT, GenerationState.CLOSED}
 STOPPED = {GenerationState.ENDING, GenerationState.INTERRUPTED, GenerationState.LEAVING, *OVER}
 BY_THE_PROGRAM = (GenerationEvent.ASK, GenerationEvent.LEAVE, GenerationEvent.CLOSE)
+IN_ANY_STATE = (*BY_THE_PROGRAM, GenerationEvent.RELEASE)
 
 
 def reached_from(*states: GenerationState) -> set[GenerationState]:
@@ -45,11 +46,11 @@ def test_the_docstring_lists_every_change() -> None:
 
 
 @pytest.mark.parametrize("state", GenerationState)
-@pytest.mark.parametrize("event", BY_THE_PROGRAM)
+@pytest.mark.parametrize("event", IN_ANY_STATE)
 def test_whatever_a_program_does_is_answered_or_refused_in_every_state(
     event: GenerationEvent, state: GenerationState
 ) -> None:
-    lifecycle, refusal = at(state), REFUSALS[event].get(state)
+    lifecycle, refusal = at(state), REFUSALS.get(event, {}).get(state)
     assert (refusal is None) == (state in TRANSITIONS[event])
     if refusal is None:
         lifecycle.on(event)

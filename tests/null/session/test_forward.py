@@ -624,6 +624,18 @@ def test_any_runs_are_a_mask_or_refused(rows: list[list[int]], held: int) -> Non
     caller.close()
 
 
+def test_a_release_ends_the_pass_that_runs_on_the_context(caller: DirectSession) -> None:
+    for request in (lambda context: p.Forward(context, [1, 2]), p.FlushContext):
+        context = caller.text("hello")
+        _, replies = caller.submit(request(context))
+        caller.call(p.ReleaseContext(context))
+        assert [type(reply) for reply in replies] == [p.InvalidRequest]
+        assert "released" in replies[0].message
+    while caller.engine.step():
+        pass
+    caller.engine.check_integrity()
+
+
 def test_another_operation_on_the_context_waits_for_its_turn(caller: DirectSession) -> None:
     context = caller.text("hello")
     _, replies = caller.submit(p.Forward(context, [1, 2]))

@@ -5,6 +5,7 @@ from __future__ import annotations
 from functools import partial
 
 from inferd import protocol as p
+from inferd_runtime.engine.jobs.forward_pass import ContextJob
 from inferd_runtime.engine.jobs.generation import Generation
 from inferd_runtime.session import transcript
 from inferd_runtime.session.state import Call, OpenContext, SessionState
@@ -83,8 +84,11 @@ def tokens(state: SessionState, call: Call) -> None:
 
 
 def release(state: SessionState, call: Call) -> None:
-    """Release a context."""
+    """Release a context. A pass that runs on it ends first; a generation is to be closed before."""
     request: p.ReleaseContext = call.request
+    user = state.context(request.context).context.user
+    if isinstance(user, ContextJob):
+        user.fail(p.InvalidRequest("the context was released while this call ran on it"))
     state.free_context(request.context)
     state.drop_context(request.context)
     call.respond(p.Done())
