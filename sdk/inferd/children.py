@@ -14,13 +14,23 @@ from typing import Any, Self
 from inferd.program.json_values import to_json_value
 from inferd.protocol import Unavailable
 from inferd.protocol.launches import AwaitChild, CancelChild, ReceiveFromChild, SendToChild, StartChild
-from inferd.transport import current_transport
+from inferd.transport import current_port, current_transport
+from inferd.transport.room import LaunchLine
 
 __all__ = ["Child", "launch"]
 
 
+WAIT_S = 30.0
+MOST_LAUNCHES = 8
+"""On their way at once, of the 64 operations that a program may have at the gateway."""
+
+
 async def launch(
-    program: str, arguments: Mapping[str, Any] | None = None, *, limits: Mapping[str, float] | None = None
+    program: str,
+    arguments: Mapping[str, Any] | None = None,
+    *,
+    limits: Mapping[str, float] | None = None,
+    wait_s: float = WAIT_S,
 ) -> Child:
     """Start another program of the tenant, and return a handle of its run.
 
@@ -28,9 +38,14 @@ async def launch(
     what it uses counts to this one's limits; ``limits`` (``cpu_s``, ``memory_mb``, ...) give it less of them. Raises NotFound for
     a program that is not there, InvalidRequest for wrong arguments, and LimitExceeded where depth, number, room or what is left
     of the limits does not allow one more.
+
+    Where other children have to end before, or the tenant has too many runs for now, it waits in turn: up to ``wait_s`` seconds
+    since the launches before it have their room (0: not at all).
     """
     given = to_json_value(dict(arguments or {}), "arguments")
-    started = await current_transport().call(StartChild(program, given, dict(limits or {})))
+    port, request = current_port(), StartChild(program, given, dict(limits or {}))
+    line: LaunchLine = port.shared.setdefault(LaunchLine, LaunchLine(MOST_LAUNCHES))
+    started = await line.launch(lambda: port.transport.call(request), wait_s)
     return Child(started.child)
 
 

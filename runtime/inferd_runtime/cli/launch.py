@@ -133,6 +133,7 @@ def _launch_with_servers(server: Server, body: dict[str, Any], command: ProgramC
                 limits=body["limits"],
                 retry_safe=body.get("retry_safe"),
                 mcp=brought,
+                wait_s=0,
             )
             return await Conversation(run, RunScreen(command.as_json), command.talk).follow()
 

@@ -15,6 +15,7 @@ from inferd.client.http_link import HttpLink
 from inferd.client.run_handle import RunHandle
 from inferd.program.json_values import to_json_value
 from inferd.program.sources import ENTRY, ProgramSources, read_program
+from inferd.transport.room import LaunchLine
 
 if TYPE_CHECKING:
     from inferd.client.brought_servers import BroughtServers
@@ -22,6 +23,7 @@ if TYPE_CHECKING:
 
 DEFAULT_SERVER = "http://127.0.0.1:7070"
 PATIENCE_S = 60.0
+WAIT_S = 300.0
 Sources = str | Path | Mapping[str, str]
 
 
@@ -58,6 +60,7 @@ class Client:
         patience_s: float = PATIENCE_S,
     ) -> None:
         self._link = HttpLink(url, token, ca, patience_s)
+        self._line = LaunchLine()
 
     async def __aenter__(self) -> Client:
         return self
@@ -91,6 +94,7 @@ class Client:
         idempotency_key: str | None = None,
         retry_safe: bool | None = None,
         mcp: BroughtServers | None = None,
+        wait_s: float = WAIT_S,
     ) -> RunHandle:
         """Start a run of a program: NAME, NAME@VERSION, sha256:HASH, or what :meth:`upload` returned.
 
@@ -102,6 +106,8 @@ class Client:
                 asked for again; without, ConnectionLost says that it may have started or not.
             retry_safe: whether the run may be started again after a crash; None: as the program says.
             mcp: servers of tools that the run, and those that it launches, may use, from :meth:`mcp`.
+            wait_s: how long it waits where the server has no room for it now, because of a quota or others, from when the
+                launches before it have theirs. Then, and at once with 0, LimitExceeded.
         """
         reference = program.reference if isinstance(program, ServerProgram) else program
         body: dict[str, Any] = {"program": reference, "arguments": to_json_value(dict(arguments or {}), "arguments")}
@@ -113,7 +119,10 @@ class Client:
                 mcp.key
             )  # the header has a cluster start it where the servers are offered
         again = idempotency_key is not None
-        return RunHandle(self._link, await self._link.request("POST", "/v1/runs", body, headers, again=again))
+        started = await self._line.launch(
+            lambda: self._link.request("POST", "/v1/runs", body, headers, again=again), wait_s
+        )
+        return RunHandle(self._link, started)
 
     def mcp(
         self, servers: str | Path | Mapping[str, ToolSource], *, key: str = ""

@@ -73,6 +73,20 @@ def test_there_is_no_child_where_too_little_is_left(used: Used, now: float, limi
     assert error.value.detail["limit"] == limit
 
 
+def test_a_child_that_lacks_memory_may_wait_for_others_to_end_and_for_nothing_else() -> None:
+    tree = root()
+    tree.used = Used("root", memory_mb=220)
+    with pytest.raises(LimitExceeded) as alone:
+        tree.room_for(ROOT, 0.0)
+    tree.used = Used("root", memory_mb=60)
+    for _ in range(4):
+        tree.add("x", ROOT, 0.0)
+    with pytest.raises(LimitExceeded) as beside:
+        tree.room_for(ROOT, 0.0)
+    assert [error.value.detail["limit"] for error in (alone, beside)] == ["memory_mb", "memory_mb"]
+    assert [error.value.detail.get("retry_after_s", 0) > 0 for error in (alone, beside)] == [False, True]
+
+
 def test_a_grandchild_ends_no_later_than_its_parent() -> None:
     tree = root()
     child = tree.add("a", msgspec.structs.replace(ROOT, wall_s=10.0), 50.0)
@@ -94,6 +108,7 @@ def test_depth_and_numbers_are_bounded() -> None:
             with pytest.raises(LimitExceeded) as error:
                 wide.room_for(ROOT, 0.0)
             assert error.value.detail["limit"] == "children"
+            assert error.value.detail["retry_after_s"] > 0
         if number >= MAX_CHILDREN - 1:
             wide.remove(child)
     with pytest.raises(LimitExceeded) as error:

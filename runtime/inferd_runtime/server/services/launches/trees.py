@@ -24,6 +24,7 @@ LEAST_MEMORY_MB = 48
 """What a sandbox takes before its program begins, and a little."""
 LEAST_CPU_S = 0.1
 LEAST_WALL_S = 0.1
+RETRY_SECONDS = 0.25
 LEAST_OUTPUT_BYTES = 1024
 LEAST_OUTPUT_EVENTS = 2
 
@@ -102,7 +103,8 @@ class TreeNode:
         for name, least in LEAST.items():
             if left[name] < least:
                 value = getattr(budget.limits, name)
-                raise _exceeded(name, f"{max(left[name], 0):g} is left for another child of {value:g}", value)
+                error = _exceeded(name, f"{max(left[name], 0):g} is left for another child of {value:g}", value)
+                raise _for_now(error) if name == "memory_mb" and self.children else error
         given = {name: min(getattr(wanted, name), most) for name, most in left.items()}
         return msgspec.structs.replace(wanted, **given)
 
@@ -133,7 +135,7 @@ class TreeNode:
         if self.depth >= MAX_DEPTH:
             raise _too_many("launch_depth", MAX_DEPTH, f"children of children are {MAX_DEPTH} deep already")
         if len(self.children) >= MAX_CHILDREN:
-            raise _too_many("children", MAX_CHILDREN, f"{MAX_CHILDREN} children go on already")
+            raise _for_now(_too_many("children", MAX_CHILDREN, f"{MAX_CHILDREN} children go on already"))
         if self._root.started >= MAX_STARTED:
             raise _too_many("descendants", MAX_STARTED, f"{MAX_STARTED} were started already")
 
@@ -154,3 +156,9 @@ def _exceeded(name: str, text: str, value: float) -> LimitExceeded:
 
 def _too_many(name: str, value: int, text: str) -> LimitExceeded:
     return LimitExceeded(text, limit=name, value=value, raise_with="fewer at a time")
+
+
+def _for_now(error: LimitExceeded) -> LimitExceeded:
+    """Return the error of what its caller's children give back at their end."""
+    error.detail["retry_after_s"] = RETRY_SECONDS
+    return error
