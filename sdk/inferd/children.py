@@ -39,8 +39,8 @@ async def launch(
     a program that is not there, InvalidRequest for wrong arguments, and LimitExceeded where depth, number, room or what is left
     of the limits does not allow one more.
 
-    Where other children have to end before, or the tenant has too many runs for now, it waits in turn: up to ``wait_s`` seconds
-    since the launches before it have their room (0: not at all).
+    Where other children have to end before, or the tenant has too many runs for now, it waits in turn, until for ``wait_s``
+    seconds no launch of the program has found room (0: not at all).
     """
     given = to_json_value(dict(arguments or {}), "arguments")
     port, request = current_port(), StartChild(program, given, dict(limits or {}))

@@ -106,8 +106,8 @@ class Client:
                 asked for again; without, ConnectionLost says that it may have started or not.
             retry_safe: whether the run may be started again after a crash; None: as the program says.
             mcp: servers of tools that the run, and those that it launches, may use, from :meth:`mcp`.
-            wait_s: how long it waits where the server has no room for it now, because of a quota or others, from when the
-                launches before it have theirs. Then, and at once with 0, LimitExceeded.
+            wait_s: where the server has no room for it now, because of a quota or others, it waits in turn, until for so many
+                seconds no launch of this client has found room. Then, and at once with 0, LimitExceeded.
         """
         reference = program.reference if isinstance(program, ServerProgram) else program
         body: dict[str, Any] = {"program": reference, "arguments": to_json_value(dict(arguments or {}), "arguments")}

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import math
 import time
 from collections.abc import Awaitable, Callable
 from typing import Any, TypeVar
@@ -56,30 +57,37 @@ class LaunchLine:
     def __init__(self, most: int = MOST_AT_GATEWAY) -> None:
         self._room = asyncio.Semaphore(most)
         self._first = asyncio.Lock()
+        self._last = -math.inf  # when one was started, in monotonic seconds
 
     async def launch(self, ask: Callable[[], Awaitable[T]], wait_s: float) -> T:
-        """Return what ``ask`` returns. Where it raises LimitExceeded with ``retry_after_s``, ask again after so long, for up to
-        ``wait_s`` seconds from its turn on; then raise that.
+        """Return what ``ask`` returns. Where it raises LimitExceeded with ``retry_after_s``, ask again after so long, until for
+        ``wait_s`` seconds no launch of the line has found room; then raise that.
         """
+        called = time.monotonic()
         async with self._room:
             try:
                 if wait_s <= 0 or not self._first.locked():
-                    return await ask()
+                    return await self._asked(ask)
             except LimitExceeded as error:
                 if wait_s <= 0 or _pause(error) is None:
                     raise
             async with self._first:
-                return await self._in_turn(ask, time.monotonic() + wait_s)
+                return await self._in_turn(ask, called, wait_s)
 
-    async def _in_turn(self, ask: Callable[[], Awaitable[T]], end: float) -> T:
+    async def _in_turn(self, ask: Callable[[], Awaitable[T]], called: float, wait_s: float) -> T:
         while True:
             try:
-                return await ask()
+                return await self._asked(ask)
             except LimitExceeded as error:
                 pause = _pause(error)
-                if pause is None or time.monotonic() + pause > end:
+                if pause is None or time.monotonic() + pause > max(called, self._last) + wait_s:
                     raise
             await asyncio.sleep(pause)
+
+    async def _asked(self, ask: Callable[[], Awaitable[T]]) -> T:
+        started = await ask()
+        self._last = time.monotonic()
+        return started
 
 
 def _pause(error: LimitExceeded) -> float | None:

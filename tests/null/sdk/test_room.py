@@ -67,6 +67,15 @@ async def test_what_time_does_not_mend_in_time_is_refused_at_once(detail: Mappin
     assert await line.launch(lambda: server.launch(2), wait_s) == 2
 
 
+async def test_launches_without_hope_end_together_and_not_one_after_the_other() -> None:
+    """Of forty children that never end, each one beyond the fifth waited out the whole time after the one before it."""
+    server, line = Server(0, {"retry_after_s": 0.01}), LaunchLine(8)
+    launches = [line.launch(lambda n=n: server.launch(n), 0.2) for n in range(40)]  # type: ignore[misc]
+    async with asyncio.timeout(4):  # one after the other it is 8
+        outcomes = await asyncio.gather(*launches, return_exceptions=True)
+    assert all(isinstance(outcome, LimitExceeded) for outcome in outcomes)
+
+
 async def test_a_launch_that_is_cancelled_in_the_line_leaves_it_to_the_next() -> None:
     server, line = Server(0), LaunchLine()
     first, second = (asyncio.create_task(line.launch(lambda n=n: server.launch(n), 60.0)) for n in (1, 2))  # type: ignore[misc]

@@ -95,7 +95,7 @@ async def main(program: str, count: int = 1, hold: bool = False, limits: dict[st
     outcomes, children = [], []
     for _ in range(count):
         try:
-            children.append(await inferd.launch(program, limits=limits))
+            children.append(await inferd.launch(program, limits=limits, wait_s=0))
             outcomes.append(children[-1].id)
         except inferd.InferdError as error:
             outcomes.append([error.code, error.detail.get("limit")])
@@ -103,6 +103,15 @@ async def main(program: str, count: int = 1, hold: bool = False, limits: dict[st
     if hold:
         await asyncio.gather(*(child.result() for child in children))
     return outcomes
+"""
+CROWD = """
+import asyncio
+import inferd
+
+async def main() -> list:
+    async def one():
+        return await (await inferd.launch("seven")).result()
+    return await asyncio.gather(*(one() for _ in range(12)))
 """
 IMPATIENT = """
 import asyncio
@@ -435,6 +444,12 @@ async def test_a_launch_bomb_ends_in_typed_errors_and_others_are_answered(ann: C
     outcomes = await ann.result(wide)
     assert 1 <= sum(isinstance(outcome, str) for outcome in outcomes) <= 5
     assert all(outcome == ["limit", "memory_mb"] for outcome in outcomes if isinstance(outcome, list))
+
+
+async def test_children_for_which_there_is_no_memory_yet_wait_for_others_to_end(ann: Client) -> None:
+    """A gather of twelve launches failed: four find room at a time."""
+    await ann.upload("async def main() -> int:\n    return 7\n", "seven")
+    assert await ann.result(await ann.launch(CROWD, "crowd", {"memory_mb": 256})) == [7] * 12
 
 
 async def test_children_launder_no_limits(ann: Client) -> None:
