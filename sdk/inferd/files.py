@@ -12,6 +12,9 @@ from contextvars import ContextVar
 from pathlib import Path, PurePosixPath
 from typing import Any, Protocol
 
+ALL_FILES = "files.names() lists what it has: all of its folder, where the folder with its main.py is run or uploaded"
+"""What is told of a file that is not there."""
+
 
 class ProgramFolder(Protocol):
     """Where a program's files are."""
@@ -64,7 +67,7 @@ def read_bytes(path: str) -> bytes:
     try:
         return _current().read(str(pure))
     except (FileNotFoundError, IsADirectoryError):
-        raise FileNotFoundError(f"the program has no file {path!r}; files.names() lists what it has") from None
+        raise FileNotFoundError(f"the program has no file {path!r}; {ALL_FILES}") from None
 
 
 def read_text(path: str, encoding: str = "utf-8") -> str:

@@ -35,14 +35,14 @@ PLAIN_TYPES: dict[Any, dict[str, Any]] = {
     list: {"type": "array"},
     dict: {"type": "object"},
 }
-DIGITS = r"^-?[0-9]+(\.[0-9]+)?(E[+-]?[0-9]+)?$"
-"""A Decimal's text, as ``str`` writes it."""
+DIGITS = r"^-?[0-9]{1,40}(\.[0-9]{1,40})?(E[+-]?[0-9]{1,18})?$"
+"""A Decimal's text, as ``str`` writes it. Bounded, as a model that has begun a fraction may never end it."""
 
 
 def decimal_of(text: str) -> Decimal:
     """Return a JSON text as a number. Raises ValueError."""
     if not re.fullmatch(DIGITS, text):
-        raise ValueError(f"must be a decimal number, not {_shown(text)}")
+        raise ValueError(f"must be a decimal number, with 40 digits at most on each side, not {_shown(text)}")
     try:
         return Decimal(text)
     except ArithmeticError:

@@ -134,5 +134,5 @@ def _finite(value: N, path: str) -> N:
 
 def _key(key: Any, path: str) -> str:
     if not isinstance(key, str):
-        raise ProgramError(f"{path} has the key {key!r}: JSON keys are strings")
+        raise ProgramError(f"{path} has the key {key!r}: JSON keys are strings: use str() of it")
     return key

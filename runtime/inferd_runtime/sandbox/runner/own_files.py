@@ -18,9 +18,10 @@ from functools import cached_property
 from types import TracebackType
 from typing import Any, NoReturn
 
+from inferd.files import ALL_FILES
 from inferd_runtime.sandbox.runner.program import LoadedProgram
 
-NO_SUCH_FILE = "the program's folder has no such file (inferd.files.names() lists what it has)"
+NO_SUCH_FILE = f"the program has no such file (inferd.{ALL_FILES})"
 READ_ONLY = (
     "a program writes no files: keep it in memory (io.StringIO, io.BytesIO), send it with inferd.session.send_file, or keep it "
     "for later runs in a durable queue (inferd.queue)"
