@@ -48,6 +48,12 @@ def test_folders_are_listed_and_told_from_files() -> None:
     assert not FILES.access("main.py", os.W_OK)
 
 
+def test_a_file_beside_a_program_that_is_run_alone_is_missed_with_how_it_comes_along() -> None:
+    """`inferd run main.py` takes that file alone, and its author saw the other one in the same folder."""
+    with pytest.raises(FileNotFoundError, match=r"where the folder with its main\.py is run"):
+        FILES.open("story.txt")
+
+
 def test_what_is_not_there_or_no_file_is_said_by_type_and_name() -> None:
     with pytest.raises(FileNotFoundError, match=r"inferd.files.names\(\) lists.*'/etc/passwd'"):
         FILES.open("/etc/passwd")
