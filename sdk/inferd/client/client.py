@@ -47,7 +47,7 @@ class Client:
 
     ``url``: ``http://`` or ``https://``; ``ca``: a file with the certificates to trust instead of the system's.
     ``patience_s``: how long a lost connection is made again where that does nothing twice, which is for streams, questions,
-    ``cancel``, and launches with a key.
+    ``cancel``, and launches with a key; and how long requests wait where the tenant has too many connections.
     Raises InvalidRequest for an invalid address or token.
     """
 

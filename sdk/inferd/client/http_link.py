@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import ssl
 from collections.abc import AsyncGenerator, AsyncIterator, Mapping
 from contextlib import asynccontextmanager
@@ -18,6 +19,7 @@ from inferd.protocol import ErrorInfo, InferdError, InternalError, InvalidReques
 TIMEOUT_S = 30.0
 STREAM_TIMEOUT_S = 60.0
 """A stream that says nothing sends an empty line every 15 s."""
+OF_CONNECTIONS = ("connections", "max_connections")
 VISIBLE_ASCII = frozenset(map(chr, range(0x21, 0x7F)))
 SCHEMES = {"http": "http", "https": "https", "ws": "http", "wss": "https"}
 
@@ -27,7 +29,9 @@ class ConnectionLost(Unavailable):
 
 
 class HttpLink:
-    """Requests to one server. ``patience_s``: how long a lost connection is tried again where that does nothing twice."""
+    """Requests to one server. ``patience_s``: how long a lost connection is tried again where that does nothing twice, and a
+    request for which the tenant has no connection left.
+    """
 
     def __init__(self, url: str, token: str | None, ca: str | None, patience_s: float) -> None:
         self.url = server_address(url)
@@ -92,12 +96,24 @@ class HttpLink:
 
     @asynccontextmanager
     async def _answer(self, method: str, path: str, **options: Any) -> AsyncIterator[httpx.Response]:
-        """Send a request, and yield the answer's head. Raises what the server answers instead, and Unavailable."""
+        """Send a request, and yield the answer's head. Raises what the server answers instead, and Unavailable.
+
+        Where the tenant has too many connections, nothing was done: it is sent again, for the client's patience.
+        """
+        end = anyio.current_time() + self.patience_s
         try:
-            async with self._http.stream(method, path, **options) as response:
-                if response.status_code >= 400:
-                    raise error_of(self.url, response.status_code, await response.aread())
-                yield response
+            while True:
+                async with self._http.stream(method, path, **options) as response:
+                    if response.status_code < 400:
+                        yield response
+                        return
+                    error = error_of(self.url, response.status_code, await response.aread())
+                pause = (
+                    error.detail.get("retry_after_s", 1.0) if error.detail.get("limit") in OF_CONNECTIONS else math.inf
+                )
+                if anyio.current_time() + pause > end:
+                    raise error
+                await anyio.sleep(pause)
         except (httpx.ConnectError, httpx.ConnectTimeout) as error:
             hint = "; start one with `inferd serve`" if isinstance(error.__cause__, ConnectionRefusedError) else ""
             raise Unavailable(f"no runtime answers at {self.url}: {error}{hint}") from None

@@ -6,8 +6,10 @@ import json
 from collections.abc import AsyncGenerator
 from typing import Any, cast
 
+import httpx
 import pytest
 
+from inferd import LimitExceeded
 from inferd.client.http_link import HttpLink
 from inferd.client.run_handle import RunHandle
 
@@ -37,3 +39,30 @@ async def test_the_record_of_a_run_that_ended_is_whole() -> None:
     run = RunHandle(cast("HttpLink", OneRun()), dict(WAITING))
     assert await run.result() == {"a": 1}
     assert run.record == {**WAITING, **ENDED, "started_at": 3.0, "finished_at": 4.0, "next_event": 2}
+
+
+@pytest.mark.parametrize(
+    ("limit", "patience_s", "asked"), [("connections", 60.0, 3), ("connections", 0.0, 1), ("waiting", 60.0, 1)]
+)
+async def test_a_request_for_which_the_tenant_has_no_connection_left_waits_for_one(
+    limit: str, patience_s: float, asked: int
+) -> None:
+    """Of 300 results that were awaited at once some failed with "the tenant may have 256 open connections"."""
+    refused = {"code": "limit", "message": "full", "detail": {"limit": limit, "retry_after_s": 0.001}}
+    answers = [httpx.Response(429, json={"error": refused})] * 2 + [httpx.Response(200, json={"runs": 1})]
+    seen: list[httpx.Request] = []
+
+    def answer(request: httpx.Request) -> httpx.Response:
+        seen.append(request)
+        return answers[len(seen) - 1]
+
+    link = HttpLink("http://test", None, None, patience_s)
+    await link.close()
+    link._http = httpx.AsyncClient(base_url="http://test", transport=httpx.MockTransport(answer))
+    if asked == 3:
+        assert await link.request("GET", "/v1/runs", again=False) == {"runs": 1}
+    else:
+        with pytest.raises(LimitExceeded, match="full"):
+            await link.request("GET", "/v1/runs", again=False)
+    assert len(seen) == asked
+    await link.close()
