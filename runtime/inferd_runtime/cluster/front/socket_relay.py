@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import AbstractContextManager, asynccontextmanager
+from functools import partial
 
 import anyio
 import msgspec
@@ -13,24 +14,29 @@ from websockets.asyncio.client import ClientConnection, connect
 from websockets.exceptions import ConnectionClosed, InvalidHandshake, InvalidStatus
 from websockets.typing import Subprotocol
 
-from inferd.protocol import InferdError
+from inferd.protocol import InferdError, LimitExceeded
 from inferd_runtime.cluster.front.hop_client import CONNECT_SECONDS, Failure, ReplicaGone
 from inferd_runtime.cluster.front.members import Members
 from inferd_runtime.cluster.front.start_keys import Beginning
+from inferd_runtime.server.connections.connection_table import TRY_AGAIN_LATER
 from inferd_runtime.server.gateway.app import MAX_SCRIPT_MESSAGE
 from inferd_runtime.server.gateway.auth import TENANT_KEY
 from inferd_runtime.server.gateway.chat_routes import SESSION_HEADER
 from inferd_runtime.server.gateway.replies import deny
-from inferd_runtime.server.gateway.script_session import SERVICE_RESTART, close_reason
+from inferd_runtime.server.gateway.script_session import SERVICE_RESTART, SUBPROTOCOL, close_reason
 from inferd_runtime.server.tenancy.tenant_use import TenantUse
 
 ROOM = 1 << 20
 """Bytes of a message beyond the largest that a gateway takes: an error is the replica's to tell."""
 ABNORMAL = 1006
 """What a connection that broke off has instead of a code, and nobody may send (RFC 6455, 7.4.1)."""
-MOST_QUEUED = 4
-"""Messages of a replica that the front holds for a script that does not read; more stay at the replica, which counts them."""
+MOST_QUEUED = 0
+"""Messages beyond which a replica is not read. So the front holds one for a script that does not read, beside one that is being
+sent, which is counted; more stay at the replica, which counts them.
+"""
 GONE = "the replica of this session has ended: connect again"
+Holding = Callable[[int], AbstractContextManager[None]]
+"""Counts a tenant's bytes while they are passed on. Raises LimitExceeded."""
 
 
 async def relay_session(websocket: WebSocket, members: Members, use: TenantUse, authorization: str) -> None:
@@ -43,7 +49,7 @@ async def relay_session(websocket: WebSocket, members: Members, use: TenantUse, 
                 with members.watched(member):
                     async with _session_at(member.url, websocket, authorization) as replica:
                         await websocket.accept(replica.subprotocol)
-                        await _relay(websocket, replica)
+                        await _relay(websocket, replica, partial(use.outstanding.holding, tenant))
     except InferdError as error:
         await deny(error, websocket.scope, websocket.receive, websocket.send)
 
@@ -53,7 +59,7 @@ async def _session_at(url: str, websocket: WebSocket, authorization: str) -> Asy
     """Open the session at a replica. Raises ReplicaGone, and the error that it answers."""
     query = websocket.url.query
     target = "ws" + url.removeprefix("http") + websocket.url.path + (f"?{query}" if query else "")
-    offered = [Subprotocol(name) for name in websocket.scope.get("subprotocols", [])]
+    offered = [Subprotocol(name) for name in websocket.scope.get("subprotocols", []) if name == SUBPROTOCOL]
     connecting = connect(
         target, additional_headers={"authorization": authorization}, subprotocols=offered or None, compression=None,
         max_size=MAX_SCRIPT_MESSAGE + ROOM, open_timeout=CONNECT_SECONDS, ping_interval=None, proxy=None,
@@ -63,7 +69,9 @@ async def _session_at(url: str, websocket: WebSocket, authorization: str) -> Asy
         replica = await connecting
     except InvalidStatus as refused:
         raise _error_of(bytes(refused.response.body or b"")) from None
-    except (OSError, InvalidHandshake):
+    except (TimeoutError, InvalidHandshake):  # something listens there, however slowly
+        raise ReplicaGone(reached=True) from None
+    except OSError:
         raise ReplicaGone(reached=False) from None
     try:
         yield replica
@@ -79,29 +87,51 @@ def _error_of(body: bytes) -> InferdError:
         return ReplicaGone(reached=True)
 
 
-async def _relay(websocket: WebSocket, replica: ClientConnection) -> None:
+async def _relay(websocket: WebSocket, replica: ClientConnection, holding: Holding) -> None:
+    refused: list[LimitExceeded] = []
     async with anyio.create_task_group() as tasks:
-        tasks.start_soon(_from_script, websocket, replica, tasks.cancel_scope)
-        await _from_replica(websocket, replica)
-        tasks.cancel_scope.cancel()
+        for relay in (_from_script, _from_replica):
+            tasks.start_soon(_until_over, partial(relay, websocket, replica, holding), refused, tasks.cancel_scope)
+    if refused:
+        await _close(websocket, TRY_AGAIN_LATER, refused[0].message)
 
 
-async def _from_script(websocket: WebSocket, replica: ClientConnection, scope: anyio.CancelScope) -> None:
+async def _until_over(
+    relay: Callable[[], Awaitable[bool]], refused: list[LimitExceeded], both: anyio.CancelScope
+) -> None:
+    """Relay one way; end both ways if it says so, or if the tenant's messages have no room here."""
+    try:
+        over = await relay()
+    except LimitExceeded as error:
+        refused.append(error)
+        over = True
+    if over:
+        both.cancel()
+
+
+async def _from_script(websocket: WebSocket, replica: ClientConnection, holding: Holding) -> bool:
     with contextlib.suppress(ConnectionClosed):  # the other direction tells the script
         while (message := await websocket.receive())["type"] == "websocket.receive":
             text = message.get("text")
-            await replica.send(message.get("bytes") or b"" if text is None else text)
-        scope.cancel()
+            data = message.get("bytes") or b"" if text is None else text
+            with holding(len(data)):
+                await replica.send(data)
+        return True
+    return False
 
 
-async def _from_replica(websocket: WebSocket, replica: ClientConnection) -> None:
+async def _from_replica(websocket: WebSocket, replica: ClientConnection, holding: Holding) -> bool:
     """Pass on what the replica sends, and how it closes: a replica that is lost says to connect again."""
     # The script has left, which the other direction notices, or the replica is lost, which its code tells.
     with contextlib.suppress(WebSocketDisconnect, RuntimeError, ConnectionClosed):
         async for message in replica:
-            await (websocket.send_text(message) if isinstance(message, str) else websocket.send_bytes(message))
+            with holding(len(message)):
+                await (websocket.send_text(message) if isinstance(message, str) else websocket.send_bytes(message))
     code, reason = replica.close_code or ABNORMAL, replica.close_reason or ""
-    if code == ABNORMAL:
-        code, reason = SERVICE_RESTART, close_reason(GONE)
+    await _close(websocket, *((SERVICE_RESTART, GONE) if code == ABNORMAL else (code, reason)))
+    return True
+
+
+async def _close(websocket: WebSocket, code: int, reason: str) -> None:
     with contextlib.suppress(WebSocketDisconnect, RuntimeError):
-        await websocket.close(code, reason)
+        await websocket.close(code, close_reason(reason))

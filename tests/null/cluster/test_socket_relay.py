@@ -1,0 +1,96 @@
+"""A script's session through the front, between a script and a replica that do as they like."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from typing import Any
+
+import anyio
+import anyio.abc
+import pytest
+from starlette.websockets import WebSocket
+from websockets.asyncio.server import ServerConnection, serve
+
+from inferd_runtime.cluster.front import socket_relay
+from inferd_runtime.cluster.front.members import Members
+from inferd_runtime.cluster.front.socket_relay import relay_session
+from inferd_runtime.cluster.messages import JoinCluster, ReplicaReport
+from inferd_runtime.server.connections.connection_table import TRY_AGAIN_LATER
+from inferd_runtime.server.gateway.auth import TENANT_KEY
+from inferd_runtime.server.tenancy.quotas import Quotas, same_for_all
+from inferd_runtime.server.tenancy.shares import SharedPlaces, ShareRule
+from inferd_runtime.server.tenancy.tenant_use import TenantUse
+
+pytestmark = pytest.mark.anyio
+SCOPE = {
+    "type": "websocket", "path": "/v1/session", "query_string": b"", "headers": [], "subprotocols": [], TENANT_KEY: "ann",
+    "extensions": {"websocket.http.response": {}},
+}  # fmt: skip
+
+
+class _Script:
+    """The script's end: it says nothing, and keeps what it is sent."""
+
+    def __init__(self) -> None:
+        self.sent: list[dict[str, Any]] = []
+
+    async def receive(self) -> dict[str, Any]:
+        if not any(message["type"] == "websocket.accept" for message in self.sent):
+            return {"type": "websocket.connect"}
+        await anyio.sleep_forever()
+        raise AssertionError
+
+    async def send(self, message: Any) -> None:
+        self.sent.append(message)
+
+
+async def _relayed(port: int, use: TenantUse) -> tuple[_Script, Members]:
+    """Relay a session with the replica at a port to its end."""
+    script, members = _Script(), Members(lambda name: None)
+    members.join(JoinCluster("replica1", f"http://127.0.0.1:{port}"), ReplicaReport(name="replica1"))
+    websocket = WebSocket(SCOPE, script.receive, script.send)
+    with anyio.fail_after(10):
+        await websocket.receive()
+        await relay_session(websocket, members, use, "Bearer x")
+    return script, members
+
+
+async def test_a_replica_that_shakes_hands_too_late_is_not_taken_for_lost(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whoever opens a session while one is busy would take it from all tenants."""
+    monkeypatch.setattr(socket_relay, "CONNECT_SECONDS", 0.05)
+    async with _listening() as port:
+        script, members = await _relayed(port, TenantUse(same_for_all(Quotas())))
+    assert members.live.keys() == {"replica1"}
+    assert script.sent[0]["status"] == 503
+
+
+async def test_messages_that_are_passed_on_are_held_to_what_the_tenant_may_have_outstanding() -> None:
+    async def send(connection: ServerConnection) -> None:
+        await connection.send(b"x" * 100)
+        await connection.wait_closed()
+
+    use = TenantUse(same_for_all(Quotas()))
+    use.outstanding = SharedPlaces(ShareRule(99, 0), "outstanding_bytes", "fewer")
+    async with serve(send, "127.0.0.1", 0) as replica:
+        script, _ = await _relayed(next(iter(replica.sockets)).getsockname()[1], use)
+    assert [(one["type"], one.get("code")) for one in script.sent] == [
+        ("websocket.accept", None),
+        ("websocket.close", TRY_AGAIN_LATER),
+    ]
+    assert not use.outstanding.used
+
+
+@asynccontextmanager
+async def _listening() -> AsyncIterator[int]:
+    """Have something listen that never answers."""
+
+    async def never(stream: anyio.abc.SocketStream) -> None:
+        async with stream:
+            await anyio.sleep_forever()
+
+    listening = await anyio.create_tcp_listener(local_host="127.0.0.1", local_port=0)
+    async with listening as listener, anyio.create_task_group() as tasks:
+        tasks.start_soon(listener.serve, never)
+        yield listener.extra(anyio.abc.SocketAttribute.local_port)
+        tasks.cancel_scope.cancel()
