@@ -8,9 +8,10 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 
+import anyio
 import msgspec
 
-from inferd.protocol import InferdError
+from inferd.protocol import InferdError, LimitExceeded
 from inferd_runtime.cluster.active_runs import ActiveRuns
 from inferd_runtime.cluster.front.members import Members
 from inferd_runtime.server.dialects.routes import CHAT_ROUTES
@@ -23,6 +24,9 @@ ANSWERED_BY_LAUNCH = frozenset({*CHAT_ROUTES, RESPONSES})
 """The paths whose requests count as launches."""
 LAUNCH_SECONDS = 0.5
 """How long a run that a chat request starts may take to be in its replica's report."""
+
+HEARD_SECONDS = 0.6
+"""In which replicas say which of their runs are over."""
 
 
 class _Names(msgspec.Struct, frozen=True):
@@ -68,21 +72,34 @@ class Admission:
             if not admitted.has_run:
                 self.active.drop(admitted.number)
 
-    def child(self, tenant: str) -> None:
-        """Count a launch of a program's or script's own, whose run its replica counts. Raises LimitExceeded."""
+    async def child(self, tenant: str, replica: str) -> None:
+        """Count a launch of a program's or script's own, which starts there now. Raises LimitExceeded.
+
+        Programs launch again right behind a run that is over: where there seem to be too many, replicas first say which go on.
+        """
+        try:
+            self._check_runs(tenant)
+        except LimitExceeded:
+            await anyio.sleep(HEARD_SECONDS)
+            self._check_runs(tenant)
         self.check_room(tenant, 1)
         self.use.admit_launch(tenant)
+        self.active.placed(self.active.begin(tenant), replica, time.monotonic())
 
-    async def request(self, tenant: str, path: str, body: bytes) -> None:
-        """Count a request of an LLM client, where it is one that is answered by a launch. Raises LimitExceeded."""
+    async def request(self, tenant: str, path: str, body: bytes) -> bool:
+        """Count a request of an LLM client, if it is one that is answered by a launch. Return whether that is a run of a program.
+
+        Raises LimitExceeded.
+        """
         if path not in ANSWERED_BY_LAUNCH:
-            return
+            return False
         is_run = await self._starts_run(tenant, body)
         if is_run:
             self._check_runs(tenant)
         self.use.admit_launch(tenant)
         if is_run:
             self.active.placed(self.active.begin(tenant), "", time.monotonic() + LAUNCH_SECONDS)
+        return is_run
 
     def check_room(self, tenant: str, size: int) -> None:
         """Raise LimitExceeded if so many bytes more are beyond what the tenant's runs that are not over may hold."""

@@ -80,7 +80,7 @@ class MessagesRelay:
                     target, additional_headers=headers, compression=None, max_size=None,
                     open_timeout=CONNECT_SECONDS, proxy=None,
                 ) as connection:  # fmt: skip
-                    await _ReplicaLink(self, connection).serve()
+                    await _ReplicaLink(self, member.name, connection).serve()
             await anyio.sleep(LOOK_SECONDS)
         finally:
             self._linked.discard(member.name)
@@ -103,8 +103,9 @@ class MessagesRelay:
 class _ReplicaLink:
     """The connection to a replica, with the desks of its callers."""
 
-    def __init__(self, relay: MessagesRelay, connection: ClientConnection) -> None:
+    def __init__(self, relay: MessagesRelay, replica: str, connection: ClientConnection) -> None:
         self._relay = relay
+        self._replica = replica
         self._connection = connection
         self._outbox = FrameOutbox()
         self._desks: dict[int, ServiceDesk] = {}
@@ -143,7 +144,8 @@ class _ReplicaLink:
 
     def _ask(self, ask: Ask) -> None:
         if ask.op == ADMIT_LAUNCH:
-            return self._admit_launch(ask)
+            self._relay.tasks.start_soon(self._admit_launch, ask)
+            return
         if ask.caller not in self._desks:
             self._desks[ask.caller] = self._relay.desk(ask, self)
         try:
@@ -151,9 +153,9 @@ class _ReplicaLink:
         except InvalidRequest as error:
             self.answer(ask.caller, Answer(ask.ticket, False, JSON_WIRE.error(error)))
 
-    def _admit_launch(self, ask: Ask) -> None:
+    async def _admit_launch(self, ask: Ask) -> None:
         try:
-            self._relay.admission.child(ask.tenant)
+            await self._relay.admission.child(ask.tenant, self._replica)
         except InferdError as error:
             return self.answer(ask.caller, Answer(ask.ticket, False, JSON_WIRE.error(error)))
         self.answer(ask.caller, Answer(ask.ticket, True, b"{}"))
