@@ -59,6 +59,11 @@ class HomeFile:
             if oldest is not None:
                 db.execute("DELETE FROM homes WHERE tenant = ? AND created_at <= ?", (tenant, oldest[0]))
 
+    def drop(self, tenant: str, key: str) -> None:
+        """Forget a key."""
+        with self._file.transaction() as db:
+            db.execute("DELETE FROM homes WHERE tenant = ? AND key = ?", (tenant, key))
+
 
 class LaunchHomes:
     """Belongs to the front's event loop. What waits raises Unavailable where the file does not work."""
@@ -95,6 +100,11 @@ class LaunchHomes:
         self._recent.move_to_end((tenant, key))
         while len(self._recent) > MOST_RECENT:
             self._recent.popitem(last=False)
+
+    async def drop(self, tenant: str, key: str) -> None:
+        """Forget a key whose launch was refused: one that is sent again is admitted anew."""
+        self._recent.pop((tenant, key), None)
+        await self._archive.read(lambda file: file.drop(tenant, key), tenant)
 
 
 @asynccontextmanager

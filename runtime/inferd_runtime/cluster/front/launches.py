@@ -66,7 +66,12 @@ class ClusterLaunches:
             if home is not None:
                 return await self._placed(request, sent, home, key, beginning)
             with self.admission.launch(tenant, len(arguments)) as admitted:
-                return await self._placed(request, sent, None, key, beginning, admitted)
+                answer = await self._placed(request, sent, None, key, beginning, admitted)
+            if key and 400 <= answer.status_code < 500:
+                await self.homes.drop(
+                    tenant, key
+                )  # or the next launch with it would start a run that nobody has admitted
+            return answer
 
     async def _placed(
         self,
