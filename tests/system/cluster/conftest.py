@@ -31,6 +31,7 @@ DAN = "token-of-dan-0123456789"
 EVE = "token-of-eve-0123456789"
 FAY = "token-of-fay-0123456789"
 GUS = "token-of-gus-0123456789"
+HAL = "token-of-hal-0123456789"
 ROOT = "token-of-root-0123456789"
 TOKENS = f"""
 {ANN} ann weight=2
@@ -40,6 +41,7 @@ TOKENS = f"""
 {EVE} eve launches_per_minute=3
 {FAY} fay kept_runs=6 kept_bytes=60000
 {GUS} gus runs=2 waiting=4 kept_bytes=60000
+{HAL} hal launches_per_minute=2 sockets=1
 {ROOT} root role=admin
 """
 KEY = "key-of-the-cluster-0123456789abcdef"

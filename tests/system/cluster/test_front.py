@@ -16,7 +16,7 @@ from inferd_runtime.cluster.messages import RUN_ID
 from inferd_runtime.server.tenancy.quotas import Role
 from inferd_runtime.server.tenancy.tokens import TokenRights
 
-from .conftest import ANN, BOB, CID, DAN, EVE, FAY, GUS, KEY, ROOT, Cluster, until
+from .conftest import ANN, BOB, CID, DAN, EVE, FAY, GUS, HAL, KEY, ROOT, Cluster, until
 
 pytestmark = [pytest.mark.anyio, pytest.mark.usefixtures("two_replicas")]
 HELLO = "async def main(word: str = 'x'):\n    print('hello', word)\n    return word\n"
@@ -314,3 +314,61 @@ async def test_requests_of_llm_clients_count_as_launches_over_all_replicas(clust
     answers = [await cluster.client.post("/v1/chat/completions", json=body, headers=headers) for _ in range(4)]
     limited = [answer.json()["error"] for answer in answers if answer.status_code == 429]
     assert len(limited) == 1, [answer.text for answer in answers]
+
+
+async def test_events_of_a_run_whose_name_is_odd_end_with_an_error(cluster: Cluster) -> None:
+    """A name that cannot stand in a request as it is was asked for without end."""
+    for name in ("%C3%A4", "a%20b", "a%0D%0AX:%20y", "a%3Fb"):
+        answer = await cluster.client.get(f"/v1/runs/{name}/events", timeout=5)
+        assert answer.status_code == 404, answer.text
+
+
+async def test_head_is_answered_like_get(cluster: Cluster) -> None:
+    await cluster.upload(HELLO, "hello")
+    run = await cluster.launch("hello")
+    await cluster.finished(run["id"])
+    for path in ("/v1/runs", "/v1/tenants", f"/v1/runs/{run['id']}", f"/v1/runs/{run['id']}/events"):
+        answer = await cluster.client.head(path, timeout=5)
+        assert (answer.status_code, answer.content) == (200, b"")
+
+
+async def test_a_key_whose_launch_was_refused_starts_no_run_that_is_not_counted(cluster: Cluster) -> None:
+    headers, client = {"Authorization": f"Bearer {HAL}"}, cluster.client
+    upload = {"files": {"main.py": HELLO}, "name": "p"}
+    assert (await client.post("/v1/programs", json=upload, headers=headers)).status_code == 201
+    statuses = []
+    for arguments in ({"no": "such"}, {}):
+        for key in ("a", "b"):
+            body, own = {"program": "p", "arguments": arguments}, {**headers, "Idempotency-Key": key}
+            statuses.append((await client.post("/v1/runs", json=body, headers=own)).status_code)
+    assert statuses == [400, 400, 429, 429]
+
+
+async def test_requests_of_llm_clients_wait_for_one_of_the_tenants_sessions_over_all_replicas(cluster: Cluster) -> None:
+    assert cluster.front is not None
+    url, headers = "ws" + cluster.front.url.removeprefix("http") + "/v1/session", {"Authorization": f"Bearer {HAL}"}
+    answers: list[int] = []
+
+    async def tokenize() -> None:
+        answer = await cluster.client.post("/tokenize", json={"prompt": "ab"}, headers=headers)
+        answers.append(answer.status_code)
+
+    async with anyio.create_task_group() as tasks, websockets.connect(url, additional_headers=headers, proxy=None):
+        tasks.start_soon(tokenize)
+        for _ in range(20):
+            await cluster.client.get("/v1/tenants", headers=headers)
+        assert not answers
+    assert answers == [200]
+
+
+async def test_a_script_may_offer_any_subprotocol(cluster: Cluster) -> None:
+    """An empty one, which servers skip, was passed on to a client that refuses it: a traceback."""
+    assert cluster.front is not None
+    host, port = cluster.front.url.removeprefix("http://").split(":")
+    head = f"GET /v1/session HTTP/1.1\r\nHost: x\r\nAuthorization: Bearer {ANN}\r\nUpgrade: websocket\r\nConnection: Upgrade\r\n"
+    key = "Sec-WebSocket-Key: dGhlIHNhbXBsZSBub25jZQ==\r\nSec-WebSocket-Version: 13\r\n"
+    async with await anyio.connect_tcp(host, int(port)) as stream:
+        await stream.send(f"{head}{key}Sec-WebSocket-Protocol: x,,inferd.v1\r\n\r\n".encode())
+        answer = await stream.receive()
+    assert answer.startswith(b"HTTP/1.1 101 ")
+    assert b"inferd.v1" in answer

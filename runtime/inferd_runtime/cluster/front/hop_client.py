@@ -56,13 +56,14 @@ class HopRequest:
 
 
 def hop_request(request: HTTPConnection, key: str, body: bytes = b"") -> HopRequest:
-    """Return a client's request as a replica gets it."""
+    """Return a client's request as a replica gets it; for HEAD a GET, as the front may need the body. Its server sends none."""
     scope = request.scope
     query = scope["query_string"]
     target = scope["raw_path"] + (b"?" + query if query else b"")
     kept = [(name, value) for name, value in scope["headers"] if name not in OWN_HEADERS]
     asks = b"authorization", authorization_of_hop(request, key).encode()
-    return HopRequest(scope["method"].encode(), target, [*kept, asks], body)
+    method = "GET" if scope["method"] == "HEAD" else scope["method"]
+    return HopRequest(method.encode(), target, [*kept, asks], body)
 
 
 def authorization_of_hop(request: HTTPConnection, key: str) -> str:

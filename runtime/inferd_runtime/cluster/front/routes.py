@@ -26,7 +26,7 @@ from inferd_runtime.cluster.front.hop_client import (
     hop_request,
 )
 from inferd_runtime.cluster.front.launches import ClusterLaunches
-from inferd_runtime.cluster.front.members import HEIR_SECONDS, Member, Members
+from inferd_runtime.cluster.front.members import HEIR_SECONDS, PLACE_SECONDS, Member, Members
 from inferd_runtime.cluster.front.proxied import Choose, ProxiedResponse
 from inferd_runtime.cluster.front.run_stream import RunStream
 from inferd_runtime.cluster.front.socket_relay import relay_session
@@ -120,18 +120,31 @@ class ClusterApi:
         return await self._placed(request, body)
 
     async def _placed(self, request: Request, body: bytes) -> Response:
-        await self._admit(request, body)
+        has_socket = await self._admit(request, body)
         session, tenant = request.headers.get(SESSION_HEADER), request.scope[TENANT_KEY]
         if len(body) <= SHORT_BODY:
             beginning = beginning_of(body, session)
         else:
             beginning = await self._pace.beside(tenant, partial(beginning_of, body, session))
         sent = hop_request(request, self.key, body)
-        return self._proxied(sent, lambda: self.members.placed(tenant, beginning))
+        return self._proxied(
+            sent, self._in_turn(sent, tenant, has_socket, lambda: self.members.placed(tenant, beginning))
+        )
 
-    async def _admit(self, request: Request, body: bytes) -> None:
-        if request.method == "POST":
-            await self.admission.request(request.scope[TENANT_KEY], request.url.path, body)
+    async def _admit(self, request: Request, body: bytes) -> bool:
+        """Admit a request. Return whether it is answered in a session, which is one of the tenant's sockets."""
+        is_post = request.method == "POST"
+        return is_post and not await self.admission.request(request.scope[TENANT_KEY], request.url.path, body)
+
+    def _in_turn(self, sent: HopRequest, tenant: str, has_socket: bool, choose: Choose) -> Choose:
+        """Have a request that takes a socket wait for one, and hold it until its answer is complete."""
+
+        @asynccontextmanager
+        async def with_socket() -> AsyncIterator[Member]:
+            async with self.use.socket_in_turn(tenant, PLACE_SECONDS, sent.body), choose() as member:
+                yield member
+
+        return with_socket if has_socket else choose
 
     def _proxied(self, sent: HopRequest, choose: Choose) -> Response:
         return ProxiedResponse(self.hop, self.members, sent, choose)
@@ -150,14 +163,13 @@ class ClusterApi:
             previous = None
         if previous is None:
             return await self._placed(request, body)
-        await self._admit(request, body)
-        return self._with(previous, request, body)
+        return self._with(previous, request, body, has_socket=await self._admit(request, body))
 
     async def of_response(self, request: Request) -> Response:
         """Ask the replica that has the response."""
         return self._with(request.path_params["response"], request, await self._body(request))
 
-    def _with(self, response: str, request: Request, body: bytes) -> Response:
+    def _with(self, response: str, request: Request, body: bytes, *, has_socket: bool = False) -> Response:
         """Pass a request on to the replica that has a response."""
 
         @asynccontextmanager
@@ -166,7 +178,8 @@ class ClusterApi:
             with self.members.answering(member):
                 yield member
 
-        return self._proxied(hop_request(request, self.key, body), choose)
+        sent = hop_request(request, self.key, body)
+        return self._proxied(sent, self._in_turn(sent, request.scope[TENANT_KEY], has_socket, choose))
 
     async def _home(self, request: Request, response: str) -> Member:
         """Return the replica that has a response; any if none has it, which answers so, once all that ended have heirs.

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from dataclasses import replace
+from urllib.parse import quote
 
 import anyio
 import httpcore
@@ -67,6 +68,7 @@ class RunStream(Response):
         self._hop = hop
         self._members = members
         self._run = run
+        self._path = f"/v1/runs/{quote(run, safe='')}"
         self._as_sse = SSE in request.headers.get("accept", "")
         self._follow = follow_of(request)
         self._events = EventSplitter(first_index(request), self._as_sse)
@@ -130,7 +132,7 @@ class RunStream(Response):
         """Return the run's state, from the replica that has it. Raises NotFound."""
         while True:
             member = await self._member()
-            request = replace(self._request, target=f"/v1/runs/{self._run}".encode())
+            request = replace(self._request, target=self._path.encode())
             try:
                 with self._members.watched(member):
                     return msgspec.json.decode(await self._hop.ask(member.url, request, ASK_SECONDS), type=RunSummary)
@@ -142,7 +144,7 @@ class RunStream(Response):
 
     def _asking(self) -> HopRequest:
         query = f"from={self._events.next}&follow={'true' if self._follow else 'false'}"
-        return replace(self._request, target=f"/v1/runs/{self._run}/events?{query}".encode())
+        return replace(self._request, target=f"{self._path}/events?{query}".encode())
 
 
 class RunSummary(msgspec.Struct, frozen=True):

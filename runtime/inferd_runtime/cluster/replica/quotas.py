@@ -42,7 +42,7 @@ class ReplicaQuotas:
         """Return a tenant's quotas here."""
         whole = self.whole(tenant)
         return replace(
-            whole, sockets=0, connections=0, programs=0, tokens_per_minute=0, launches_per_minute=0,
+            whole, connections=0, programs=0, tokens_per_minute=0, launches_per_minute=0,
             waiting=whole.waiting + whole.runs if whole.waiting and whole.runs else whole.waiting,
             runs=self._allowed(tenant, RUNS), fetches=self._allowed(tenant, FETCHES),
             fetches_per_minute=self._allowed(tenant, FETCH_RATE),
