@@ -166,10 +166,10 @@ class Members:
         self.changed.wake()
 
     def any(self) -> Member:
-        """Return the replica that answers the fewest requests. Raises Unavailable if there is none."""
+        """Return the replica that answers the fewest requests, a silent one last. Raises Unavailable if there is none."""
         if not self.live:
             raise Unavailable("no replica is there", retry_after_s=1.0)
-        return min(self.live.values(), key=lambda member: (member.in_flight, member.name))
+        return min(self.live.values(), key=lambda member: (member.silent, member.in_flight, member.name))
 
     def usable(self) -> list[Member]:
         """Return the replicas that take runs."""
