@@ -42,8 +42,8 @@ async def _body() -> AsyncIterator[bytes]:
     yield b"here"
 
 
-async def _nothing() -> dict[str, Any]:
-    return {"type": "http.request"}
+async def _unread() -> dict[str, Any]:
+    raise AssertionError("the body is read")
 
 
 def _members() -> Members:
@@ -51,6 +51,14 @@ def _members() -> Members:
     for name in ("stopped", "there"):
         members.join(JoinCluster(name, f"http://{name}"), ReplicaReport(name=name))
     return members
+
+
+async def test_a_body_that_no_replica_reads_is_not_held_in_the_front() -> None:
+    parts: Any = None
+    api = ClusterApi(parts, _members(), parts, parts, "key", TenantUse(same_for_all(Quotas())), 100)
+    for path in (api.of_response, api.of_run, api.anything):
+        scope = {**SCOPE, "path_params": {"response": "r", "run": "run-1"}}
+        await path(Request(scope, _unread))
 
 
 async def test_a_replica_that_is_stopped_holds_up_no_response_of_another_one() -> None:
@@ -63,7 +71,7 @@ async def test_a_replica_that_is_stopped_holds_up_no_response_of_another_one() -
     hop: Any = _OneAnswers()
     api = ClusterApi(hop, _members(), parts, parts, "key", TenantUse(same_for_all(Quotas())), 100)
     with anyio.fail_after(5):
-        answer = await api.of_response(Request(SCOPE, _nothing))
+        answer = await api.of_response(Request(SCOPE, _unread))
         await answer(SCOPE, anyio.sleep_forever, send)  # type: ignore[arg-type]
     assert sent[1]["body"] == b"here"
 

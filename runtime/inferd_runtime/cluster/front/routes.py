@@ -151,7 +151,8 @@ class ClusterApi:
         return ProxiedResponse(self.hop, self.members, sent, choose)
 
     async def _body(self, request: Request) -> bytes:
-        return await read_bytes(request, self.most, self.use.bodies)
+        """Return the body of a POST. Of others no replica reads it: it would be held here as long as the answer lasts."""
+        return await read_bytes(request, self.most, self.use.bodies) if request.method == "POST" else b""
 
     # Responses ------------------------------------------------------------------------------------------------------
 
