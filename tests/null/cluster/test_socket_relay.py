@@ -9,7 +9,7 @@ from typing import Any
 import anyio
 import anyio.abc
 import pytest
-from starlette.websockets import WebSocket
+from starlette.websockets import WebSocket, WebSocketState
 from websockets.asyncio.server import ServerConnection, serve
 
 from inferd_runtime.cluster.front import socket_relay
@@ -45,10 +45,15 @@ class _Script:
         self.sent.append(message)
 
 
+def _members(port: int) -> Members:
+    members = Members(lambda name: None)
+    members.join(JoinCluster("replica1", f"http://127.0.0.1:{port}"), ReplicaReport(name="replica1"))
+    return members
+
+
 async def _relayed(port: int, use: TenantUse) -> tuple[_Script, Members]:
     """Relay a session with the replica at a port to its end."""
-    script, members = _Script(), Members(lambda name: None)
-    members.join(JoinCluster("replica1", f"http://127.0.0.1:{port}"), ReplicaReport(name="replica1"))
+    script, members = _Script(), _members(port)
     websocket = WebSocket(SCOPE, script.receive, script.send)
     with anyio.fail_after(10):
         await websocket.receive()
@@ -94,3 +99,32 @@ async def _listening() -> AsyncIterator[int]:
         tasks.start_soon(listener.serve, never)
         yield listener.extra(anyio.abc.SocketAttribute.local_port)
         tasks.cancel_scope.cancel()
+
+
+async def test_a_session_ends_with_its_script_though_messages_of_the_replica_are_left() -> None:
+    """It counted for ten seconds more: what closes a connection came behind a message that nobody reads."""
+    said = anyio.Event()
+
+    async def send(connection: ServerConnection) -> None:
+        for _ in range(3):
+            await connection.send(b"x")
+        said.set()
+        await connection.wait_closed()
+
+    class Leaves(_Script):
+        async def receive(self) -> dict[str, Any]:
+            await said.wait()
+            return {"type": "websocket.disconnect", "code": 1006}
+
+        async def send(self, message: Any) -> None:
+            if message["type"] == "websocket.send":
+                await anyio.sleep_forever()
+
+    script, use = Leaves(), TenantUse(same_for_all(Quotas()))
+    websocket = WebSocket(SCOPE, script.receive, script.send)
+    websocket.client_state = WebSocketState.CONNECTED
+    async with serve(send, "127.0.0.1", 0) as replica:
+        members = _members(next(iter(replica.sockets)).getsockname()[1])
+        with anyio.fail_after(5):
+            await relay_session(websocket, members, use, "Bearer x")
+    assert not use.sockets.used

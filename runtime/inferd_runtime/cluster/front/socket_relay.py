@@ -34,6 +34,8 @@ MOST_QUEUED = 0
 """Messages beyond which a replica is not read. So the front holds one for a script that does not read, beside one that is being
 sent, which is counted; more stay at the replica, which counts them.
 """
+CLOSE_SECONDS = 0.5
+"""How long a replica may take to close: behind a message that no script reads any more its answer to that is not seen."""
 GONE = "the replica of this session has ended: connect again"
 Holding = Callable[[int], AbstractContextManager[None]]
 """Counts a tenant's bytes while they are passed on. Raises LimitExceeded."""
@@ -63,7 +65,7 @@ async def _session_at(url: str, websocket: WebSocket, authorization: str) -> Asy
     connecting = connect(
         target, additional_headers={"authorization": authorization}, subprotocols=offered or None, compression=None,
         max_size=MAX_SCRIPT_MESSAGE + ROOM, open_timeout=CONNECT_SECONDS, ping_interval=None, proxy=None,
-        max_queue=MOST_QUEUED,
+        max_queue=MOST_QUEUED, close_timeout=CLOSE_SECONDS,
     )  # fmt: skip
     try:
         replica = await connecting
