@@ -182,11 +182,7 @@ class Context:
         return list((await self._handle.ask(asked)).tokens)
 
     async def release(self) -> None:
-        """Give the context's memory back. A second call does nothing.
-
-        What runs on it ends: a task that waits for a step or a forward pass of this context gets InvalidRequest. ``async with``
-        does this at its end, and leaves an exception of its body as it is where the runtime cannot be reached any more.
-        """
+        """Give the context's memory back. Whoever waits for something of it gets InvalidRequest. A second call does nothing."""
         await self._handle.release()
 
     @property
@@ -483,7 +479,7 @@ class Context:
         return self
 
     async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+        self, _: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         try:
             await self.release()
