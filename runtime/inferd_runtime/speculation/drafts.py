@@ -33,12 +33,6 @@ class Proposal:
         """Return the parent of a node."""
         return self.parents[node] if self.parents else node - 1
 
-    def first(self, count: int) -> Proposal:
-        """Return its first tokens. A sampled proposal stays whole: how much of it is verified must not depend on its tokens."""
-        if count >= len(self.tokens) or self.probabilities is not None:
-            return self
-        return Proposal(self.tokens[:count], self.parents[:count], self.match, self.confidence[:count])
-
 
 NOTHING = Proposal(())
 

@@ -68,9 +68,8 @@ class ClusterLaunches:
             with self.admission.launch(tenant, len(arguments)) as admitted:
                 answer = await self._placed(request, sent, None, key, beginning, admitted)
             if key and 400 <= answer.status_code < 500:
-                await self.homes.drop(
-                    tenant, key
-                )  # or the next launch with it would start a run that nobody has admitted
+                # Or the next launch with it would start a run that nobody has admitted.
+                await self.homes.drop(tenant, key)
             return answer
 
     async def _placed(

@@ -20,7 +20,7 @@ from inferd_runtime.engine.sampling.noise import (
     RARE_BITS,
     gumbel,
     gumbel_argmax,
-    gumbel_of,
+    gumbel_of_token,
     mix,
     noise_base,
     stream,
@@ -123,7 +123,7 @@ def _draw_quickly(
         return None
     if sampler.temperature == 0:
         return best
-    reach = sampler.temperature * (gumbel_of(sampler.key, position, best) - RARE - SLACK)
+    reach = sampler.temperature * (gumbel_of_token(sampler.key, position, best) - RARE - SLACK)
     base = noise_base(sampler.key, position)
     tokens = kernels.contenders(logits, mask, float(logits[best]) + reach, base, int(RARE_BITS))
     scores = logits[tokens].astype(np.float64)

@@ -75,7 +75,7 @@ def gumbel(key: int, position: int, tokens: npt.NDArray[np.int64]) -> npt.NDArra
     return _gumbel_of(_bits(key, position, tokens))
 
 
-def gumbel_of(key: int, position: int, token: int) -> float:
+def gumbel_of_token(key: int, position: int, token: int) -> float:
     """Return the noise of one token, to the last bits: those are the logarithm's."""
     bits = mix((noise_base(key, position) + token * GOLDEN) & MASK) >> 12
     return -math.log(-math.log((bits + 0.5) * 2.0**-52))

@@ -57,9 +57,8 @@ def _parsed(text: str) -> Requirement:
         raise InvalidRequest(
             f"the dependency {requirement.name!r} names a URL: dependencies come from the package index of the server"
         )
-    if any(
-        one.operator == "===" for one in requirement.specifier
-    ):  # any text may follow: pip reads one with / as a path
+    # Any text may follow it: pip reads one with / as a path.
+    if any(one.operator == "===" for one in requirement.specifier):
         raise InvalidRequest(f"the dependency {requirement.name!r} has ===, which is not supported: write ==")
     requirement.name = canonicalize_name(requirement.name)
     return requirement
