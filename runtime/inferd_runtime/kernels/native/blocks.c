@@ -34,7 +34,8 @@
 #define MANY (REGISTERS == 32 ? 32 : 24)  // rows, from which on unpacking to memory is worth it
 #define TILES 8           // that one row is multiplied with at a time
 #define SMALL (1 << 17)   // weights, below which waking up threads takes longer than multiplying
-#define AHEAD 1024        // bytes that are asked for before they are needed: tiles side by side are more streams than are guessed
+// Bytes of a tile that are asked for before they are needed: tiles side by side are more streams than are guessed, but few are not to fill the cache.
+#define AHEAD(tiles) ((tiles) == 1 ? 8192 : (tiles) < TILES ? 4096 : 1024)
 
 typedef struct {
   Lanes scale, offset;
@@ -86,7 +87,7 @@ INLINE void multiply_tiles(const int rows, const int tiles, const uint8_t *weigh
   UNROLL for (int each = 0; each < rows * tiles; each++) sums[each] = all(0);
   for (long first = 0; first < inputs; first += GROUP) {
     const uint8_t *part = part_of(weight, first);
-    const uint8_t *ahead = part + AHEAD + (part + AHEAD < weight + tile ? 0 : (tiles - 1) * tile);
+    const uint8_t *ahead = part + AHEAD(tiles) + (part + AHEAD(tiles) < weight + tile ? 0 : (tiles - 1) * tile);
     const int eights = first % PART / 8;
     UNROLL for (int t = 0; t < tiles; t++) group[t] = group_of(weight + t * tile, first);
     for (int eight = eights; eight < eights + GROUP / 8; eight++) {

@@ -5,8 +5,9 @@
 
 #include <omp.h>
 
+#define APART (BITS == 8 ? 1 : 4)  // the inputs of a pair: shifts alone bring those together, which do not run where products do
 #define MOST_FOUND 24     // sums of a group in registers
-#define MOST_TOGETHER 12  // rows that share the unpacking of a weight
+#define MOST_TOGETHER 9   // rows that share the unpacking of a weight
 #define MOST_TILES 24     // that a thread takes at a time: what as many as are multiplied at once divide
 #define LARGEST 32767.0f
 #define SMALLEST 1e-30f   // a group of smaller numbers counts as zeros
@@ -20,6 +21,7 @@ typedef struct {
 
 static Rounded rounded_rows(const float *in, long count, long inputs) {
   const long groups = inputs / GROUP;
+  const __m256i turns = _mm256_broadcastsi128_si256(_mm_set_epi8(15, 14, 7, 6, 13, 12, 5, 4, 11, 10, 3, 2, 9, 8, 1, 0));
   float *each = malloc(2 * count * groups * sizeof(float));
   Rounded rows = {malloc(count * inputs * sizeof(int16_t)), each, each + count * groups, count, inputs};
   for (long row = 0; row < count; row++)
@@ -33,7 +35,8 @@ static Rounded rounded_rows(const float *in, long count, long inputs) {
       const Lanes times_of = all(top < SMALLEST ? 0 : LARGEST / top);
       UNROLL for (int at = 0; at < GROUP; at += LANES) {
         __m512i whole = _mm512_cvtps_epi32(times(load(in + at), times_of));
-        _mm256_storeu_si256((__m256i *)(rows.numbers + (group * count + row) * GROUP + at), _mm512_cvtepi32_epi16(whole));
+        const __m256i numbers = _mm512_cvtepi32_epi16(whole);
+        _mm256_storeu_si256((__m256i *)(rows.numbers + (group * count + row) * GROUP + at), APART == 4 ? _mm256_shuffle_epi8(numbers, turns) : numbers);
       }
       rows.scales[group * count + row] = total - total == 0 ? top / LARGEST : NAN;  // what is no number, or has no end, is passed on
       rows.sums[group * count + row] = total;
@@ -41,14 +44,29 @@ static Rounded rounded_rows(const float *in, long count, long inputs) {
   return rows;
 }
 
-// Returns numbers as `looked_up_pair` does. Those that count from zero on are what their index is.
-INLINE __m512i numbers_of_pair(const uint8_t *part, int eight, const int s, const uint16_t *book) {
+// Returns the lowest bits of eight inputs, of 16 outputs: those of the first four stand in the lower half of each word, the others above.
+INLINE __m512i lowest_of(const uint8_t *part, int eight) {
+  const int at = eight * LOW;
+  const __m512i words = _mm512_loadu_si512(part + (BITS - LOW) * PLANE + at / 4 * LANES * 4 + at % 4);
+  return LOW == 4 ? words : _mm512_shuffle_epi8(words, _mm512_set4_epi32(0x800d800c, 0x80098008, 0x80058004, 0x80018000));
+}
+
+// Returns the numbers of a pair of inputs, APART from each other: the first one is input 8 eight + s.
+INLINE __m512i pair16(const uint8_t *part, __m512i lowest, int eight, const int s, const uint16_t *book) {
+  if (BITS == 8) {
+    const __m256i turns = _mm256_set_epi8(31, 15, 30, 14, 29, 13, 28, 12, 27, 11, 26, 10, 25, 9, 24, 8, 23, 7, 22, 6, 21, 5, 20, 4, 19, 3, 18, 2, 17, 1, 16, 0);
+    const __m256i both = _mm256_loadu_si256((const __m256i *)(part + (8 * eight + s) * LANES));
+    return _mm512_cvtepi8_epi16(_mm256_permutexvar_epi8(turns, both));
+  }
+  __m512i index = _mm512_srli_epi16(lowest, LOW * s);
+  if (s < APART - 1) index = _mm512_and_si512(index, _mm512_set1_epi16(LOWEST - 1));
+  UNROLL for (int bit = LOW; bit < BITS; bit++) {
+    const uint8_t *plane = part + (bit - LOW) * PLANE + (8 * eight + s) * 2, *other = plane + 2 * APART;
+    const __mmask32 set = _pdep_u32(plane[0] | plane[1] << 8, 0x55555555) | _pdep_u32(other[0] | other[1] << 8, 0xaaaaaaaa);
+    index = _mm512_mask_add_epi16(index, set, index, _mm512_set1_epi16(1 << bit));
+  }
   const int counts = meaning(0) == 0 && meaning(LOWEST - 1) == LOWEST - 1;
-  if (BITS < 8 && counts) return _mm512_and_si512(index_pair(part, eight, s), _mm512_set1_epi16((1 << BITS) - 1));
-  if (BITS < 8) return looked_up_pair(part, eight, s, book);
-  const __m256i turns = _mm256_set_epi8(31, 15, 30, 14, 29, 13, 28, 12, 27, 11, 26, 10, 25, 9, 24, 8, 23, 7, 22, 6, 21, 5, 20, 4, 19, 3, 18, 2, 17, 1, 16, 0);
-  const __m256i both = _mm256_loadu_si256((const __m256i *)(part + (8 * eight + s) * LANES));
-  return _mm512_cvtepi8_epi16(_mm256_permutexvar_epi8(turns, both));
+  return counts ? index : found_in(book, index);
 }
 
 INLINE __m512i in_every_lane(const int16_t *pair) {
@@ -66,19 +84,21 @@ INLINE void multiply_tiles16(const int count, const int tiles, const uint8_t *we
   for (int each = 0; each < count * tiles; each++) store(sums + each * LANES, all(0));
   for (long first = 0; first < inputs; first += GROUP) {
     const uint8_t *part = part_of(weight, first);
-    const uint8_t *ahead = part + AHEAD + (part + AHEAD < weight + tile ? 0 : (tiles - 1) * tile);
+    const uint8_t *ahead = part + AHEAD(tiles) + (part + AHEAD(tiles) < weight + tile ? 0 : (tiles - 1) * tile);
     const int16_t *at = rows.numbers + first * rows.count + from * GROUP;
     const int eights = first % PART / 8;
-    __m512i found[MOST_FOUND], pairs[TILES];
+    __m512i found[MOST_FOUND], lowest[TILES], pairs[TILES];
     UNROLL for (int each = 0; each < count * tiles; each++) found[each] = _mm512_setzero_si512();
     for (int eight = eights; eight < eights + GROUP / 8; eight++, at += 8) {
       UNROLL for (int t = 0; t < tiles; t++)
         UNROLL for (int line = 0; line < PART_BYTES / 4; line += 64)
           _mm_prefetch(ahead + t * tile + eight * (PART_BYTES / 4) + line, _MM_HINT_T0);
-      UNROLL for (int s = 0; s < 8; s += 2) {
-        UNROLL for (int t = 0; t < tiles; t++) pairs[t] = numbers_of_pair(part + t * tile, eight, s, book);
+      UNROLL for (int t = 0; t < tiles; t++)
+        if (BITS < 8) lowest[t] = lowest_of(part + t * tile, eight);
+      UNROLL for (int j = 0; j < 4; j++) {
+        UNROLL for (int t = 0; t < tiles; t++) pairs[t] = pair16(part + t * tile, lowest[t], eight, APART == 4 ? j : 2 * j, book);
         UNROLL for (int r = 0; r < count; r++) {
-          const __m512i both = in_every_lane(at + r * GROUP + s);
+          const __m512i both = in_every_lane(at + r * GROUP + 2 * j);
           UNROLL for (int t = 0; t < tiles; t++) found[r * tiles + t] = _mm512_dpwssd_epi32(found[r * tiles + t], pairs[t], both);
         }
       }
@@ -119,8 +139,7 @@ INLINE void multiply_all16(int every, const uint8_t *weight, const Rounded rows,
 #define ROWS16(rows_, tiles) \
   case rows_: multiply_by_tiles16(rows_, tiles, every, weight, rows, from, book, to, width, add); break;
     switch (count) {
-      ROWS16(1, 8) ROWS16(2, 8) ROWS16(3, 6) ROWS16(4, 4) ROWS16(5, 4) ROWS16(6, 3) ROWS16(7, 1) ROWS16(8, 1) ROWS16(9, 1) ROWS16(10, 1)
-      ROWS16(11, 1) ROWS16(12, 1)
+      ROWS16(1, 1) ROWS16(2, 1) ROWS16(3, 4) ROWS16(4, 4) ROWS16(5, 3) ROWS16(6, 2) ROWS16(7, 2) ROWS16(8, 2) ROWS16(9, 2)
     }
     from += count;
   }

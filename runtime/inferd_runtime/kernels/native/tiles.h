@@ -81,15 +81,31 @@ static void fill_book(Narrow *book) {
   }
 }
 
+// Returns which numbers of a book those of inputs 8 eight + s and the one behind it are, of 16 outputs. As in `number` only the lowest
+// four bits count where there are four.
+INLINE __m512i index_pair(const uint8_t *part, int eight, const int s) {
+  const int at = eight * LOW;
+  const uint64_t shifts = LOW * s | LOW * (s + 1) << 16;
+  __m512i words = _mm512_loadu_si512(part + (BITS - LOW) * PLANE + at / 4 * LANES * 4 + at % 4);
+  __m512i index = _mm512_multishift_epi64_epi8(_mm512_set1_epi64(shifts | (shifts + 0x200020) << 32), words);
+  if (BITS != 4) index = _mm512_and_si512(index, _mm512_set1_epi16(LOWEST - 1));
+  UNROLL for (int bit = LOW; bit < BITS; bit++) {
+    const uint8_t *plane = part + (bit - LOW) * PLANE + (8 * eight + s) * 2;
+    const __mmask32 set = _pdep_u32(plane[0] | plane[1] << 8, 0x55555555) | _pdep_u32(plane[2] | plane[3] << 8, 0xaaaaaaaa);
+    index = _mm512_mask_add_epi16(index, set, index, _mm512_set1_epi16(1 << bit));
+  }
+  return index;
+}
+
 INLINE __m512i pair(const uint8_t *part, int eight, const int s, const Narrow *book) {
-  if (BITS < 8) return looked_up_pair(part, eight, s, book);
+  if (BITS < 8) return found_in(book, index_pair(part, eight, s));
   const uint8_t *at = part + (8 * eight + s) * LANES;
   return _mm512_or_si512(_mm512_srli_epi32((__m512i)from_bytes(at), 16), (__m512i)from_bytes(at + LANES));
 }
 
 // Returns what to ask for when the numbers at `part` are read: of tiles side by side, behind whose end those of the next side stand.
 INLINE const uint8_t *ahead_of(const uint8_t *weight, const uint8_t *part, long tile) {
-  return part + AHEAD + (part + AHEAD < weight + tile ? 0 : (SIDE - 1) * tile);
+  return part + AHEAD(TILES) + (part + AHEAD(TILES) < weight + tile ? 0 : (SIDE - 1) * tile);
 }
 
 // Writes the numbers of a group as a tile, [GROUP / 2][LANES][2].
