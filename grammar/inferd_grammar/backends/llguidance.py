@@ -50,7 +50,7 @@ from inferd_grammar.references import read_by_place
 from inferd_grammar.rewrites import KEYWORDS, Rewritten, rewrite
 from inferd_grammar.rewrites.endless import without_endless
 from inferd_grammar.rewrites.inline import Inliner, loosened
-from inferd_grammar.rewrites.regex_dialect import Ambiguous, as_library, with_classes_of_python
+from inferd_grammar.rewrites.regex_dialect import Ambiguous, as_library, is_spared, with_classes_of_python
 from inferd_grammar.rewrites.soft_ends import SoftEnds, soften
 from inferd_grammar.rules.core import JsonRules, RuledCore, RuleMasks
 from inferd_grammar.rules.exact_numbers import require_exact_numbers
@@ -394,7 +394,7 @@ def _for_library(schema: dict[str, Any]) -> dict[str, Any]:
         schema = {**schema, "pattern": _pattern(schema["pattern"])}
     if "patternProperties" in schema:
         named = {_pattern(pattern): part for pattern, part in schema["patternProperties"].items()}
-        schema = {**schema, "patternProperties": named}
+        schema = {**schema, "patternProperties": named | _names_left_out(schema)}
     members = [key for key in ("properties", *_OTHERS) if key in schema]
     result: dict[str, Any] = {}
     for key, value in schema.items():
@@ -403,6 +403,14 @@ def _for_library(schema: dict[str, Any]) -> dict[str, Any]:
         elif key == members[0]:
             result |= {member: schema[member] for member in members}
     return result
+
+
+def _names_left_out(schema: dict[str, Any]) -> dict[str, Any]:
+    """Return a pattern of the names that others match no more as the library reads them: without it they were additional ones."""
+    closed = schema.get("additionalProperties") is False and not any(
+        "\x01" in name for name in schema.get("properties", ())
+    )
+    return {} if closed or not any(map(is_spared, schema["patternProperties"])) else {r"\x01": False}
 
 
 def _tight(schema: Any) -> tuple[str, list[Checked]]:

@@ -9,8 +9,13 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator
 
+from inferd_grammar.rewrites.regex_syntax import NotUnderstood, parse
+
 _COUNT = re.compile(r"\{\d+(?:,\d*)?\}")
-_PIECE = re.compile(r"\\[pPux]\{[^}]*\}|\\.|\[\^?\]?(?:\\.|[^\\\]])*\]|\(\?|\{\d+(?:,\d*)?\}", re.DOTALL)
+_PIECE = re.compile(
+    r"\\[pPux]\{[^}]*\}|\\x[0-9a-fA-F]{2}|\\u[0-9a-fA-F]{4}|\\.|\[\^?\]?(?:\\.|[^\\\]])*\]|\(\?|\{\d+(?:,\d*)?\}",
+    re.DOTALL,
+)
 _FROM_NOTHING = re.compile(r"\{,\d+\}")
 _BYTES = re.compile(r"\(\?[a-z]*-[a-z]*u")
 _VERBOSE = re.compile(r"\(\?[a-wyz]*x")
@@ -25,6 +30,12 @@ _OF_PYTHON = {"<": "<", ">": ">", "Z": r"\z"}
 _IN_CLASS = {**_PYTHON, "<": "<", ">": ">", "b": r"\x08"}
 _SET_MARKS = ("--", "&&", "~~")
 _NAMED = {"0": r"\x00", "<": "<", ">": ">"}
+_SPARED = 1
+"""A character that no class has which lacks a quote or a backslash: where a class has all control characters, or all but the
+line feed, the library takes the escapes of these two as well.
+"""
+_SPARED_WRITTEN = re.compile(r"\x01|\\(?:x01|u0001|[ux]\{0*1\})")
+_ESCAPED = (ord('"'), ord("\\"))
 
 
 _CLASS = r"\[\^?\]?(?:\\.|[^\\\]])*\]"
@@ -51,9 +62,16 @@ def foreign(pattern: str) -> str | None:
 
 def as_library(pattern: str) -> str:
     """Return a schema's pattern as the library reads it. Raises Ambiguous."""
-    if _VERBOSE.search(pattern):
-        return pattern  # white space and comments: read alike
-    return "".join(_written(piece) for piece in split_regex(pattern))
+    if not _VERBOSE.search(pattern):
+        return "".join(_written(piece) for piece in split_regex(pattern))
+    if is_spared(pattern):
+        raise Ambiguous("a class without quotes or backslashes among white space and comments")
+    return pattern  # white space and comments: read alike
+
+
+def is_spared(pattern: str) -> bool:
+    """Return True if `as_library` leaves out matches that hold U+0001."""
+    return any(map(_takes_spared, split_regex(pattern)))
 
 
 def with_classes_of_python(pattern: str) -> str:
@@ -95,11 +113,32 @@ def split_regex(pattern: str) -> Iterator[str]:
 
 
 def _written(piece: str) -> str:
+    written = _of_rust(piece)
+    if not _takes_spared(piece):
+        return written
+    return rf"{written[:-1]}\x01]" if piece.startswith("[^") else rf"[{written}&&[^\x01]]"
+
+
+def _of_rust(piece: str) -> str:
     if piece[0] == "[" and len(piece) > 1:
         return _class(piece)
+    if piece in (r"\p", r"\P"):
+        raise Ambiguous(f"{piece!r} without braces")
     if piece[0] == "\\":
         return _NARROW.get(piece[1:]) or _NAMED.get(piece[1:]) or piece
     return r"\{" if piece == "{" else piece
+
+
+def _takes_spared(piece: str) -> bool:
+    """Return True for a class, or a character, that has `_SPARED` and not all of `_ESCAPED`."""
+    if len(piece) == 1 or piece[0] != "[":
+        return piece.startswith((r"\p", r"\P")) or _SPARED_WRITTEN.fullmatch(piece) is not None
+    try:
+        (_, [(_, chars)]), _ = parse(f"^{piece}$")
+    except NotUnderstood:
+        return True
+    spared, *escaped = [any(low <= code <= high for low, high in chars) for code in (_SPARED, *_ESCAPED)]
+    return spared and not all(escaped)
 
 
 def _class(piece: str) -> str:

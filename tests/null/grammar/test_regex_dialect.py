@@ -199,3 +199,36 @@ def test_half_of_a_surrogate_pair_in_a_pattern_is_a_refusal() -> None:
     """It was an error of encoding."""
     with pytest.raises(GrammarError):
         BYTES.compile(JsonSchemaGrammar({"type": "string", "pattern": r"^\uD83D\uDE00$"}))
+
+
+def _takes(schema: object, value: object) -> bool:
+    ids = [byte + 1 for byte in json.dumps(value, separators=(",", ":")).encode()]
+    matcher = BYTES.compile(JsonSchemaGrammar(schema)).matcher()  # type: ignore[arg-type]
+    return matcher.accept(ids) == len(ids) and matcher.may_end()
+
+
+OPEN_CLASSES = [r'^[^"]$', r"^[^\\]$", r'^[^"\\]$', r'^[^"\n]$', r"^[^!-/]$", r"^[\x00-\x1f]$", r'^(?:[^"\x01]|\x01)$']
+
+
+@pytest.mark.parametrize("pattern", OPEN_CLASSES)
+def test_a_class_with_all_control_characters_takes_no_quote_or_backslash_that_it_lacks(pattern: str) -> None:
+    for text in ['"', "\\", "\n", "\x02", "a", "#", "^"]:
+        assert _takes({"type": "string", "pattern": pattern}, text) == bool(re.search(pattern, text)), text
+
+
+@pytest.mark.parametrize("pattern", [r"^\P{P}$", r"^\p{Cc}$", r"^[\p{Cc}x]$"])
+def test_a_kind_of_characters_takes_no_quote_that_it_lacks(pattern: str) -> None:
+    assert not _takes({"type": "string", "pattern": pattern}, '"')
+    assert not _takes({"type": "string", "pattern": pattern}, "\\")
+    assert _takes({"type": "string", "pattern": pattern}, "\n")
+
+
+def test_a_name_that_a_pattern_as_the_library_reads_it_leaves_out_is_no_additional_one() -> None:
+    schema = {"patternProperties": {'^[^"]+$': {"type": "integer"}}, "additionalProperties": {"type": "string"}}
+    taken = [_takes({"type": "object", **schema}, {name: value}) for name in ("a", '"', "\x01") for value in (1, "x")]
+    assert taken == [True, False, False, True, False, False]
+
+
+def test_classes_beside_comments_that_cannot_be_spared_a_character_are_refused() -> None:
+    with pytest.raises(GrammarError, match="white space and comments"):
+        BYTES.compile(JsonSchemaGrammar({"pattern": '(?x)^ [^"] $'}))
