@@ -50,6 +50,7 @@ from inferd_grammar.references import read_by_place
 from inferd_grammar.rewrites import KEYWORDS, Rewritten, rewrite
 from inferd_grammar.rewrites.endless import without_endless
 from inferd_grammar.rewrites.inline import Inliner, loosened
+from inferd_grammar.rewrites.open_bounds import is_left_open
 from inferd_grammar.rewrites.regex_dialect import Ambiguous, as_library, is_spared, with_classes_of_python
 from inferd_grammar.rewrites.soft_ends import SoftEnds, soften
 from inferd_grammar.rules.core import JsonRules, RuledCore, RuleMasks
@@ -165,7 +166,7 @@ class LlguidanceBackend:
         """Return a grammar that holds all of the schema."""
         grammar = _json_grammar(changed.schema)
         core = self._start(Recipe(_unforced(grammar) if exact else grammar), schema)
-        return self._ruled(core, rules_for(schema, unique=changed.unique))
+        return self._ruled(core, rules_for(schema, unique=changed.unique, short=is_left_open(changed.schema)))
 
     def _without_empty(self, changed: Rewritten) -> Rewritten:
         """Return a document of which every reference names one of its own `$defs`, without those that no value satisfies."""

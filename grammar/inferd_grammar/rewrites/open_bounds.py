@@ -1,8 +1,10 @@
 """Bounds that the backend gets wrong: open ones, and those beyond 64-bit integers.
 
-Between 1 (exclusive) and 1.5 it lets 1 through. It does so wherever a whole exclusive bound and the other bound share their whole
-part, also where the two meet from different branches. In a document with fractions each whole exclusive bound of a number moves
-by a millionth inwards; narrower by that much. Bounds of integers stay: the backend rounds them first.
+A number is read as a float: 9.9999999999999999 is below 10, and read as 10. So an open bound of numbers becomes a closed one, a
+billionth of it inwards; narrower by that much. Bounds of integers stay.
+
+There are floats enough beside zero. But between 0 (exclusive) and 0.5 the backend lets 0 through, also where the two meet from
+different branches: in a document with fractions it moves by a millionth.
 
 A range that ends where 64-bit integers do, or beyond, is refused (`minimum: -2^63`, or the least float). Such a bound moves
 inwards to the next float; narrower by what is beyond.
@@ -10,19 +12,28 @@ inwards to the next float; narrower by what is beyond.
 
 from __future__ import annotations
 
-import math
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from decimal import Decimal
+from math import copysign, floor, inf, nextafter
 from typing import Any
 
 from inferd_grammar.rewrites.base import Schema
 
 _STEP = 1e-6
+_PLACES = 9  # so many behind the first digit of a bound is what moves
+_MOST_CLOSED = 64  # schemas of a document: a complement of multiples has twice as many
+_WHOLE = 2**53  # from here on floats are whole
 _LARGEST = 2**63 - 1024  # the last float below the end of the range
-_LARGE = 2**30  # from here on a float has no room for the step
 _LOWS, _HIGHS = ("exclusiveMinimum", "minimum"), ("exclusiveMaximum", "maximum")
 _MANY = ("allOf", "anyOf", "prefixItems")
 _NAMED = ("$defs", "patternProperties", "properties")
 _ONE = ("additionalProperties", "items")
+
+
+def is_open(schema: dict[str, Any], fractions: bool) -> bool:
+    """Return True if a schema of numbers has a bound that `close` moves."""
+    bounds = [schema[key] for key in ("exclusiveMinimum", "exclusiveMaximum") if key in schema]
+    return schema.get("type") != "integer" and any(bound or fractions for bound in bounds)
 
 
 def has_fractions(value: Any) -> bool:
@@ -30,7 +41,7 @@ def has_fractions(value: Any) -> bool:
     stack = [value]
     while stack:
         item = stack.pop()
-        if isinstance(item, float) and item != math.floor(item):
+        if isinstance(item, float) and item != floor(item):
             return True
         if isinstance(item, (dict, list)):
             stack.extend(item.values() if isinstance(item, dict) else item)
@@ -46,22 +57,43 @@ def is_far(schema: dict[str, Any]) -> bool:
 
 
 def clip(schema: Schema) -> None:
-    """Move the far bounds of a translated schema, in place. The upper one of integers may be any."""
+    """Move the far bounds of a translated schema, in place. The upper one of integers may be any, except one that is rounded."""
     for item in objects_of(schema):
         for key in _LOWS:
             if key in item:
                 item[key] = max(item[key], -_LARGEST)
-        for key in _HIGHS if item.get("type") != "integer" else ():
-            if key in item:
+        for key in _HIGHS:
+            if key in item and (item.get("type") != "integer" or (key == "exclusiveMaximum" and item[key] < 2**63)):
                 item[key] = min(item[key], _LARGEST)
 
 
-def close(schema: Schema) -> None:
-    """Move the open bounds of a translated schema, in place."""
-    for item in objects_of(schema):
-        if item.get("type") != "integer":
-            _move(item, "exclusiveMinimum", _STEP)
-            _move(item, "exclusiveMaximum", -_STEP)
+def close(schema: Schema, fractions: bool) -> None:
+    """Close the open bounds of a translated schema, in place: if it has `fractions`, or they are few."""
+    found = [item for item in objects_of(schema) if is_open(item, fractions)]
+    for item in found if fractions or len(found) <= _MOST_CLOSED else ():
+        _close(item, "exclusiveMinimum", "minimum", max, inf)
+        _close(item, "exclusiveMaximum", "maximum", min, -inf)
+
+
+def is_left_open(schema: Schema) -> bool:
+    """Return True if a translated schema has open bounds of numbers, to which a float may be rounded."""
+    return any(is_open(item, False) for item in objects_of(schema))
+
+
+def _close(item: dict[str, Any], key: str, closed: str, tighter: Callable[..., Any], toward: float) -> None:
+    if item.get(key) == 0:
+        item[key] = copysign(_STEP, toward)
+    elif key in item:
+        moved = _moved(item.pop(key), toward)
+        item[closed] = tighter(moved, item.get(closed, moved))
+
+
+def _moved(bound: int | float, toward: float) -> int | float:
+    if abs(bound) >= _WHOLE:
+        return nextafter(bound, toward)
+    exact = Decimal(str(bound))
+    moved = exact + Decimal(1).scaleb(min(exact.adjusted() - _PLACES, 0)).copy_sign(Decimal(toward))
+    return int(moved) if moved == int(moved) else float(moved)
 
 
 def objects_of(schema: Schema) -> Iterator[dict[str, Any]]:
@@ -72,12 +104,6 @@ def objects_of(schema: Schema) -> Iterator[dict[str, Any]]:
         if isinstance(item, dict):
             yield item
             stack.extend(_children(item))
-
-
-def _move(schema: dict[str, Any], key: str, step: float) -> None:
-    bound = schema.get(key)
-    if bound is not None and bound == int(bound) and abs(bound) < _LARGE:
-        schema[key] = round(bound + step, 6)
 
 
 def _children(schema: dict[str, Any]) -> Iterator[Any]:

@@ -9,7 +9,7 @@ from inferd_grammar.errors import GrammarError
 from inferd_grammar.rewrites.base import CannotRewrite, Schema
 from inferd_grammar.rewrites.dialect import COUNTS, Dialect
 from inferd_grammar.rewrites.formats import BOUNDS, ENFORCED
-from inferd_grammar.rewrites.open_bounds import clip, close, has_fractions, is_far
+from inferd_grammar.rewrites.open_bounds import clip, close, has_fractions, is_far, is_open
 from inferd_grammar.rewrites.patterns import looks_around
 from inferd_grammar.rewrites.short_numbers import add_short_numbers, needs_short_numbers
 from inferd_grammar.rewrites.translate import SchemaTranslator
@@ -60,8 +60,7 @@ def rewrite(root: Any, *, lenient: bool = False, hold_unique: bool = False, alwa
         result = translator.document()
     except RecursionError as error:
         raise GrammarError("the schema nests too deep to rewrite") from error
-    if fractions:
-        close(result)
+    close(result, fractions)
     clip(result)
     add_short_numbers(result)
     return Rewritten(result, translator.dropped, translator.left_unique)
@@ -84,9 +83,7 @@ def _needs_rewrite(schema: Any, fractions: bool, reference_alone: bool) -> bool:
         return True
     if any(isinstance(schema.get(key), float) for key in COUNTS) or _has_open_flag(schema) or is_far(schema):
         return True
-    if needs_short_numbers(schema) or isinstance(schema.get("multipleOf"), float):
-        return True
-    if fractions and {"exclusiveMaximum", "exclusiveMinimum"} & schema.keys():
+    if is_open(schema, fractions) or needs_short_numbers(schema) or isinstance(schema.get("multipleOf"), float):
         return True
     names = schema.get("patternProperties") or ()
     return bool(_TRIGGERS & schema.keys()) or len(names) > 1 or any(map(looks_around, names))

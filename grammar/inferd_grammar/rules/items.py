@@ -182,17 +182,13 @@ def _name(text: bytes) -> str:
 
 
 def canonical(text: bytes) -> Hashable:
-    """Return what is equal for texts of equal JSON values."""
-    return _canonical(json.loads(text, parse_int=Decimal, parse_float=Decimal))
+    """Return what is equal for texts of equal JSON values, numbers read as 64-bit floats where they are not written as whole."""
+    return _canonical(json.loads(text, parse_int=Decimal))
 
 
 def _canonical(value: Any) -> Hashable:
-    if isinstance(value, Decimal):
-        sign, digits, exponent = value.as_tuple()
-        assert isinstance(exponent, int)  # JSON has no infinity
-        text = "".join(map(str, digits)).lstrip("0")
-        plain = text.rstrip("0")
-        return ("number", sign, plain, exponent + len(text) - len(plain)) if plain else ("number", 0, "", 0)
+    if isinstance(value, (Decimal, float)):
+        return ("number", value)
     if isinstance(value, list):
         return ("array", *map(_canonical, value))
     if isinstance(value, dict):

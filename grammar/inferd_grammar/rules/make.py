@@ -9,23 +9,26 @@ from inferd_grammar.errors import GrammarError
 from inferd_grammar.rules.core import JsonRules
 from inferd_grammar.rules.items import UniqueItems
 from inferd_grammar.rules.names import are_few, may_repeat
-from inferd_grammar.rules.numbers import digits_for
+from inferd_grammar.rules.numbers import DIGITS, DISTINCT_DIGITS, digits_for
 from inferd_grammar.rules.parts import Tree, UniqueInParts
 from inferd_grammar.rules.places import UniquePlaces
 from inferd_grammar.validation import SchemaValidator
 
 
-def rules_for(root: Any, *, unique: bool = False, skip: int = 0, refusal: GrammarError | None = None) -> JsonRules:
+def rules_for(
+    root: Any, *, unique: bool = False, skip: int = 0, refusal: GrammarError | None = None, short: bool = False
+) -> JsonRules:
     """Return the rules of a schema's document. `skip`: bytes of text before the JSON.
 
     With `unique`, `uniqueItems` is left to them; raises CannotRewrite where that cannot be exact. With a `refusal`, the reason
-    why no grammar holds all of the schema, they let only those texts be closed that are valid under it.
+    why no grammar holds all of the schema, they let only those texts be closed that are valid under it. `short`: two numbers that
+    differ must differ as floats.
     """
     if unique:
         UniquePlaces(root).require_exact()
     source = {
         "schema": root if unique or refusal is not None else None,
-        "digits": digits_for(root),
+        "digits": digits_for(root, DISTINCT_DIGITS if short else DIGITS),
         "skip": skip,
         "unique": unique,
         "names": may_repeat(root),

@@ -20,6 +20,8 @@ from inferd_grammar.tokens import TokenTable, bit_mask
 
 DIGITS = 17
 """Digits of whole part and fraction together, from the first that is not zero: enough to tell every two 64-bit floats apart."""
+DISTINCT_DIGITS = 15
+"""So many at most that a 64-bit float tells every two of them apart."""
 EXPONENT_DIGITS = 3
 _FREE_ZEROS = 7
 """Zeros before the others: smaller numbers are written with an exponent."""
@@ -155,9 +157,8 @@ def _at_most(masks: Sequence[NDArray[np.int32]], count: int) -> NDArray[np.int32
     return masks[max(count, 0)] if count < len(masks) else None
 
 
-def digits_for(root: Any) -> int:
-    """Return the digits that numbers of a schema get: more where its own numbers have more."""
-    most = DIGITS
+def digits_for(root: Any, most: int = DIGITS) -> int:
+    """Return the digits that numbers of a schema get: more than `most` where its own numbers have more."""
     for _, schema in iter_schemas(root):
         if isinstance(schema, dict):
             words = [schema[key] for key in _WITH_NUMBERS if key in schema]
