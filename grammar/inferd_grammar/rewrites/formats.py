@@ -19,19 +19,19 @@ _POINTER = r"(?:\/(?:[^\/~]|~[01])*)*"
 
 
 def _reference(beyond: str, *, scheme: bool = False) -> str:
-    """Pattern of an RFC 3986 or 3987 reference: scheme (optional unless asked for), path, query, fragment; no IP in brackets."""
-    part = rf"a-zA-Z0-9\-._~@!$&'()*+,;={beyond}"
+    """Pattern of an RFC 3986 or 3987 reference: scheme (optional unless asked for) to fragment; no IP in brackets."""
+    part = rf"a-zA-Z0-9\-._~!$&'()*+,;={beyond}"
     escaped = r"%[0-9a-fA-F]{2}"
-    first, char = rf"(?:[{part}]|{escaped})", rf"(?:[{part}:]|{escaped})"
-    path = rf"(?:\/{char}*)*"
+    name, first, char = rf"(?:[{part}]|{escaped})", rf"(?:[{part}@]|{escaped})", rf"(?:[{part}:@]|{escaped})"
+    more = rf"(?:\/{char}*)*"
+    host = rf"\/\/(?:(?:{name}+@)?{name}+(?::[0-9]{{0,4}})?{more}|\/{char}*{more})"
+    rooted = rf"\/(?:{char}+{more})?"
     tail = rf"(?:\?(?:{char}|[\/?])*)?(?:\#(?:{char}|[\/?])*)?"
-    absolute = rf"[a-zA-Z][a-zA-Z0-9+\-.]*:{char}*{path}"
-    return rf"^{absolute}{tail}$" if scheme else rf"^(?:{absolute}|{first}*{path}){tail}$"
+    absolute = rf"[a-zA-Z][a-zA-Z0-9+\-.]*:(?:{host}|{rooted}|{char}+{more})?"
+    return rf"^{absolute}{tail}$" if scheme else rf"^(?:{absolute}|{host}|{rooted}|{first}+{more})?{tail}$"
 
 
-_LABEL = rf"[a-zA-Z0-9{_BEYOND_ASCII}](?:[a-zA-Z0-9\-{_BEYOND_ASCII}]{{0,61}}[a-zA-Z0-9{_BEYOND_ASCII}])?"
 _IDN_ATOM = r"[^\s@\"\\()<>\[\],:;.\x00-\x1F\x7F]+"
-_HOST = rf"{_LABEL}(?:\.{_LABEL})*"
 
 
 def _regex() -> str:
@@ -69,7 +69,7 @@ _VARIABLES = f"{_VARIABLE}(?:,{_VARIABLE})*"
 
 ALIASES = {"host-name": "hostname", "ip-address": "ipv4"}
 PATTERNS = {
-    "idn-email": rf"^{_IDN_ATOM}(?:\.{_IDN_ATOM})*@{_HOST}$",
+    "idn-email": rf"^{_IDN_ATOM}(?:\.{_IDN_ATOM})*@{_IDN_LABEL}(?:\.{_IDN_LABEL}){{0,3}}$",
     "date": f"^{_DATE}$",
     "date-time": f"^{_DATE}[Tt]{_TIME}$",
     "duration": f"^P(?:{_N}W|{_DAYS}(?:{_HOURS})?|{_HOURS})$",
@@ -79,7 +79,8 @@ PATTERNS = {
     "json-pointer": f"^{_POINTER}$",
     "regex": _regex(),
     "time": f"^{_TIME}$",
-    "relative-json-pointer": rf"^(?:0|[1-9][0-9]*)(?:\#|{_POINTER})$",
+    # `jsonschema` takes no digit behind a zero.
+    "relative-json-pointer": rf"^(?:0|[1-9]+0?)(?:\#|{_POINTER})$",
     "uri-reference": _reference(""),
     # RFC 6570: literals, and expressions with names, operators and modifiers.
     "uri-template": r"^(?:[a-zA-Z0-9\-._~:\/?\#\[\]@!$&()*+,;=]|%[0-9a-fA-F]{2}"

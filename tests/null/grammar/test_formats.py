@@ -114,3 +114,28 @@ def test_what_masks_let_through_is_no_problem(bytewise: GrammarCompiler) -> None
 def test_formats_that_nearly_every_text_has_are_unknown() -> None:
     assert [wide(name) for name in ("regex", "uri-reference", "idn-hostname", "of our own")] == [None] * 4
     assert wide("ip-address") == wide("ipv4")
+
+
+@pytest.mark.parametrize("name", ["iri", "iri-reference", "uri-reference"])
+def test_a_reference_names_at_most_one_user_and_one_port(bytewise: GrammarCompiler, name: str) -> None:
+    schema = {"type": "string", "format": name}
+    valid = ["a://b@c:80/d:e@f//g?h#i", "a://b", "file:///etc/a", "a:", "a:b:c@d//e", "a:/b", "urn:a:b", "a:?b"]
+    assert taken(bytewise, schema, valid) == valid
+    assert taken(bytewise, schema, ["a://b::c", "a://b:c", "a://b@c@d", "a://b:1:2"]) == []
+    relative = ["//a:1/b", "/a", "/a//b", "a/b:c", "?a", "#b", "a@b"] if name != "iri" else []
+    assert taken(bytewise, schema, ["//a::b", "//a@b@c", "1:a", *relative]) == relative
+
+
+def test_a_number_in_a_relative_pointer_has_no_digit_behind_a_zero(bytewise: GrammarCompiler) -> None:
+    """`jsonschema` takes `10/a`, and refuses `100/a` and `108`."""
+    schema = {"type": "string", "format": "relative-json-pointer"}
+    assert taken(bytewise, schema, ["0", "12#", "10/a", "100/a", "108"]) == ["0", "12#", "10/a"]
+
+
+def test_the_host_of_a_mail_address_is_one_that_readers_know(bytewise: GrammarCompiler) -> None:
+    assert taken(
+        bytewise, {"type": "string", "format": "idn-email"}, ["é@é.org", "a@ht粋", "a@\u05fd", "a@b\u0615"]
+    ) == [
+        "é@é.org",
+        "a@ht粋",
+    ]
