@@ -1,7 +1,7 @@
 """Patterns by automata: complements, differences, regions, and look-arounds as plain patterns.
 
-Understood are literals, classes, groups, alternation, counts, anchors, edges of words, look-behinds, and look-aheads outside
-of other look-arounds. Anything else is refused, and so is what grows too large.
+Understood are literals, classes, groups, flags for case and line ends, alternation, counts, anchors, edges of words,
+look-behinds, and look-aheads outside of other look-arounds. Anything else is refused, and so is what grows too large.
 
 Narrower: where dialects of regular expressions differ on characters (what `.`, `$`, `\\w`, `\\d`, `\\s`, `\\b` mean for line
 ends and beyond ASCII), texts with such characters are left out of the result.
@@ -23,6 +23,7 @@ from inferd_grammar.rewrites.regex_syntax import (
     Chars,
     NotUnderstood,
     RegexNode,
+    has_flags,
     lengths,
     parse,
     shortest_text,
@@ -116,7 +117,7 @@ def _split_look_behind(pattern: str) -> tuple[str, list[tuple[bool, str]]]:
     if not pattern[start:].startswith(("(?<!", "(?<=")) or not pattern.endswith(")$") or _is_union(pattern):
         return pattern, []
     closed = [at for at, char, depth in _structure(pattern) if (char, depth) == (")", 0) and at > start]
-    if closed != [len(pattern) - 2] or looks_around(inside):
+    if closed != [len(pattern) - 2] or looks_around(inside) or has_flags(pattern):
         return pattern, []
     return f"{pattern[:start]}$", [(pattern[start + 3] == "!", f"(?:{inside})$")]
 

@@ -18,6 +18,7 @@ _PIECE = re.compile(
 )
 _FROM_NOTHING = re.compile(r"\{,\d+\}")
 _BYTES = re.compile(r"\(\?[a-z]*-[a-z]*u")
+_IGNORES_CASE = re.compile(r"\(\?[a-z]*i")
 _VERBOSE = re.compile(r"\(\?[a-wyz]*x")
 _NARROW = {"D": r"\P{Nd}", "S": r"[^\s\x1C-\x1F\uFEFF]", "W": r"[^\p{L}\p{N}_]"}
 """Characters outside of a class of ASCII that are so in every dialect."""
@@ -63,7 +64,7 @@ def foreign(pattern: str) -> str | None:
 def as_library(pattern: str) -> str:
     """Return a schema's pattern as the library reads it. Raises Ambiguous."""
     if not _VERBOSE.search(pattern):
-        return "".join(_written(piece) for piece in split_regex(pattern))
+        return "".join(_no_other_i(_written(piece), pattern) for piece in split_regex(pattern))
     if is_spared(pattern):
         raise Ambiguous("a class without quotes or backslashes among white space and comments")
     return pattern  # white space and comments: read alike
@@ -81,7 +82,12 @@ def with_classes_of_python(pattern: str) -> str:
     """
     if _VERBOSE.search(pattern) or _BYTES.search(pattern):
         return pattern
-    return "".join(_of_python(piece) for piece in split_regex(pattern))
+    return "".join(_no_other_i(_of_python(piece), pattern) for piece in split_regex(pattern))
+
+
+def _no_other_i(piece: str, pattern: str) -> str:
+    """Return a class without the letters of Turkish that are i for Python, and not for Rust, where case makes no difference."""
+    return rf"{piece[:-1]}\u0130\u0131]" if piece.startswith("[^") and _IGNORES_CASE.search(pattern) else piece
 
 
 def _of_python(piece: str) -> str:

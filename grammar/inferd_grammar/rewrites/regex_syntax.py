@@ -34,6 +34,13 @@ _CLASSES = {"d": (_DIGITS, _OTHER_DIGITS), "w": (WORD, _BEYOND_ASCII), "s": (_SP
 """The characters that a class has in every dialect, and those that it has in some."""
 _EDGES = (("^", "start", ()), ("$", "end", _LINE_ENDS), (r"\b", "word", _BEYOND_ASCII))
 _LOOK_AROUNDS = (("(?=", "ahead", False), ("(?!", "ahead", True), ("(?<=", "behind", False), ("(?<!", "behind", True))
+_FLAGS = re.compile(r"\(\?([isu]+)\)")
+_SCOPED = re.compile(r"\?([isu]*)(?:-([is]+))?:")
+_UPPER: Chars = ((0x41, 0x5A),)
+_LOWER: Chars = ((0x61, 0x7A),)
+_CASES = 0x20  # between a small letter and a capital one
+_OTHER_CASES: Chars = ((0x130, 0x131), (0x17F, 0x17F), (0x212A, 0x212A))
+"""Characters that are i, k or s without regard to case, in some dialects."""
 _GROUP_NAME = re.compile(r"\?P?<[A-Za-z_][A-Za-z0-9_]*>")
 _CONTROLS = {"f": 0x0C, "n": 0x0A, "r": 0x0D, "t": 0x09, "v": 0x0B, "0": 0x00}
 _MAX_COUNT = 1_000
@@ -58,6 +65,11 @@ def parse(pattern: str, *, wide: bool = False) -> tuple[RegexNode, Chars]:
     if parser.rest():
         raise NotUnderstood(f"{parser.rest()[:10]!r}")
     return node, union(parser.doubtful)
+
+
+def has_flags(pattern: str) -> bool:
+    """Return True if a pattern begins with flags, which hold for all of it: no part means the same by itself."""
+    return pattern.startswith("(?") and not pattern.startswith(("(?:", "(?=", "(?!", "(?<", "(?P"))
 
 
 def literal_prefix(pattern: str) -> str:
@@ -212,6 +224,13 @@ def subtraction(left: Chars, right: Chars) -> Chars:
     return tuple(result)
 
 
+def _both_cases(chars: Chars) -> Chars:
+    """Return a set with the letters of ASCII that differ from its own in case."""
+    small = [(low + _CASES, high + _CASES) for low, high in intersection(chars, _UPPER)]
+    large = [(low - _CASES, high - _CASES) for low, high in intersection(chars, _LOWER)]
+    return union([chars, tuple(small), tuple(large)])
+
+
 def write(chars: Chars) -> str:
     """Return a set as a class."""
     if chars == EVERYTHING:
@@ -238,6 +257,9 @@ class _Parser:
         self._looking = 0
         self._nesting = 0
         self._nodes = 0
+        flags = _FLAGS.match(pattern)
+        self._flags = frozenset(flags[1] if flags else "")
+        self._at = flags.end() if flags else 0
         self.doubtful: list[Chars] = []
 
     def rest(self) -> str:
@@ -299,21 +321,40 @@ class _Parser:
             return self._group()
         if char == "[":
             return "chars", self._class()
+        if char == "." and "s" in self._flags:
+            return "chars", EVERYTHING
         if char == ".":
             self.doubtful.append(_LINE_ENDS)
             return "chars", EVERYTHING if self._wide else subtraction(EVERYTHING, _LINE_ENDS)
         if char == "\\":
-            return "chars", self._escape()
+            return "chars", self._in_cases(self._escape())
         if char in "^*+?{":
             raise NotUnderstood(f"{char!r} in this place")
-        return "chars", ((ord(char), ord(char)),)
+        return "chars", self._in_cases(((ord(char), ord(char)),))
+
+    def _in_cases(self, chars: Chars) -> Chars:
+        """Return the characters that are meant by a set, which is more if case makes no difference."""
+        if "i" not in self._flags:
+            return chars
+        beyond = intersection(chars, _BEYOND_ASCII)
+        if beyond != _BEYOND_ASCII and intersection(beyond, _OTHER_CASES):
+            raise NotUnderstood("letters whose case dialects differ on")
+        doubtful = _OTHER_CASES if beyond in ((), _BEYOND_ASCII) else _BEYOND_ASCII
+        self.doubtful.append(doubtful)
+        return union([_both_cases(chars), doubtful]) if self._wide else _both_cases(chars)
 
     def _group(self) -> RegexNode:
         name = _GROUP_NAME.match(self._text, self._at)
         self._at = name.end() if name else self._at
-        if self._take("?") and not self._take(":"):
+        flags, scoped = self._flags, _SCOPED.match(self._text, self._at)
+        if scoped:
+            self._at = scoped.end()
+            self._flags = (flags | frozenset(scoped[1])) - frozenset(scoped[2] or "")
+        elif self._take("?"):
             raise NotUnderstood("a group of another kind")
-        return self._closed()
+        inside = self._closed()
+        self._flags = flags
+        return inside
 
     def _closed(self) -> RegexNode:
         self._nesting += 1
@@ -368,7 +409,8 @@ class _Parser:
                     raise NotUnderstood("a range of this kind")
                 low = ((low[0][0], high[0][1]),)
             sets.append(low)
-        self._wide, found = wide, union(sets)
+        found = self._in_cases(union(sets))
+        self._wide = wide
         if not found:
             raise NotUnderstood("an empty class")
         if found == EVERYTHING:

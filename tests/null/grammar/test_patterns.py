@@ -49,8 +49,10 @@ LOOKING += [
 ]
 LOOKING += [r"\bfoo\b|x", r"\b[ab]+\b", "(?<![ab])x", "x(?![^b])", "x(?=a|b)", "(?<=x)b(?=x)", r"b(?=a?\b)"]
 LOOKING += [r"^\b$", "(?:^|5)x(?:x|$)b?", "a(^|b)", r"^(?:a\b)?\W*$", "(b$)?a", r"^(?:-?\b|0)a$", "(?:a$|b)(?:^x)?"]
+LOOKING += [r"(?i)^[abx]*(?<!a)$", r"^(?!(?i:AB))(?s:a.)", r"(?i)\bFOO\b", r"(?i)^(?!X)(?-i:a|x)"]
 ADDRESS = r"^https?:\/\/(?:www\.)?[-a-zA-Z0-9@:%._\+~#=]{1,256}\.[a-zA-Z0-9()]{1,6}\b(?:[-a-zA-Z0-9()@:%_\+.~#?&\/=]*)$"
 PATTERNS += ["^(a|ab)(c|bcd)*$", ".", "^.{0,3}$", "a{2}b?", "\\x61\\u0062", "[a-c]+?x", "(?:a|)b*$", "[\\]]"]
+PATTERNS += ["(?i)^[^A]+$", "(?i)FOO|X", "^(?i:a)b*", "(?s)^a.b?$", "(?is)^[X-Z]|(?-i:A)$", "(?P<name>a)(?u:5)"]
 
 
 def texts(seed: str) -> list[str]:
@@ -209,6 +211,16 @@ def test_regions_are_disjoint_and_complete(patterns: list[str]) -> None:
         assert [members for regex, members in areas if re.search(regex, text)] == ([found] if found else [])
 
 
+def test_letters_that_are_others_without_regard_to_case_in_some_dialects_are_in_no_complement() -> None:
+    for pattern in ("(?i)i", "(?i:[a-z])", "(?i)K|S"):
+        other = re.compile(complement(pattern))
+        assert not any(
+            other.search(letter) for letter in "iIkKsS\u0130\u0131\u017f\u212a" if re.search(pattern, letter)
+        )
+    with pytest.raises(NotUnderstood, match="case"):
+        complement("(?i)\u017f")
+
+
 def test_texts_on_which_dialects_differ_are_in_no_complement() -> None:
     assert re.search(complement("^a$"), "a\n") is None
     assert re.search(complement("^\\w+$"), "é") is None
@@ -234,7 +246,7 @@ def test_letters_beyond_ascii_are_no_digits_to_any_dialect() -> None:
         "(?=a(?=b))",
         "(?<=a(?!b))",
         "(?=a)*b",
-        "(?i)a",
+        "(?m)a",
         "a\\B",
         "\\1",
         "(a",

@@ -232,3 +232,13 @@ def test_a_name_that_a_pattern_as_the_library_reads_it_leaves_out_is_no_addition
 def test_classes_beside_comments_that_cannot_be_spared_a_character_are_refused() -> None:
     with pytest.raises(GrammarError, match="white space and comments"):
         BYTES.compile(JsonSchemaGrammar({"pattern": '(?x)^ [^"] $'}))
+
+
+@pytest.mark.parametrize("pattern", ["(?i)^[^i]$", "^(?i:[^a-z])$"])
+def test_a_class_without_regard_to_case_has_no_letter_that_python_takes_for_an_i(pattern: str) -> None:
+    for constraint in (JsonSchemaGrammar({"type": "string", "pattern": pattern}), RegexGrammar(pattern)):
+        mark = '"' if isinstance(constraint, JsonSchemaGrammar) else ""
+        for letter in "\u0130\u0131ix":
+            matcher, data = BYTES.compile(constraint).matcher(), f"{mark}{letter}{mark}".encode()
+            taken = matcher.accept([byte + 1 for byte in data]) == len(data) and matcher.may_end()
+            assert taken == (re.search(pattern, letter) is not None), letter
