@@ -65,8 +65,10 @@ def parts_of(constraint: Constraint) -> list[Constraint]:
 
 
 def is_composed(constraint: Constraint) -> bool:
-    """Return True for a text of several parts, each of a kind that is known here."""
-    return isinstance(constraint, COMPOSED) and all(isinstance(part, KNOWN) for part in parts_of(constraint))
+    """Return True for a text of several parts, or one up to a mark, each of a kind that is known here."""
+    return isinstance(constraint, (*COMPOSED, UntilGrammar)) and all(
+        isinstance(part, KNOWN) for part in parts_of(constraint)
+    )
 
 
 def _after(members: tuple[Constraint, ...], text: bytes, spell: Spell) -> Iterator[Way]:

@@ -19,6 +19,7 @@ _PIECE = re.compile(
 _FROM_NOTHING = re.compile(r"\{,\d+\}")
 _BYTES = re.compile(r"\(\?[a-z]*-[a-z]*u")
 _IGNORES_CASE = re.compile(r"\(\?[a-z]*i")
+_SPACE = re.compile(r"\\?[\s#]")
 _VERBOSE = re.compile(r"\(\?[a-wyz]*x")
 _NARROW = {"D": r"\P{Nd}", "S": r"[^\s\x1C-\x1F\uFEFF]", "W": r"[^\p{L}\p{N}_]"}
 """Characters outside of a class of ASCII that are so in every dialect."""
@@ -63,11 +64,20 @@ def foreign(pattern: str) -> str | None:
 
 def as_library(pattern: str) -> str:
     """Return a schema's pattern as the library reads it. Raises Ambiguous."""
-    if not _VERBOSE.search(pattern):
-        return "".join(_no_other_i(_written(piece), pattern) for piece in split_regex(pattern))
-    if is_spared(pattern):
-        raise Ambiguous("a class without quotes or backslashes among white space and comments")
-    return pattern  # white space and comments: read alike
+    return "".join(_no_other_i(_written(piece), pattern) for piece in _read(pattern))
+
+
+def _read(pattern: str) -> Iterator[str]:
+    """Yield the pieces of a pattern; where it has white space that does not count, that in a class does nevertheless.
+
+    Raises Ambiguous for a comment beside such white space.
+    """
+    spaced = _VERBOSE.search(pattern) is not None
+    for piece in split_regex(pattern):
+        if spaced and piece == "#":
+            raise Ambiguous("a comment, or a '#' where there may be comments")
+        is_class = spaced and len(piece) > 1 and piece[0] == "["
+        yield _SPACE.sub(lambda found: f"\\x{ord(found[0][-1]):02X}", piece) if is_class else piece
 
 
 def is_spared(pattern: str) -> bool:
@@ -80,9 +90,9 @@ def with_classes_of_python(pattern: str) -> str:
 
     Raises Ambiguous for one in which Rust's dialect counts or takes sets where Python reads characters.
     """
-    if _VERBOSE.search(pattern) or _BYTES.search(pattern):
+    if _BYTES.search(pattern):
         return pattern
-    return "".join(_no_other_i(_of_python(piece), pattern) for piece in split_regex(pattern))
+    return "".join(_no_other_i(_of_python(piece), pattern) for piece in _read(pattern))
 
 
 def _no_other_i(piece: str, pattern: str) -> str:

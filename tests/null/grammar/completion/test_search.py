@@ -26,6 +26,7 @@ from inferd_grammar import (
     TaggedGrammar,
     TagGrammar,
     TokenTable,
+    UntilGrammar,
 )
 from inferd_grammar.completion.json_place import JsonPlace
 from inferd_grammar.completion.split import Splitter
@@ -119,6 +120,9 @@ TREE = {
         (LarkGrammar('start: "(" (start | /[a-z]+/) ")"'), b"(a)"),
         (AllOfGrammar((RegexGrammar("[ab]*"), RegexGrammar(".*b.*"), RegexGrammar(".{3}"))), b"aab"),
         (TaggedGrammar((TagGrammar("<a>", AnyJsonGrammar(), "</a>"),)), b""),
+        (UntilGrammar("</a>"), b"</a>"),
+        (ExactGrammar(UntilGrammar("</a>")), b"</a>"),
+        (JsonSchemaGrammar({"type": "string", "pattern": "(?i)^ab|CDE$"}), b'"aB"'),
     ],
 )
 def test_what_is_found_for_each_kind_of_constraint(constraint: Constraint, shortest: bytes) -> None:
