@@ -1,4 +1,5 @@
-"""Texts that stand in an expression or a grammar as they are: what a search for an end puts together. Pure.
+"""Texts that stand in an expression or a grammar as they are, and an expression's shortest match: what a search for an end
+puts together. Pure.
 
 They are hints, which a matcher judges: nothing here knows which of them may follow which.
 """
@@ -7,10 +8,13 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator
+from contextlib import suppress
 from itertools import islice
 
 from inferd_grammar.constraints import AllOfGrammar, Constraint, GbnfGrammar, LarkGrammar, RegexGrammar
+from inferd_grammar.rewrites.patterns import shortest_match
 from inferd_grammar.rewrites.regex_dialect import Ambiguous, split_regex
+from inferd_grammar.rewrites.regex_syntax import NotUnderstood
 
 _MOST = 32
 _LONGEST = 10_000
@@ -27,6 +31,8 @@ def pieces_of(constraint: Constraint) -> tuple[bytes, ...]:
 def _found(constraint: Constraint) -> Iterator[str]:
     match constraint:
         case RegexGrammar(pattern):
+            with suppress(NotUnderstood):
+                yield shortest_match(f"^(?:{pattern})$")
             yield from _of_regex(pattern)
         case LarkGrammar(text) | GbnfGrammar(text):
             for quoted, pattern, chars in _QUOTED.findall(text[:_LONGEST]):

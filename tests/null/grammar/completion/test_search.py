@@ -120,6 +120,7 @@ TREE = {
         (LarkGrammar('start: "(" (start | /[a-z]+/) ")"'), b"(a)"),
         (AllOfGrammar((RegexGrammar("[ab]*"), RegexGrammar(".*b.*"), RegexGrammar(".{3}"))), b"aab"),
         (TaggedGrammar((TagGrammar("<a>", AnyJsonGrammar(), "</a>"),)), b""),
+        (RegexGrammar(r"1?.*?\x0a"), b"\n"),
         (UntilGrammar("</a>"), b"</a>"),
         (ExactGrammar(UntilGrammar("</a>")), b"</a>"),
         (JsonSchemaGrammar({"type": "string", "pattern": "(?i)^ab|CDE$"}), b'"aB"'),
