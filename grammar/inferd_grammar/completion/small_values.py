@@ -163,15 +163,15 @@ class _SmallValues:
         if len(needed) + max(more, 0) > _MAX_MEMBERS:
             return None
         members: dict[str, str] = {}
-        others = [name for name in listed if name not in needed]
-        for name in (*needed, *(others if more > 0 else ())):
+        others = [name for name in (*listed, *_pattern_names(views)) if name not in needed] if more > 0 else []
+        for name in (*needed, *others):
             value = self._member(state, (p for view in views for p in _property(view, name)))
             if value is None and name in needed:
                 return None
             if value is not None and (name in needed or more > 0):
                 members[name] = value
                 more -= name not in needed
-        ordered = [*(name for name in listed if name in members), *(name for name in needed if name not in listed)]
+        ordered = [*(name for name in listed if name in members), *(name for name in members if name not in listed)]
         return f"{{{','.join(f'{_text(name)}:{members[name]}' for name in ordered)}}}"
 
 
@@ -193,6 +193,13 @@ def _needed_names(views: Sequence[View]) -> dict[str, None]:
             break
         needed |= after
     return needed
+
+
+def _pattern_names(views: Sequence[View]) -> Iterator[str]:
+    """Yield a shortest name of each pattern of names."""
+    for pattern in (pattern for view in views for pattern in view.words.get("patternProperties", ())):
+        with suppress(NotUnderstood):
+            yield shortest_match(pattern)
 
 
 def _property(view: View, name: str) -> list[str]:

@@ -144,6 +144,12 @@ def test_an_object_that_needs_a_name_of_a_pattern_has_an_end(names: str, end: by
     assert BYTES.compile(JsonSchemaGrammar({**schema, "minProperties": 1})).shortest() == end
 
 
+def test_an_object_that_needs_names_of_patterns_that_overlap_has_an_end() -> None:
+    patterns = {"^x": {"enum": ["bar"]}, "c": {"type": "string", "format": "time"}}
+    schema = {"type": "object", "patternProperties": patterns, "additionalProperties": False, "minProperties": 2}
+    assert BYTES.compile(JsonSchemaGrammar(schema)).shortest() == b'{"x":"bar","c":"00:00:00Z"}'
+
+
 def test_a_pattern_beside_a_format_has_the_end_of_the_format() -> None:
     """As zod writes an address; of a look-ahead no shortest match is known."""
     pattern = r"^(?!\.)(?!.*\.\.)([A-Za-z0-9_'+\-\.]*)[A-Za-z0-9_+-]@([A-Za-z0-9][A-Za-z0-9\-]*\.)+[A-Za-z]{2,}$"
