@@ -24,6 +24,7 @@ from inferd_grammar.errors import TOO_DEEP, GrammarError, GrammarFailure, Gramma
 from inferd_grammar.keys import constraint_key
 from inferd_grammar.limits import DEFAULT_LIMITS, CompileLimits
 from inferd_grammar.matchers.matcher import Core, GuardedMatcher
+from inferd_grammar.one_work import one_work
 from inferd_grammar.references import read_by_place
 from inferd_grammar.schema import require_size, schema_text
 from inferd_grammar.tokens import TokenTable
@@ -119,7 +120,8 @@ class Compiled:
         if not self._searched:
             looks = FIRST_LOOKS if self.refusal is None else GUARDED_LOOKS
             found = first_end(self.matcher(), self._splitter, self._outline, looks)
-            self._end = self._guessed() if found is None else found
+            with one_work(object()):
+                self._end = self._guessed() if found is None else found
             self._searched = True
         return self._end
 
@@ -225,7 +227,8 @@ class GrammarCompiler:
     def _fulfil(self, key: CacheKey, future: Future[Compiled | GrammarError], constraint: Constraint) -> None:
         with ExitStack() as undo:
             undo.callback(self._cache.drop, key, future)  # neither compiled nor refused: a bug, on its way up
-            outcome = self._outcome(constraint)
+            with one_work(object()):
+                outcome = self._outcome(constraint)
             undo.pop_all()
         busy = isinstance(outcome, GrammarLimit) and outcome.limit == "wall_seconds"
         if busy or isinstance(outcome, GrammarInterrupted):

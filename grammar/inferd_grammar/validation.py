@@ -13,11 +13,11 @@ import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from fractions import Fraction
-from functools import lru_cache
 from typing import Any, NamedTuple
 from urllib.parse import quote
 
 from inferd_grammar.errors import GrammarError
+from inferd_grammar.one_work import kept_for_work, one_work
 from inferd_grammar.rewrites.formats import wide
 from inferd_grammar.rewrites.patterns import finds, search_steps
 from inferd_grammar.rewrites.regex_dialect import Ambiguous, as_library, foreign
@@ -93,7 +93,9 @@ class SchemaValidator:
             kind, {name: self._budget.counted(name, check) for name, check in keywords.items()}
         )
         _require_guarded(schema)
-        _require_matched(schema)
+        self._work = object()
+        with one_work(self._work):
+            _require_matched(schema)
         named = str(schema.get("$schema")) if isinstance(schema, dict) else _LATEST
         document = specification_with(named, DRAFT202012).create_resource(schema)
         _require_known(schema, REGISTRY.resolver_with_root(document).lookup)
@@ -138,7 +140,8 @@ class SchemaValidator:
         """Allow so many looks in the block, and count what it takes."""
         self._budget.left, self._budget.steps = looks, 0
         try:
-            yield
+            with one_work(self._work):
+                yield
         finally:
             self.spent += looks - self._budget.left + self._budget.steps // _STEPS_A_LOOK
 
@@ -290,7 +293,7 @@ def _entries(value: Any) -> int:
     return len(value) if isinstance(value, (dict, list)) else 0
 
 
-@lru_cache(maxsize=4096)
+@kept_for_work(4096)
 def _search(pattern: str, text: str) -> bool:
     try:
         return finds(pattern, text)

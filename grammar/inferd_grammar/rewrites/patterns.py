@@ -12,9 +12,9 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Iterator
 from dataclasses import replace
-from functools import lru_cache
 from math import inf
 
+from inferd_grammar.one_work import kept_for_work
 from inferd_grammar.rewrites.automata import Dfa, Nfa, classes_of, product
 from inferd_grammar.rewrites.base import CannotRewrite, Schema, View
 from inferd_grammar.rewrites.ends import consuming
@@ -58,7 +58,7 @@ def looks_around(pattern: str) -> bool:
     return ("^" in tokens[1:] or "$" in tokens[:-1]) and _is_anchored_inside(pattern)
 
 
-@lru_cache(maxsize=4_096)
+@kept_for_work(4_096)
 def _is_anchored_inside(pattern: str) -> bool:
     try:
         return not is_outer(parse(pattern)[0])
@@ -170,7 +170,7 @@ def plain(pattern: str) -> str:
         return difference([pattern], [])
 
 
-@lru_cache(maxsize=512)
+@kept_for_work(512)
 def shortest_match(pattern: str) -> str:
     """Return a shortest text in which the pattern is found. Raises NotUnderstood."""
     (node,), alphabet = _parsed([pattern])
@@ -258,7 +258,7 @@ def difference(patterns: list[str], without: list[str]) -> str:
     return found
 
 
-@lru_cache(maxsize=512)
+@kept_for_work(512)
 def _difference(patterns: tuple[str, ...], without: tuple[str, ...]) -> str | NotUnderstood:
     """Return `difference`, or why there is none: a schema is rewritten several times where no grammar holds all of it."""
     try:
@@ -285,7 +285,7 @@ def _text(nodes: list[RegexNode], alphabet: Chars, needed: int) -> str:
     return NOTHING if text is None else f"^(?:{text})$"
 
 
-@lru_cache(maxsize=4_096)
+@kept_for_work(4_096)
 def are_apart(patterns: tuple[str, ...]) -> bool:
     """Return True if it is proved that no text has all of the patterns in it; texts on which dialects differ count, too."""
     try:
@@ -341,7 +341,7 @@ def search_steps(pattern: str, text: str) -> int:
     return 0 if isinstance(searcher, NotUnderstood) else len(text) * searcher[0].size
 
 
-@lru_cache(maxsize=256)
+@kept_for_work(256)
 def _searcher(pattern: str) -> tuple[Nfa, list[Chars], Chars] | NotUnderstood:
     """Return what searches for a pattern, or why nothing does: building a large one up to its limit takes long."""
     try:

@@ -267,9 +267,10 @@ class RuledCore:
 
 def _without_repeated(place: NamesPlace, forced: bytes) -> bytes:
     """Return forced text up to a name that repeats."""
-    for size in range(len(forced)):
-        try:
-            place = place.behind(forced[size : size + 1])
-        except RepeatedName:
-            return forced[:size]
-    return forced
+    new = 0
+    try:
+        for size, _ in place.steps(forced):
+            new = size
+    except RepeatedName:
+        pass
+    return forced[:new]

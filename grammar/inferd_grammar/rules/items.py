@@ -12,6 +12,7 @@ from typing import Any, NamedTuple, Protocol
 
 from inferd_grammar.completion.json_place import JsonPlace, Mode
 from inferd_grammar.rules.places import UniquePlaces, ValuePlace
+from inferd_grammar.shared_parts import Stack, below, each, has_item, with_item, with_top
 
 _WORDS = {ord("t"): True, ord("f"): False, ord("n"): None}
 
@@ -48,7 +49,7 @@ class Frame(NamedTuple):
     unique: bool
     start: int
     key: int | str = 0
-    seen: frozenset[Hashable] = frozenset()
+    seen: tuple[frozenset[Hashable], ...] = ()
     narrowed: bool = False
 
     def within(self, place: ValuePlace) -> Frame:
@@ -59,15 +60,15 @@ class Frame(NamedTuple):
 
 
 class ItemsPlace(NamedTuple):
-    """Where a text stands: its brackets, the innermost last, and what JSON says comes next."""
+    """Where a text stands: its brackets, and what JSON says comes next."""
 
-    frames: tuple[Frame, ...] = ()
+    frames: Stack[Frame] = None
     json: JsonPlace = JsonPlace()
 
     @property
     def watched(self) -> frozenset[Mode]:
         """Inside an array whose items have to differ, what is being written; empty elsewhere."""
-        return frozenset({self.json.mode} if any(frame.unique or frame.narrowed for frame in self.frames) else ())
+        return frozenset({self.json.mode} if any(frame.unique or frame.narrowed for frame in each(self.frames)) else ())
 
 
 class WatchedPlace(Protocol):
@@ -106,7 +107,7 @@ class UniqueItems:
         if before.mode in ("number", "word") and byte in b",]}":
             frames = self._with_scalar(frames, written, at)
         if after.depth > before.depth:
-            frames = (*frames, self._opened(frames, byte, at + 1))
+            frames = (self._opened(frames, byte, at + 1), frames)
         elif after.depth < before.depth:
             frames = self._with_item(self._closed(frames), written, at + 1)
         elif after.mode == "done" and before.mode == "string":
@@ -114,62 +115,69 @@ class UniqueItems:
         elif after.mode == "word" and before.mode != "word":
             self._check_word(frames, byte)
         elif after.mode == "name" and before.mode != "name":
-            frames = (*frames[:-1], frames[-1]._replace(start=at))
+            frames = with_top(frames, _innermost(frames)._replace(start=at))
         elif after.mode == "colon" and before.mode == "name":
-            frames = (*frames[:-1], frames[-1]._replace(key=_name(written.between(frames[-1].start, at + 1))))
+            last = _innermost(frames)
+            frames = with_top(frames, last._replace(key=_name(written.between(last.start, at + 1))))
         elif byte in b",:" and after.mode == "value" and frames:
-            frames = (*frames[:-1], frames[-1]._replace(start=at + 1, key=_next(frames[-1].key)))
+            frames = with_top(frames, frames[0]._replace(start=at + 1, key=_next(frames[0].key)))
         return ItemsPlace(frames, after)
 
-    def _opened(self, frames: tuple[Frame, ...], bracket: int, start: int) -> Frame:
-        whole = self._places.child(frames[-1].place, frames[-1].key) if frames else self._places.start
+    def _opened(self, frames: Stack[Frame], bracket: int, start: int) -> Frame:
+        whole = self._places.child(frames[0].place, frames[0].key) if frames else self._places.start
         place = self._places.taking(whole, "array" if bracket == ord("[") else "object")
         return Frame(place, self._places.is_unique(place), start)
 
-    def _closed(self, frames: tuple[Frame, ...]) -> tuple[Frame, ...]:
+    def _closed(self, frames: Stack[Frame]) -> Stack[Frame]:
         """Return the brackets without the innermost; its ways are those of the next. Raises Repeated."""
-        *outer, last = frames
+        last, outer = _innermost(frames), below(frames)
         if outer and last.narrowed:
-            place = self._places.with_member(outer[-1].place, outer[-1].key, last.place)
-            if place != outer[-1].place:
-                outer[-1] = outer[-1].within(place)._replace(narrowed=True)
-        return tuple(outer)
+            place = self._places.with_member(outer[0].place, outer[0].key, last.place)
+            if place != outer[0].place:
+                return with_top(outer, outer[0].within(place)._replace(narrowed=True))
+        return outer
 
-    def _with_scalar(self, frames: tuple[Frame, ...], written: Written, end: int) -> tuple[Frame, ...]:
+    def _with_scalar(self, frames: Stack[Frame], written: Written, end: int) -> Stack[Frame]:
         """Return the brackets with the string, number or word that ends at `end`. Raises Repeated."""
-        if not frames or not isinstance(frames[-1].key, str):
+        if not frames or not isinstance(frames[0].key, str):
             return self._with_item(frames, written, end)
-        last = frames[-1]
+        last = frames[0]
         if not last.narrowed and len(last.place) == 1:
             return frames
-        return (*frames[:-1], self._with_value(last, json.loads(written.between(last.start, end))))
+        return with_top(frames, self._with_value(last, json.loads(written.between(last.start, end))))
 
     def _with_value(self, frame: Frame, value: Any) -> Frame:
         return frame.within(self._places.with_value(frame.place, str(frame.key), value))
 
-    def _with_item(self, frames: tuple[Frame, ...], written: Written, end: int) -> tuple[Frame, ...]:
+    def _with_item(self, frames: Stack[Frame], written: Written, end: int) -> Stack[Frame]:
         """Return the brackets with the item that ends at `end`. Raises Repeated."""
-        if not frames or not frames[-1].unique or isinstance(frames[-1].key, str):
+        if not frames or not frames[0].unique or isinstance(frames[0].key, str):
             return frames
-        last, item = frames[-1], canonical(written.between(frames[-1].start, end))
-        if item not in last.seen:
-            return (*frames[:-1], last._replace(seen=last.seen | {item}))
-        return (*frames[:-1], self._repeated(last))
+        last, item = frames[0], canonical(written.between(frames[0].start, end))
+        if has_item(last.seen, item):
+            return with_top(frames, self._repeated(last))
+        return with_top(frames, last._replace(seen=with_item(last.seen, item)))
 
     def _repeated(self, frame: Frame) -> Frame:
         """Return an array under the ways that allow equal items. Raises Repeated if there are none."""
         return frame.within(self._places.may_repeat(frame.place))._replace(unique=False, narrowed=True)
 
-    def _check_word(self, frames: tuple[Frame, ...], first: int) -> None:
+    def _check_word(self, frames: Stack[Frame], first: int) -> None:
         """Raises Repeated if no way is left behind the word that begins so: it could not end."""
         if not frames:
             return
-        last, word = frames[-1], _WORDS[first]
+        last, word = frames[0], _WORDS[first]
         if isinstance(last.key, str):
             if last.narrowed:
                 self._with_value(last, word)
-        elif last.unique and _canonical(word) in last.seen:
+        elif last.unique and has_item(last.seen, _canonical(word)):
             self._repeated(last)
+
+
+def _innermost(frames: Stack[Frame]) -> Frame:
+    if frames is None:
+        raise ValueError("no bracket is open")
+    return frames[0]
 
 
 def _next(key: int | str) -> int | str:

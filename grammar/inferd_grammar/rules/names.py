@@ -9,12 +9,12 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Iterator
-from functools import lru_cache
 from typing import Any, NamedTuple
 
 from inferd_grammar.completion.json_place import START, JsonPlace
 from inferd_grammar.rewrites.regex_syntax import NotUnderstood, parse
 from inferd_grammar.schema import iter_schemas
+from inferd_grammar.shared_parts import Stack, below, each, top
 from inferd_grammar.tokens import TokenTable
 
 _PARTS = frozenset(("$ref", "allOf", "anyOf", "const", "enum", "oneOf"))
@@ -22,8 +22,10 @@ _OBJECTS = frozenset(("additionalProperties", "patternProperties", "properties",
 _CLOSING = re.compile(rb'(?:[^"\\]|\\.)*"', re.DOTALL)
 _LOOPS = re.compile(r"'loop'")
 
-Names = tuple[str, Any]
-"""The newest name of an object, and those before it in the same form; None behind the first."""
+Names = tuple[str, bytes, Any]
+"""The newest name of an object, as it is and written with the fewest escapes, and those before it in the same form; None
+behind the first.
+"""
 
 
 class RepeatedName(Exception):
@@ -31,42 +33,50 @@ class RepeatedName(Exception):
 
 
 class NamesPlace(NamedTuple):
-    """Where a text stands: the names in each open bracket, the innermost last; None where there are none."""
+    """Where a text stands: the names in each open bracket; None where there are none."""
 
-    open: tuple[Names | None, ...] = ()
+    open: Stack[Names | None] = None
     json: JsonPlace = START
 
     @property
     def written(self) -> Names | None:
         """The names of the innermost bracket."""
-        return self.open[-1] if self.open else None
+        return top(self.open)
 
     def behind(self, text: bytes) -> NamesPlace:
         """Return the place behind further bytes. Raises RepeatedName."""
-        place = self
-        for size in range(len(text)):
-            place = place._behind(text[size : size + 1])
-        return place
+        reached = self
+        for _, place in self.steps(text):
+            reached = place
+        return reached
 
-    def _behind(self, byte: bytes) -> NamesPlace:
-        before, after = self.json, self.json.behind(byte)
+    def steps(self, text: bytes) -> Iterator[tuple[int, NamesPlace]]:
+        """Yield the places along further bytes, each behind how many. Raises RepeatedName."""
+        place, at = self, 0
+        while at < len(text):
+            size = place.json.step(text, at)
+            place, at = place._behind(text[at : at + size]), at + size
+            yield at, place
+
+    def _behind(self, step: bytes) -> NamesPlace:
+        before, after = self.json, self.json.behind(step)
         if after.depth > before.depth:
-            return NamesPlace((*self.open, None), after)
+            return NamesPlace((None, self.open), after)
         if after.depth < before.depth:
-            return NamesPlace(self.open[:-1], after)
+            return NamesPlace(below(self.open), after)
         if before.mode == "name" and after.mode == "colon":
             name = str(json.loads(b'"%s"' % before.name))
-            if name in each_name(self.written):
+            if any(name == other for other, _ in each_name(self.written)):
                 raise RepeatedName
-            return NamesPlace((*self.open[:-1], (name, self.written)), after)
+            return NamesPlace(((name, _raw(name), self.written), below(self.open)), after)
         return NamesPlace(self.open, after)
 
 
-def each_name(names: Names | None) -> Iterator[str]:
-    """Yield the names of an object, the newest first."""
+def each_name(names: Names | None) -> Iterator[tuple[str, bytes]]:
+    """Yield the names of an object, as they are and as they are written, the newest first."""
     while names is not None:
-        name, names = names
-        yield name
+        name, raw, names = names
+        yield name, raw
 
 
 class NameTokens:
@@ -96,9 +106,9 @@ class NameTokens:
     def closing(self, place: NamesPlace) -> Iterator[int]:
         """Yield tokens among which all are that close a name which its object has already."""
         yield from self._repeating
-        for names in place.open:
-            for name in each_name(names):
-                yield from self._whole.get(_raw(name), ())
+        for names in each(place.open):
+            for _, raw in each_name(names):
+                yield from self._whole.get(raw, ())
         if place.json.mode == "name" and place.written is not None:
             yield from self._closing(place.json.name, place.written)
 
@@ -107,13 +117,11 @@ class NameTokens:
         if b"\\" in begun:
             yield from (i for ids in self._plain.values() for i in ids)
             return
-        for name in each_name(names):
-            raw = _raw(name)
+        for _, raw in each_name(names):
             if raw.startswith(begun):
                 yield from self._plain.get(raw[len(begun) :], ())
 
 
-@lru_cache(maxsize=1 << 14)
 def _raw(name: str) -> bytes:
     """Return a name as it is written with the fewest escapes."""
     return json.dumps(name, ensure_ascii=False)[1:-1].encode("utf-8", "surrogatepass")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import random
+import tracemalloc
 from typing import Any
 
 import numpy as np
@@ -28,7 +29,7 @@ from inferd_grammar import (
     TokenTable,
     UntilGrammar,
 )
-from inferd_grammar.completion.json_place import JsonPlace
+from inferd_grammar.completion.json_place import START, JsonPlace
 from inferd_grammar.completion.split import Splitter
 
 BYTES = GrammarCompiler(TokenTable.of_bytes())
@@ -225,5 +226,32 @@ def test_a_place_counts_the_open_brackets(value: Any) -> None:
     for byte in text:
         place = place.behind(bytes([byte]))
         depths.append(place.depth)
-    assert place == JsonPlace("", "done")
+    assert place == JsonPlace(mode="done")
     assert min(depths[:-1]) >= 1
+
+
+@given(st.lists(st.dictionaries(st.text(), st.text(), max_size=3), max_size=3), st.data())
+@settings(max_examples=examples(200), deadline=None)
+def test_a_place_is_the_same_in_whatever_steps_a_text_comes(value: Any, data: st.DataObject) -> None:
+    text = json.dumps(value, separators=(",", ":"), ensure_ascii=data.draw(st.booleans())).encode()
+    end = data.draw(st.integers(0, len(text)))
+    middle = data.draw(st.integers(0, end))
+    single = START
+    for byte in text[:end]:
+        single = single.behind(bytes([byte]))
+    for place in (START.behind(text[:end]), START.behind(text[:middle]).behind(text[middle:end])):
+        assert place._replace(pieces=()) == single._replace(pieces=())
+        assert place.name == single.name
+
+
+@pytest.mark.parametrize("name", [b"x" * 100_000, rb"\n" * 50_000])
+def test_a_long_name_takes_time_and_memory_by_its_length(name: bytes) -> None:
+    """What each of its beginnings led to was kept for all: one name of 40 KB took 774 MiB for as long as the engine lived."""
+    tracemalloc.start()
+    try:
+        place = START.behind(b'{"' + name + b'":')
+        _, peak = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+    assert place.mode == "value"
+    assert peak < 1 << 20

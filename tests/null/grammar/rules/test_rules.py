@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import random
+import tracemalloc
 from typing import Any
 
 import jsonschema
@@ -278,3 +279,24 @@ def test_a_whole_number_that_would_be_rounded_is_refused(schema: Any, pointer: s
         BYTES.compile(JsonSchemaGrammar({"type": "integer", **schema} if "minimum" in schema else schema))
     assert caught.value.pointer == pointer
     assert takes({"type": "integer", "maximum": 2**63 - 1}, "12345678")
+
+
+@pytest.mark.parametrize(
+    ("constraint", "text"),
+    [
+        (JsonSchemaGrammar({"type": "object"}), '{"' + "x" * 20_000),
+        (AnyJsonGrammar(), "[" * 3000),
+        (JsonSchemaGrammar(UNIQUE), "[" + ",".join(map(str, range(3000)))),
+    ],
+    ids=["a long name", "brackets", "items"],
+)
+def test_a_text_that_a_matcher_holds_takes_memory_by_its_length(constraint: Constraint, text: str) -> None:
+    """Each token's place had a copy of all before it: 60,000 tokens of one name took 2 GB, and a tenant may hold 131,072."""
+    matcher, ids = BYTES.compile(constraint).matcher(), [byte + 1 for byte in text.encode()]
+    tracemalloc.start()
+    try:
+        assert matcher.accept(ids) == len(ids)
+        held, _ = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+    assert held < 2000 * len(ids)

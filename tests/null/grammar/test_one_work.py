@@ -1,0 +1,48 @@
+"""What was worked out for one piece of work is not found by another."""
+
+from __future__ import annotations
+
+from collections import Counter
+
+import pytest
+
+from inferd_grammar import JsonSchemaGrammar
+from inferd_grammar.compiler import GrammarCompiler
+from inferd_grammar.one_work import kept_for_work, one_work
+from inferd_grammar.rewrites import patterns
+from inferd_grammar.tokens import TokenTable
+
+
+def test_results_are_found_by_the_work_that_they_are_of_alone() -> None:
+    asked = Counter[str]()
+
+    @kept_for_work(8)
+    def ask(text: str) -> str:
+        asked[text] += 1
+        return text
+
+    first, second = object(), object()
+    for work in (first, second, first):
+        with one_work(work):
+            assert [ask("a"), ask("a")] == ["a", "a"]
+    assert asked["a"] == 2
+    assert [ask("b"), ask("b")] == ["b", "b"]
+    assert asked["b"] == 2
+
+
+def test_nobody_can_tell_by_its_time_that_another_has_used_a_pattern(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A pattern that some tenant had compiled took half the time in a schema of any other's."""
+    parsed, counts = Counter[str](), list[int]()
+    parse = patterns.parse
+
+    def counted(pattern: str, *, wide: bool = False) -> object:
+        parsed[pattern] += 1
+        return parse(pattern, wide=wide)
+
+    compiler = GrammarCompiler(TokenTable.of_bytes())
+    monkeypatch.setattr(patterns, "parse", counted)
+    for owner, name in (("mallory", "a"), ("trudy", "b")):
+        schema = {"type": "object", "properties": {name: {"type": "string", "pattern": "secret[0-9]{1,9}"}}}
+        compiler.compile(JsonSchemaGrammar(schema, "best_effort"), owner)
+        counts.append(parsed["secret[0-9]{1,9}"])
+    assert counts[1] == 2 * counts[0] > 0
