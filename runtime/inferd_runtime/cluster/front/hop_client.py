@@ -32,11 +32,12 @@ Headers = list[tuple[bytes, bytes]]
 
 
 class ReplicaGone(Unavailable):
-    """A replica did not answer. ``reached``: it may have got the request."""
+    """A replica did not answer. ``reached``: it may have got the request; ``late``: it may be there, too busy to listen."""
 
-    def __init__(self, reached: bool) -> None:
+    def __init__(self, reached: bool, *, late: bool = False) -> None:
         super().__init__("the replica that had this request has ended: try again", retry_after_s=1.0)
         self.reached = reached
+        self.late = late
 
 
 class Failure(msgspec.Struct, frozen=True):
@@ -112,8 +113,8 @@ class HopClient:
                 extensions={"timeout": times},
             ) as answer:  # fmt: skip
                 yield answer
-        except (httpcore.ConnectError, httpcore.ConnectTimeout):
-            raise ReplicaGone(reached=False) from None
+        except (httpcore.ConnectError, httpcore.ConnectTimeout) as error:
+            raise ReplicaGone(reached=False, late=isinstance(error, httpcore.ConnectTimeout)) from None
         except (httpcore.NetworkError, httpcore.ProtocolError, httpcore.TimeoutException):
             raise ReplicaGone(reached=True) from None
 

@@ -25,6 +25,8 @@ HEIR_SECONDS = 60.0
 """How long a request about a run waits until its replica has an heir."""
 SILENT_ROUNDS = 8
 """Rounds of polls, each a quarter of a second, after which a replica that answers none gets nothing new until it does."""
+LOST_ROUNDS = 60
+"""Rounds of polls after which what a replica that answers none has of quotas, and its sessions, are others'."""
 log = logging.getLogger("inferd.cluster")
 
 
@@ -200,9 +202,13 @@ class Members:
         try:
             yield
         except ReplicaGone as gone:
-            if not gone.reached:
-                self.lost(member)
+            self.unanswered(member, gone)
             raise
+
+    def unanswered(self, member: Member, gone: ReplicaGone) -> None:
+        """Remove a replica if nothing listens there. One that is late may be busy, or stopped, until it is silent for long."""
+        if not gone.reached and (not gone.late or member.unheard >= LOST_ROUNDS):
+            self.lost(member)
 
     @asynccontextmanager
     async def launching(self, tenant: str, beginning: Beginning) -> AsyncIterator[Launching]:

@@ -114,8 +114,7 @@ async def _until_over(
 async def _from_script(websocket: WebSocket, replica: ClientConnection, holding: Holding) -> bool:
     with contextlib.suppress(ConnectionClosed):  # the other direction tells the script
         while (message := await websocket.receive())["type"] == "websocket.receive":
-            text = message.get("text")
-            data = message.get("bytes") or b"" if text is None else text
+            data = message["bytes"]  # a text has become an empty message: its server hands on no other
             with holding(len(data)):
                 await replica.send(data)
         return True
@@ -126,9 +125,10 @@ async def _from_replica(websocket: WebSocket, replica: ClientConnection, holding
     """Pass on what the replica sends, and how it closes: a replica that is lost says to connect again."""
     # The script has left, which the other direction notices, or the replica is lost, which its code tells.
     with contextlib.suppress(WebSocketDisconnect, RuntimeError, ConnectionClosed):
-        async for message in replica:
+        while True:
+            message = await replica.recv(decode=False)
             with holding(len(message)):
-                await (websocket.send_text(message) if isinstance(message, str) else websocket.send_bytes(message))
+                await websocket.send_bytes(message)
     code, reason = replica.close_code or ABNORMAL, replica.close_reason or ""
     await _close(websocket, *((SERVICE_RESTART, GONE) if code == ABNORMAL else (code, reason)))
     return True

@@ -13,7 +13,7 @@ import msgspec
 from inferd.protocol import InferdError
 from inferd_runtime.cluster.front.exchange import TenantExchange
 from inferd_runtime.cluster.front.hop_client import HopClient, ReplicaGone, own_request
-from inferd_runtime.cluster.front.members import Member, Members
+from inferd_runtime.cluster.front.members import LOST_ROUNDS, Member, Members
 from inferd_runtime.cluster.messages import (
     REPLICA_NAME,
     REPLICAS_FOLDER,
@@ -28,8 +28,6 @@ from inferd_runtime.server.gateway.app import RUNS_FILE
 
 POLL_SECONDS = 0.25
 ANSWER_SECONDS = 5.0
-LOST_ROUNDS = 60
-"""Rounds of polls after which what a replica that answers none has of quotas, and its sessions, are others'."""
 TAKE_OVER_SECONDS = 60.0
 log = logging.getLogger("inferd.cluster")
 
@@ -84,8 +82,7 @@ class Watcher:
         try:
             heard = await self._ask(member.name, member.url, order)
         except ReplicaGone as gone:
-            if not gone.reached:
-                self.members.lost(member)
+            self.members.unanswered(member, gone)
         except InferdError as error:
             log.error("replica %s: %s", member.name, error.message)
         else:
