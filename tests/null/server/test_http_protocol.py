@@ -14,7 +14,7 @@ from starlette.responses import PlainTextResponse
 from uvicorn.config import Config
 from uvicorn.server import ServerState
 
-from inferd_runtime.server.gateway.http_protocol import TypedHttp
+from inferd_runtime.server.gateway.http_protocol import Headers, TypedHttp, handshake_problem
 
 HEAD = b"POST / HTTP/1.1\r\nHost: x\r\nTransfer-Encoding: chunked\r\n\r\n"
 
@@ -46,3 +46,11 @@ async def test_an_answer_to_a_body_that_went_wrong_is_not_an_error_of_the_server
     assert said.startswith(b"HTTP/1.1 400 ")
     assert b"late" not in said
     assert not caplog.records
+
+
+@pytest.mark.parametrize("value", [b"\x1b[31m", b"a\x7fb", b"a\x0bb"])
+def test_a_handshake_with_control_characters_is_refused(value: bytes) -> None:
+    """It was not answered at all, until its head was late."""
+    good: Headers = [(b"sec-websocket-version", b"13"), (b"sec-websocket-key", b"dGhlIHNhbXBsZSBub25jZQ==")]
+    assert handshake_problem(b"GET", [*good, (b"x", b"a b\tc\xff")]) == ""
+    assert handshake_problem(b"GET", [*good, (b"sec-websocket-protocol", value)]) == "a header has control characters"

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import base64
 import binascii
+import re
 from typing import Any
 
 import h11
@@ -19,6 +20,8 @@ MAX_HEAD_BYTES = 32 << 10
 MAX_HANDSHAKE_LINE = 8000
 MAX_HANDSHAKE_HEADERS = 120
 """A little less than the library for WebSockets takes: what it refuses it refuses without a type."""
+CONTROL = re.compile(rb"[^\t\x20-\x7e\x80-\xff]")
+"""To a header with one of these that library does not answer at all."""
 KEY_BYTES = 16
 ANSWERABLE = (h11.IDLE, h11.SEND_RESPONSE)
 Headers = list[tuple[bytes, bytes]]
@@ -101,6 +104,8 @@ def handshake_problem(method: bytes, headers: Headers) -> str:
         return f"it has more than {MAX_HANDSHAKE_HEADERS} headers"
     if any(len(name) + len(value) > MAX_HANDSHAKE_LINE for name, value in headers):
         return f"a header has more than {MAX_HANDSHAKE_LINE} bytes"
+    if any(CONTROL.search(value) for _, value in headers):
+        return "a header has control characters"
     return ""
 
 
