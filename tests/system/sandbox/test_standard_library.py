@@ -7,7 +7,7 @@ import json
 
 import pytest
 
-from inferd_runtime.sandbox.messages import Sent
+from inferd_runtime.sandbox.messages import Deliver, Sent
 
 from .conftest import Gateway
 
@@ -148,6 +148,14 @@ def test_input_takes_the_launchers_messages(gateway: Gateway) -> None:
     gateway.deliver(run, "Ann")
     gateway.deliver(run, {"age": 3})
     assert json.loads(gateway.wait(run).result or "") == ["Ann", '{"age": 3}']
+
+
+def test_what_is_read_of_stdin_is_the_launchers_messages_and_not_silently_nothing(gateway: Gateway) -> None:
+    run = gateway.launch("import sys\ndef main():\n    return [sys.stdin.readline(), input(), [*sys.stdin], sys.stdin.read()]")
+    for message in ("Ann " * 5000, {"age": 3}, "é", ""):
+        gateway.deliver(run, message)
+    gateway.send(Deliver(run, ""))
+    assert json.loads(gateway.wait(run).result or "") == ["Ann " * 5000 + "\n", '{"age": 3}', ["é\n", "\n"], ""]
 
 
 @pytest.mark.parametrize("end", ["return 1", "raise ValueError", "import sys; sys.exit(0)"])

@@ -51,7 +51,7 @@ ASK = GuestTransport(RUNNER.completions).call_blocking
 absent.install(ASK)
 LIBRARIES = HttpLibraries(ASK)
 LIBRARIES.adapt_urllib()
-RUNNER.streams.install()
+RUNNER.streams.install(input)
 FILLERS = preload.settle()
 
 

@@ -86,16 +86,23 @@ def _known(error: BaseException, files: Container[str]) -> InferdError:
     if isinstance(error, SyntaxError) and error.filename is not None and error.filename in files:
         return ProgramSyntaxError(f"{error.filename}:{error.lineno}: {error.msg}")
     if isinstance(error, SystemExit):
-        return ProgramError(f"the program exited with {error.code!r}")
-    text = str(error)
+        return ProgramError(f"the program exited with {_said(error.code, repr)}")
+    text = _said(error)
     if isinstance(error, (ImportError, AttributeError)):
         text = "; ".join(filter(None, (text, _instead_of(error))))
     if isinstance(error, ZoneInfoNotFoundError):
         text = f"{error.args[0]}; {NO_ZONES}"
     if isinstance(error, BaseExceptionGroup):
         causes = map(_only_cause, error.exceptions[:MOST_NAMED])
-        text = f"{text}: {'; '.join(f'{_type_name(cause)}: {cause}' for cause in causes)}"
+        text = f"{text}: {'; '.join(f'{_type_name(cause)}: {_said(cause)}' for cause in causes)}"
     return ProgramError(f"{_type_name(error)}: {text}" if text else _type_name(error))
+
+
+def _said(value: object, way: Callable[[Any], str] = str) -> str:
+    try:
+        return way(value)
+    except Exception:  # noqa: BLE001 - its __str__ is the program's own
+        return f"<{way.__name__}() of it failed>"
 
 
 def _instead_of(error: ImportError | AttributeError) -> str:
@@ -134,7 +141,7 @@ def _type_name(error: BaseException) -> str:
 def _format(error: BaseException, files: Container[str]) -> str:
     """Return the traceback with the program's own frames, of causes and grouped exceptions too; "" if there is none to show."""
     if _has_more_members(error, MAX_MEMBERS):
-        text = f"{_type_name(error)} of more than {MAX_MEMBERS} exceptions: {error}"
+        text = f"{_type_name(error)} of more than {MAX_MEMBERS} exceptions: {_said(error)}"
         error = RuntimeError(text).with_traceback(error.__traceback__)
     described = traceback.TracebackException.from_exception(error)
     own = _keep_frames(described, files, set())
@@ -183,4 +190,4 @@ def _plain(value: Any) -> Any:
         return [_plain(item) for item in value]
     if value is None or isinstance(value, (bool, int, str)) or (isinstance(value, float) and value - value == 0):
         return value
-    return repr(value)
+    return _said(value, repr)

@@ -1,4 +1,7 @@
-"""``sys.stdout`` and ``sys.stderr`` on the host's ``log``: WASI's own streams drop what does not fit their buffer."""
+"""``sys.stdout`` and ``sys.stderr`` on the host's ``log``: WASI's own streams drop what does not fit their buffer.
+
+``sys.stdin`` is the launcher's messages, a line for each.
+"""
 
 from __future__ import annotations
 
@@ -6,6 +9,7 @@ import codecs
 import contextlib
 import io
 import sys
+from collections.abc import Callable
 from typing import Any
 
 from inferd_runtime.sandbox.runner.completions import Host
@@ -50,16 +54,39 @@ class LogStream(io.TextIOWrapper):
         return super().write(text)
 
 
+class MessageReader(io.RawIOBase):
+    """A raw stream of UTF-8 that has a line for each message; ``receive`` raises EOFError where there are no more."""
+
+    def __init__(self, receive: Callable[[], str]) -> None:
+        self._receive = receive
+        self._unread = b""
+
+    def readable(self) -> bool:
+        """Return True."""
+        return True
+
+    def readinto(self, buffer: Any) -> int:
+        """Fill ``buffer`` with what is left of a message, or wait for the next one; 0 at the end."""
+        if not self._unread:
+            with contextlib.suppress(EOFError):
+                self._unread = f"{self._receive()}\n".encode()
+        piece = self._unread[: len(buffer)]
+        buffer[: len(piece)] = piece
+        self._unread = self._unread[len(piece) :]
+        return len(piece)
+
+
 class Streams:
-    """The program's two output streams."""
+    """The program's streams."""
 
     def __init__(self, host: Host) -> None:
         self.stdout = LogStream(host, "stdout")
         self.stderr = LogStream(host, "stderr")
 
-    def install(self) -> None:
-        """Put them in the place of WASI's. Reading from stdin gives the end of the file."""
-        sys.stdin = sys.__stdin__ = io.StringIO()  # type: ignore[misc, assignment]
+    def install(self, receive: Callable[[], str]) -> None:
+        """Put them in the place of WASI's; what stdin reads is what ``receive`` returns."""
+        stdin = io.TextIOWrapper(io.BufferedReader(MessageReader(receive)), encoding="utf-8")
+        sys.stdin = sys.__stdin__ = stdin  # type: ignore[misc]
         sys.stdout = sys.__stdout__ = self.stdout  # type: ignore[misc]
         sys.stderr = sys.__stderr__ = self.stderr  # type: ignore[misc]
 

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import json
 import time
+from typing import Any
 
 import pytest
 
-from inferd_runtime.sandbox.runner.failure import MAX_MEMBERS, describe
+from inferd.protocol import ProgramError
+from inferd_runtime.sandbox.runner.failure import MAX_MEMBERS, describe, to_json
 
 
 def test_a_group_that_holds_itself_twice_at_each_level_is_reported_at_once() -> None:
@@ -22,6 +25,22 @@ def test_a_group_that_holds_itself_twice_at_each_level_is_reported_at_once() -> 
     assert told.detail["exception"] == "ExceptionGroup"
     assert f"more than {MAX_MEMBERS}" in told.detail["traceback"]
     assert "raise doubled" in told.detail["traceback"]
+
+
+def test_an_exception_that_cannot_say_what_it_is_is_reported_by_its_type_and_not_as_a_crash() -> None:
+    class Odd(Exception):
+        def __str__(self) -> str:
+            raise RuntimeError("no text")
+
+        __repr__ = __str__
+
+    def reported(error: BaseException) -> dict[str, Any]:
+        return dict(json.loads(to_json(error, {__file__}, lambda: None)))
+
+    assert "Odd: <str() of it failed>" in reported(Odd())["message"]
+    assert "Odd: <str() of it failed>" in reported(ExceptionGroup("two", [Odd(), Odd()]))["message"]
+    assert "exited with <repr() of it failed>" in reported(SystemExit(Odd()))["message"]
+    assert reported(ProgramError("told", value=Odd()))["detail"]["value"] == "<repr() of it failed>"
 
 
 def test_a_group_of_some_errors_is_shown_with_all_of_them() -> None:
