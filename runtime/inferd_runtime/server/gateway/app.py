@@ -192,7 +192,7 @@ async def _http_error(request: Request, error: HTTPException) -> Response:
         return error_reply(NotFound(f"{where} is not supported: {note}"), request.scope)
     if error.status_code == 404:
         shape = None if _is_own(request) else vendor_shape(request.headers)
-        return error_reply(NotFound(f"there is no route {where}"), request.scope, shape)
+        return error_reply(NotFound(f"there is no route {where}{_meant(request)}"), request.scope, shape)
     response = error_reply(InvalidRequest(f"{where}: {error.detail}"), request.scope)
     response.status_code = error.status_code
     if error.status_code == METHOD_NOT_ALLOWED:
@@ -201,10 +201,18 @@ async def _http_error(request: Request, error: HTTPException) -> Response:
 
 
 def _is_own(request: Request) -> bool:
-    """Return False for a path under ``/v1/`` that begins as none here does."""
+    """Return False for a path that begins as none here does."""
     family = "/".join(request.url.path.split("/")[:3])
-    known = any(getattr(route, "path", "").startswith(family) for route in request.app.routes)
-    return known or not family.startswith("/v1/")
+    return any(getattr(route, "path", "").startswith(family) for route in request.app.routes)
+
+
+def _meant(request: Request) -> str:
+    """Return what a client should ask instead whose base URL ends with a ``/v1`` too few or too many."""
+    path = request.url.path
+    other = path.removeprefix("/v1") if path.startswith("/v1/") else f"/v1{path}"
+    if not any(route.matches({**request.scope, "path": other})[0] is Match.FULL for route in request.app.routes):
+        return ""
+    return f"; there is {other}: a client's base URL ends with /v1 where the client adds none, and without where it does"
 
 
 def _methods_of(request: Request) -> set[str]:
