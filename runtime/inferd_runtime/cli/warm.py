@@ -41,7 +41,8 @@ def find_server(settings: Settings) -> Server | None:
     names = [model.name for model in settings.engine.model]
     try:
         own = Server.of(settings)
-        return own if own.get("/readyz")["ready"] and _models(own) == names else None
+        ready, served = own.get("/readyz")["ready"], _models(own)
+        return own if ready and served[0] == names[0] and {*names} <= {*served} else None
     except InferdError:
         return None
 

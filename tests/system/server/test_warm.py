@@ -15,6 +15,7 @@ from typing import Any
 import psutil
 import pytest
 
+from inferd_runtime.cli import warm as warm_servers
 from inferd_runtime.cli.client import Server
 from inferd_runtime.settings.sources import Sources, resolve
 
@@ -129,6 +130,19 @@ def test_a_server_of_another_model_is_not_used(inferd: CommandLine, hello: str) 
         assert json.loads(inferd("ps", "--json").stdout)["runs"] == []
         server.send_signal(signal.SIGTERM)
         assert server.wait(30) == 0
+
+
+@pytest.mark.parametrize(("asked", "used"), [("a", True), ("a;c", True), ("b", False), ("a;x", False)])
+def test_a_server_that_has_further_models_is_used_and_no_second_one_started(
+    asked: str, used: bool, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    class Up:
+        def get(self, path: str) -> dict[str, Any]:
+            return {"ready": True, "models": [{"name": name} for name in "abc"]}
+
+    monkeypatch.setattr(Server, "of", lambda settings: Up())
+    chosen = {"INFERD_SERVER": "auto", "INFERD_MODEL": asked, "INFERD_STATE_DIR": str(tmp_path)}
+    assert (warm_servers.find_server(resolve(Sources({}, chosen))) is not None) == used
 
 
 def test_an_idle_server_ends_by_itself_but_not_under_a_run(inferd: CommandLine) -> None:
