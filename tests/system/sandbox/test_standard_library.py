@@ -151,7 +151,9 @@ def test_input_takes_the_launchers_messages(gateway: Gateway) -> None:
 
 
 def test_what_is_read_of_stdin_is_the_launchers_messages_and_not_silently_nothing(gateway: Gateway) -> None:
-    run = gateway.launch("import sys\ndef main():\n    return [sys.stdin.readline(), input(), [*sys.stdin], sys.stdin.read()]")
+    run = gateway.launch(
+        "import sys\ndef main():\n    return [sys.stdin.readline(), input(), [*sys.stdin], sys.stdin.read()]"
+    )
     for message in ("Ann " * 5000, {"age": 3}, "é", ""):
         gateway.deliver(run, message)
     gateway.send(Deliver(run, ""))

@@ -212,7 +212,9 @@ def _meant(request: Request) -> str:
     other = path.removeprefix("/v1") if path.startswith("/v1/") else f"/v1{path}"
     if not any(route.matches({**request.scope, "path": other})[0] is Match.FULL for route in request.app.routes):
         return ""
-    return f"; there is {other}: a client's base URL ends with /v1 where the client adds none, and without where it does"
+    return (
+        f"; there is {other}: a client's base URL ends with /v1 where the client adds none, and without where it does"
+    )
 
 
 def _methods_of(request: Request) -> set[str]:
