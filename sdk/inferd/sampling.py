@@ -102,9 +102,13 @@ class Sampler:
 
         A constraint holds beside it: a token has to be allowed by both, and the constraint alone says where the text ends.
         Without one the text ends where its length does, or with a token that is among them. :meth:`~inferd.Context.generate`
-        takes it; ``forward`` and ``verify`` have masks of their own. Raises LimitExceeded for more tokens.
+        takes it; ``forward`` and ``verify`` have masks of their own. Raises LimitExceeded for more tokens, and InvalidRequest
+        for none.
         """
-        return Sampler(_checked(replace(self.sampling, allowed_tokens=tuple(checked_tokens("allowed_tokens", tokens)))))
+        allowed = tuple(checked_tokens("allowed_tokens", tokens))
+        if not allowed:
+            raise InvalidRequest("allowed_tokens must hold at least one token")
+        return Sampler(_checked(replace(self.sampling, allowed_tokens=allowed)))
 
     @property
     def adjusts(self) -> bool:

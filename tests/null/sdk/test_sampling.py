@@ -5,7 +5,7 @@ from collections.abc import Callable
 
 import pytest
 
-from inferd import InvalidRequest, LimitExceeded, Sampler
+from inferd import CustomSampler, InvalidRequest, LimitExceeded, Sampler
 from inferd.protocol import Sampling
 
 
@@ -92,6 +92,12 @@ def test_penalties_out_of_range_are_refused_by_name(fields: dict[str, float], me
 def test_a_bias_out_of_range_is_refused_by_name(bias: dict[int, float], message: str) -> None:
     with pytest.raises(InvalidRequest, match=message):
         Sampler.argmax().biased(bias)
+
+
+@pytest.mark.parametrize("make", [Sampler.argmax, lambda: CustomSampler.of(lambda candidates: 0)])
+def test_no_token_at_all_is_refused_and_not_read_as_any_token(make: Callable[[], Sampler | CustomSampler]) -> None:
+    with pytest.raises(InvalidRequest, match="at least one token"):
+        make().only(())
 
 
 def test_too_many_biases_are_refused() -> None:
