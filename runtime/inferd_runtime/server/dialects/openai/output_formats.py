@@ -30,9 +30,12 @@ class TextFormat(Struct, tag="text", tag_field="type", forbid_unknown_fields=Tru
 
 
 class JsonObjectFormat(Struct, tag="json_object", tag_field="type", forbid_unknown_fields=True):
-    """Any JSON object, or one of the schema, where it is given as llama.cpp's server and hosted services take it."""
+    """Any JSON object, or one of the schema, where it is given as llama.cpp's server and hosted services take it, or as
+    ``value``, which is what Hugging Face's client sends.
+    """
 
     schema: dict[str, Any] | None = None
+    value: dict[str, Any] | None = None
 
 
 class NamedSchema(Struct, forbid_unknown_fields=True):
@@ -96,14 +99,24 @@ def text_without(words: Sequence[str]) -> OutputFormat:
 
 
 def _place_of(form: ResponseFormat | None) -> str:
-    return "response_format.json_schema" if isinstance(form, JsonSchemaFormat) else "response_format.schema"
+    if isinstance(form, JsonSchemaFormat):
+        return "response_format.json_schema"
+    return f"response_format.{'schema' if isinstance(form, JsonObjectFormat) and form.value is None else 'value'}"
 
 
 def _response_format(form: ResponseFormat) -> OutputFormat | None:
     match form:
         case TextFormat():
             return None
-        case JsonObjectFormat(schema=schema) | JsonSchemaFormat(json_schema=NamedSchema(schema=schema)):
+        case JsonObjectFormat(schema=dict(), value=dict()):
+            raise refusal(
+                "response_format.value", "response_format.schema and response_format.value exclude each other"
+            )
+        case (
+            JsonObjectFormat(None, schema)
+            | JsonObjectFormat(schema)
+            | JsonSchemaFormat(json_schema=NamedSchema(schema=schema))
+        ):
             if schema is None:
                 return OutputFormat("json_object")
             return OutputFormat("json_schema", json.dumps(schema, ensure_ascii=False))
