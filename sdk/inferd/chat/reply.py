@@ -8,7 +8,6 @@ from collections.abc import Iterator, Sequence
 from typing import Any
 
 from inferd import session
-from inferd.calls.arguments import checked_text
 from inferd.chat.answer_parser import (
     AnswerParser,
     AnswerPart,
@@ -36,7 +35,7 @@ from inferd.chat.reasoning_count import ReasoningCount
 from inferd.chat.request import ChatRequest
 from inferd.chat.token_scores import TokenPlaces, TokenScores
 from inferd.generation import Generator
-from inferd.protocol import GetUsage, InvalidRequest, SendMessage, Step, TokenLogprob, Usage
+from inferd.protocol import GetUsage, ProgramError, SendMessage, Step, TokenLogprob, Usage
 from inferd.transport import current_transport
 
 MESSAGE_KEY = "chat"
@@ -91,7 +90,7 @@ class Reply:
 
     async def text(self, text: str, *, choice: int = 0) -> None:
         """Write more text of an answer."""
-        await self._send([TextDelta(checked_text("text", text), choice)])
+        await self._send([TextDelta(_text("text", text), choice)])
 
     async def scored_text(
         self, text: str, entries: Sequence[TokenLogprob], *, choice: int = 0, top: int | None = None
@@ -106,7 +105,7 @@ class Reply:
             for score in scores:
                 places.of(score)
             end = len(text) if part[-1] is entries[-1] else places.end
-            await self._send([TextDelta(checked_text("text", text[at:end]), choice, scores=scores)])
+            await self._send([TextDelta(_text("text", text[at:end]), choice, scores=scores)])
             at = end
 
     async def prompt_scores(self, entries: Sequence[TokenLogprob], *, choice: int = 0, top: int | None = None) -> None:
@@ -116,11 +115,11 @@ class Reply:
 
     async def reasoning(self, text: str, *, choice: int = 0) -> None:
         """Write more of what was thought before the answer."""
-        await self._send([ReasoningDelta(checked_text("text", text), choice)])
+        await self._send([ReasoningDelta(_text("text", text), choice)])
 
     async def tool_call(self, name: str, arguments: dict[str, Any], *, choice: int = 0) -> None:
         """Ask the client to call a tool."""
-        started = self.started(checked_text("name", name), choice)
+        started = self.started(_text("name", name), choice)
         await self._send([started, ToolArguments(started.call, json.dumps(arguments, ensure_ascii=False), choice)])
 
     async def write(self, generator: Generator[Any], *, choice: int = 0) -> str:
@@ -159,7 +158,7 @@ class Reply:
     async def finish(self, reason: FinishReason | None = None, *, choice: int = 0, stopped_by: str = "") -> None:
         """Finish an answer. ``reason`` None: that it calls tools if it does, else that it came to its end.
 
-        Raises InvalidRequest for one that is finished already.
+        Raises ProgramError for one that is finished already.
         """
         await self._finish(reason, choice, stopped_by, None)
 
@@ -205,9 +204,7 @@ class Reply:
 
     def _check(self, choice: int) -> None:
         if choice not in self._open:
-            raise InvalidRequest(
-                f"there is no answer {choice} that is not finished; the request wants {self._request.n}"
-            )
+            raise ProgramError(f"there is no answer {choice} that is not finished; the request wants {self._request.n}")
 
     async def _step_scores(self, step: Step) -> list[TokenScore]:
         if self._request.logprobs is None:
@@ -231,6 +228,12 @@ class Reply:
             *self._predicted,
             prompt_tokens=self._prompt,
         )
+
+
+def _text(name: str, value: str) -> str:
+    if not isinstance(value, str):  # the program's fault, and not its client's
+        raise ProgramError(f"{name} must be a string, not {type(value).__name__}")
+    return value
 
 
 def _parts(entries: Sequence[TokenLogprob]) -> Iterator[Sequence[TokenLogprob]]:

@@ -21,7 +21,7 @@ from inferd_runtime.server.supervisor.runtime import Runtime
 
 IDLE_SECONDS = 15.0
 REQUEST_PARAMETER = "request"
-TEXT = '"'
+TEXT, NOTHING = '"', "null"
 """What the JSON of a text begins with."""
 
 
@@ -65,10 +65,9 @@ class LaunchedAnswer:
             return []
         if event.payload.error is not None:
             raise event.payload.error.to_exception()
-        parts = event.payload.parts or ("",)
-        result = (
-            self._run.result if parts[0].startswith(TEXT) else None
-        )  # no other is shown, and reading it may take long
+        parts = event.payload.parts or (NOTHING,)
+        is_text = parts[0].startswith(TEXT)
+        result = self._run.result if is_text else None if parts[0] == NOTHING else parts  # reading it may take long
         used = event.payload.usage
         return self._reader.finish(result, UsageReport(used.prompt_tokens, used.tokens, used.cached_tokens))
 

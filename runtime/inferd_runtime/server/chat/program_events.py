@@ -70,10 +70,14 @@ class EventReader:
     def finish(self, result: Any, usage: UsageReport) -> list[ChatEvent]:
         """Return what completes an answer whose program has returned: a text that it returned counts where it wrote nothing.
 
-        Raises ProgramError for a long one: each of the answers would be a copy of it.
+        Raises ProgramError for a long one: each of the answers would be a copy of it. So it does for what is no text.
         """
         events: list[ChatEvent] = []
-        if not self._written and isinstance(result, str):
+        if not self._written and result is not None:
+            if not isinstance(result, str):
+                raise ProgramError(
+                    "the program wrote no answer, and returned one that is no text: write it with a Reply"
+                )
             if len(result) > MAX_RETURNED:
                 raise ProgramError(
                     f"the program returned {len(result)} characters; {MAX_RETURNED} are allowed: write them"

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Awaitable, Callable
+from typing import Any, cast
 
 import pytest
 
-from inferd.chat import ChatRequest, answer
+from inferd.chat import ChatRequest, Reply, answer
 from inferd.chat.answer import all_of
-from inferd.protocol import InvalidRequest
+from inferd.protocol import InvalidRequest, ProgramError
 from inferd_runtime.testing.transport import run_program
 
 
@@ -21,6 +23,22 @@ def test_what_ends_one_of_several_answers_is_told_as_it_is(n: int) -> None:
 
     with pytest.raises(InvalidRequest, match="stop_token_ids: token id 1000000 is outside the vocabulary"):
         run_program(program)
+
+
+def test_wrong_use_of_a_reply_is_the_programs_fault_and_not_its_clients() -> None:
+    request = ChatRequest(prompt="a rule: ", max_tokens=8)
+    uses: list[Callable[[Reply], Awaitable[None]]] = [
+        lambda reply: reply.text(cast("Any", 5)),
+        lambda reply: reply.text("x", choice=5),
+        lambda reply: reply.tool_call(cast("Any", None), {}),
+    ]
+
+    async def program() -> None:
+        for use in uses:
+            with pytest.raises(ProgramError):
+                await use(Reply(request))
+
+    run_program(program)
 
 
 def test_the_first_error_ends_the_others_before_it_is_raised() -> None:

@@ -8,6 +8,9 @@ from typing import Any, cast
 import pytest
 
 from inferd.chat import ChoiceFinished, TextDelta, UsageReport
+from inferd.chat.events import to_message
+from inferd.chat.reply import MESSAGE_KEY
+from inferd.protocol import ProgramError
 from inferd_runtime.sandbox.messages import RunUsage
 from inferd_runtime.server.chat.launched import LaunchedAnswer
 from inferd_runtime.server.chat.program_events import EventReader
@@ -26,3 +29,18 @@ async def test_a_program_that_finishes_no_answer_is_charged_with_its_prompt() ->
     run = SimpleNamespace(id="run-1", complete=False, shown_end=1, next_batch=batch, result="hello")
     events = await LaunchedAnswer(cast("Any", run), EventReader(1)).next()
     assert events == [TextDelta("hello"), ChoiceFinished("stop"), UsageReport(27, 5, 16)]
+
+
+@pytest.mark.parametrize("result", ['{"a":1}', "7", "[]"])
+async def test_a_result_that_is_no_text_is_the_programs_error_and_not_an_empty_answer(result: str) -> None:
+    ended = RunEvent(0, "finished", 0.0, Ending(RunUsage(), (result,)))
+
+    async def batch(index: int, seconds: float) -> list[RunEvent]:
+        return [ended]
+
+    run = SimpleNamespace(id="run-1", complete=False, shown_end=1, next_batch=batch)
+    with pytest.raises(ProgramError, match="no text"):
+        await LaunchedAnswer(cast("Any", run), EventReader(1)).next()
+    reader = EventReader(1)
+    reader.read({MESSAGE_KEY: [to_message(TextDelta("written"))]})
+    assert (await LaunchedAnswer(cast("Any", run), reader).next())[0] == ChoiceFinished("stop")
