@@ -18,6 +18,7 @@ from inferd_grammar.cache import CacheKey, OutcomeCache
 from inferd_grammar.completion.guesses import guess
 from inferd_grammar.completion.outline import NOTHING_KNOWN, Outline, outline
 from inferd_grammar.completion.plan import FIRST_LOOKS, GUARDED_LOOKS, GUESSING_COST, EndPlanner, first_end, opened_ends
+from inferd_grammar.completion.search import SearchClock
 from inferd_grammar.completion.split import Splitter
 from inferd_grammar.constraints import AnyJsonGrammar, ChoiceGrammar, Constraint, ExactGrammar, JsonSchemaGrammar
 from inferd_grammar.errors import TOO_DEEP, GrammarError, GrammarFailure, GrammarInterrupted, GrammarLimit
@@ -36,6 +37,7 @@ _COMPILED_BYTES = 256 << 10  # a small grammar of llguidance with the caches it 
 _REFUSAL_BYTES = 1 << 10
 _TRIVIAL_CHOICE = 1000
 _LEARNT_TEXTS = 4
+_END_SECONDS = 4.0
 
 
 class Backend(Protocol):
@@ -79,6 +81,8 @@ class Compiled:
         self._outline = outline
         self._end: bytes | None = None
         self._searched = False
+        self.late: GrammarLimit | None = None
+        """Why no end is known, where looking for one took too long."""
 
     @property
     def recipe(self) -> str | None:
@@ -116,14 +120,25 @@ class Compiled:
         return refusal
 
     def shortest(self) -> bytes | None:
-        """Return the shortest whole text that the search finds (`inferd_grammar.completion`); None if it finds none."""
+        """Return the shortest whole text that the search finds (`inferd_grammar.completion`); None if it finds none.
+
+        Raises GrammarLimit, each time, where it takes too long.
+        """
         if not self._searched:
-            looks = FIRST_LOOKS if self.refusal is None else GUARDED_LOOKS
-            found = first_end(self.matcher(), self._splitter, self._outline, looks)
-            with one_work(object()):
-                self._end = self._guessed() if found is None else found
+            try:
+                self._end = self._sought()
+            except GrammarLimit as limit:
+                self.late = limit
             self._searched = True
+        if self.late is not None:
+            raise self.late.fresh()
         return self._end
+
+    def _sought(self) -> bytes | None:
+        looks = FIRST_LOOKS if self.refusal is None else GUARDED_LOOKS
+        found = first_end(self.matcher(), self._splitter, self._outline, looks, SearchClock(_END_SECONDS))
+        with one_work(object()):
+            return self._guessed() if found is None else found
 
     def _guessed(self) -> bytes | None:
         """Return a guess that is a whole text, for a constraint of which masks hold only a part."""
@@ -137,7 +152,7 @@ class Compiled:
         return next((text for text in texts if matcher.ends_with(splitter.split(text).tokens(0))), None)
 
     def planner(self) -> EndPlanner | None:
-        """Return what steers a text to its end in time; None where `shortest` is. Raises GrammarFailure."""
+        """Return what steers a text to its end in time; None where `shortest` is. Raises GrammarFailure and GrammarLimit."""
         end = self.shortest()
         if end is None:
             return None
@@ -145,7 +160,7 @@ class Compiled:
 
     @cached_property
     def _opened(self) -> list[bytes]:
-        return opened_ends(self.matcher(), self._splitter, self._outline)
+        return opened_ends(self.matcher(), self._splitter, self._outline, clock=SearchClock(_END_SECONDS))
 
     def validate(self, text: str) -> Problem | None:
         """Return what is wrong with a finished text; None if nothing is. Only `best_effort` leaves anything to find."""
@@ -280,6 +295,8 @@ def trivial(constraint: Constraint) -> bool:
 def _unwrap(outcome: Compiled | GrammarError) -> Compiled:
     if isinstance(outcome, GrammarError):
         raise outcome.fresh()
+    if outcome.late is not None:
+        raise outcome.late.fresh()
     return outcome
 
 

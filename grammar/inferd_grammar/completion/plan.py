@@ -11,10 +11,10 @@ from collections.abc import Iterator, Sequence
 from itertools import islice
 
 from inferd_grammar.completion.characters import begun_character, rest_of_character
-from inferd_grammar.completion.composed import opening_ways, ways_on
+from inferd_grammar.completion.composed import Way, opening_ways, ways_on
 from inferd_grammar.completion.json_place import START, JsonPlace
 from inferd_grammar.completion.outline import Outline
-from inferd_grammar.completion.search import EndSearch
+from inferd_grammar.completion.search import EndSearch, SearchClock
 from inferd_grammar.completion.split import Split, Splitter
 from inferd_grammar.constraints import TaggedGrammar
 from inferd_grammar.errors import GrammarFailure
@@ -174,14 +174,20 @@ class EndPlanner:
         return self._place.behind(written[self._skip :]) if self._outline.json else self._place
 
 
-def first_end(matcher: GuardedMatcher, splitter: Splitter, outline: Outline, looks: int = FIRST_LOOKS) -> bytes | None:
+def first_end(
+    matcher: GuardedMatcher,
+    splitter: Splitter,
+    outline: Outline,
+    looks: int = FIRST_LOOKS,
+    clock: SearchClock | None = None,
+) -> bytes | None:
     """Return the shortest whole text of a matcher at its start; None if the search finds none, or of tagged text none through
     each of its tags: one without an end could not be opened.
     """
     if outline.parts is not None:
-        ends = opened_ends(matcher, splitter, outline, looks)
+        ends = opened_ends(matcher, splitter, outline, looks, clock)
         return b"" if ends and isinstance(outline.parts, TaggedGrammar) else next(iter(ends), None)
-    search = EndSearch(matcher, splitter, outline, looks, detours=1)
+    search = EndSearch(matcher, splitter, outline, looks, detours=1, clock=clock)
     prefix = outline.prefix
     begun = splitter.split(prefix).tokens(0)
     taken = matcher.take(begun)
@@ -192,22 +198,33 @@ def first_end(matcher: GuardedMatcher, splitter: Splitter, outline: Outline, loo
     return prefix + text
 
 
-def opened_ends(matcher: GuardedMatcher, splitter: Splitter, outline: Outline, looks: int = FIRST_LOOKS) -> list[bytes]:
+def opened_ends(
+    matcher: GuardedMatcher,
+    splitter: Splitter,
+    outline: Outline,
+    looks: int = FIRST_LOOKS,
+    clock: SearchClock | None = None,
+) -> list[bytes]:
     """Return the shortest text, of the first few ways, through each thing that a text of parts may open: a call's tag, above all.
 
     Returns nothing for other texts, where one of them has none that is found, and where parts repeat each other so often that
     their ways are nested too deeply to be looked at.
     """
     try:
-        return _opened_ends(matcher, splitter, outline, looks)
+        return _opened_ends(matcher, splitter, outline, looks, clock)
     except RecursionError:
         return []
 
 
-def _opened_ends(matcher: GuardedMatcher, splitter: Splitter, outline: Outline, looks: int) -> list[bytes]:
+def _opened_ends(
+    matcher: GuardedMatcher, splitter: Splitter, outline: Outline, looks: int, clock: SearchClock | None
+) -> list[bytes]:
+    def ended(way: Way) -> bytes | None:
+        return EndSearch(matcher, splitter, outline, looks, detours=1, clock=clock).follow([way])
+
     shortest: list[bytes] = []
     for ways in () if outline.parts is None else opening_ways(outline.parts, outline.spell):
-        searches = (EndSearch(matcher, splitter, outline, looks, detours=1).follow([way]) for way in islice(ways, WAYS))
+        searches = (ended(way) for way in islice(ways, WAYS))
         found = [text for text in searches if text is not None]
         found = [text for text in found if matcher.ends_with(splitter.split(text).tokens(0))]
         if not found:

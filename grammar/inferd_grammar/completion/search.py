@@ -7,6 +7,7 @@ pattern), not in all. It knows JSON well enough to close what is open first. Oth
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from itertools import islice, zip_longest
@@ -17,7 +18,7 @@ from inferd_grammar.completion.composed import Way
 from inferd_grammar.completion.json_place import JsonPlace
 from inferd_grammar.completion.outline import Outline
 from inferd_grammar.completion.split import Splitter
-from inferd_grammar.errors import DeadEnd, GrammarFailure
+from inferd_grammar.errors import DeadEnd, GrammarFailure, GrammarLimit
 from inferd_grammar.matchers.matcher import GuardedMatcher
 
 _LIMITS = (32, 256, 4_000, 30_000)  # bytes of an end: each pass looks farther
@@ -45,6 +46,19 @@ class Exhausted(Exception):
     """Raised where the search has taken all the looks that it may, or nests too deep."""
 
 
+class SearchClock:
+    """Ends searches that take more than so many seconds together, of the processor time of the thread that made it."""
+
+    def __init__(self, seconds: float) -> None:
+        self._seconds = seconds
+        self._until = time.thread_time() + seconds
+
+    def check(self) -> None:
+        """Raises GrammarLimit once they are over: what looks cost grows with the text of an ambiguous grammar."""
+        if time.thread_time() > self._until:
+            raise GrammarLimit("finding an end of this grammar takes too long", "cpu_seconds", self._seconds)
+
+
 class EndSearch:
     """One search from the state of a matcher, which is back in that state afterwards.
 
@@ -53,9 +67,17 @@ class EndSearch:
     """
 
     def __init__(
-        self, matcher: GuardedMatcher, splitter: Splitter, outline: Outline, looks: int, *, detours: int = 0
+        self,
+        matcher: GuardedMatcher,
+        splitter: Splitter,
+        outline: Outline,
+        looks: int,
+        *,
+        detours: int = 0,
+        clock: SearchClock | None = None,
     ) -> None:
         self.looks = looks
+        self._clock = clock
         self._matcher = matcher
         self._splitter = splitter
         self._outline = outline
@@ -134,8 +156,8 @@ class EndSearch:
             return known
         forced = self._matcher.forced()
         if forced:
-            forced = _up_to_end(place, forced, outer, self._ends)
-            return forced if self._push(forced) else None
+            forced = _up_to_end(place, forced[: limit + 2], outer, self._ends)  # no more is taken than is worth it
+            return forced if len(forced) <= limit + 1 and self._push(forced) else None
         following = self._following()
         quoted = place.mode in ("name", "string")
         closer = next((closer for closer in b"}]" if closer in following and not quoted), None)
@@ -355,6 +377,8 @@ class EndSearch:
         self._paid = cost
         if self.looks < 0:
             raise Exhausted
+        if self._clock is not None:
+            self._clock.check()
         forced = self._matcher.forced()[:1]
         if forced:
             return list(forced)  # masks may hold one longer token alone

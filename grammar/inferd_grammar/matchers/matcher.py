@@ -7,7 +7,7 @@ silent.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from itertools import takewhile
 from typing import Protocol, runtime_checkable
 
@@ -289,20 +289,27 @@ def require_row(row: NDArray[np.int32], words: int) -> None:
         raise ValueError(f"mask row must be contiguous int32[{words}], not {row.dtype}{list(row.shape)}")
 
 
-def walk(matcher: GrammarMatcher, draft: Sequence[int], rows: NDArray[np.int32]) -> int:
+def _always() -> bool:
+    return True
+
+
+def walk(
+    matcher: GrammarMatcher, draft: Sequence[int], rows: NDArray[np.int32], in_time: Callable[[], bool] = _always
+) -> int:
     """Accept a draft as far as it is legal, writing the mask before each token and the one after the last.
 
     `rows` is int32[len(draft) + 1 or more, words]. Row 0 is the mask of the current state, row i + 1 that after draft
     token i. Returns n, the number of legal draft tokens: the matcher is n deeper and rows[:n + 1] are valid (the last
     is the bonus row). A token behind which nothing is legal ends the walk like one that is not legal itself: a draft
-    must not fail a text that may never go there. After verification the caller does `matcher.rollback(n - kept)` and
-    `matcher.accept([bonus])`. Raises ValueError for wrong `rows`, GrammarFailure if the matcher breaks.
+    must not fail a text that may never go there. A walk also ends before a token that would not be `in_time`. After
+    verification the caller does `matcher.rollback(n - kept)` and `matcher.accept([bonus])`. Raises ValueError for wrong
+    `rows`, GrammarFailure if the matcher breaks.
     """
     if rows.ndim != 2 or len(rows) <= len(draft):
         raise ValueError(f"rows must be int32[{len(draft) + 1} or more, words], not {list(rows.shape)}")
     matcher.fill(rows[0])
     for count, token in enumerate(draft):
-        if not matcher.accept([token]):
+        if not in_time() or not matcher.accept([token]):
             return count
         try:
             matcher.fill(rows[count + 1])

@@ -383,13 +383,25 @@ def test_a_draft_has_no_more_masks_than_others_can_wait_for(table: TokenTable) -
     """Each of a text of an ambiguous grammar takes longer: a draft of some hundred tokens held the step loop for 7 s."""
     compiled, none = GrammarCompiler(table).compile(RegexGrammar("[ab]+")), draft_of(([], []))
     long = draft_of((list(b"abababab"), [-1, 0, 1, 2, 3, 4, 5, 6]))
-    now = iter([0.0, 0.02, 1.0, 1.04, 2.0, 2.001, 3.0, 3.001])
+    now = iter([0.0, 0.02, 1.0, 1.02, 1.04, 1.04, 2.0, 2.001, 3.0, *[3.0005] * 8, 3.001])
     cursor = GrammarCursor(compiled.matcher(), table.words, [END], clock=lambda: next(now))
     cursor.masks(none)
     assert len(cursor.completed(long, 100)) == 2
     assert len(cursor.masks(long)[0]) == 2
     cursor.masks(none)
     assert len(cursor.masks(long)[0]) == 8, "masks are quick again"
+
+
+@pytest.mark.parametrize("parents", [[-1, 0, 1, 2, 3, 4], [-1, 0, -1, 2, -1, 4]], ids=["chain", "tree"])
+def test_a_draft_is_cut_where_its_masks_turn_out_to_be_slow(table: TokenTable, parents: list[int]) -> None:
+    """Nothing was known of the first draft: beside a schema with one name of 20,000 characters others waited for a second."""
+    compiled, draft = GrammarCompiler(table).compile(RegexGrammar("[ab]+")), draft_of((list(b"abbaab"), parents))
+    seconds = itertools.count(0.0, 0.02)
+    cursor = GrammarCursor(compiled.matcher(), table.words, [END], clock=lambda: next(seconds))
+    legal, masks = cursor.masks(draft)
+    assert len(legal) == len(masks) - 1 == 2
+    cursor.advance([*legal.tokens[:1]])
+    assert not cursor.completed(draft_of((list(b"abbaab"), [-1, 0, 1, 2, 3, 4])), 100).tokens[6:]
 
 
 def test_a_token_that_takes_too_long_counts_with_the_mask_behind_it(table: TokenTable) -> None:

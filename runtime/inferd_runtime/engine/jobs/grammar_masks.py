@@ -162,9 +162,9 @@ class GrammarCursor:
         return draft.followed_by(forced[: limit - len(draft)], FORCED)
 
     def _forced_after(self, tokens: Sequence[int]) -> list[int]:
-        taken = 0
+        taken, in_time = 0, self._in_time(self._clock())
         try:
-            while taken < len(tokens) and self._matcher.accept([tokens[taken]]):
+            while taken < len(tokens) and in_time() and self._matcher.accept([tokens[taken]]):
                 taken += 1
             return self._matcher.forced_tokens() if taken == len(tokens) else []
         except DeadEnd:
@@ -180,7 +180,7 @@ class GrammarCursor:
         """
         with no_collections():
             started = self._clock()
-            found = self._masks(self._affordable(draft))
+            found = self._masks(self._affordable(draft), started)
             self._row_seconds = (self._clock() - started) / len(found[1]) + self._way_seconds
         if self._row_seconds > MASK_SECONDS:
             text = f"a mask of the constraint takes more than {MASK_SECONDS:g} s"
@@ -193,22 +193,33 @@ class GrammarCursor:
             return draft
         return draft.likeliest(int(DRAFT_SECONDS / self._row_seconds))
 
-    def _masks(self, draft: Draft) -> tuple[Draft, Masks]:
+    def _masks(self, draft: Draft, started: float) -> tuple[Draft, Masks]:
         masks = np.empty((len(draft) + 1, self._rest.shape[0]), np.int32)
         self._roll_back()
-        if draft.is_chain:
+        if draft.probabilities is not None:  # what was drawn must not decide where it is cut
             legal = walk(self._matcher, draft.tokens, masks)
-            self._walked = list(draft.tokens[:legal])
-            return draft.before(legal), masks[: legal + 1]
-        kept = self._walk_tree(draft, masks)
-        return draft.select(kept), masks[: len(kept) + 1]
+        elif draft.is_chain:
+            legal = walk(self._matcher, draft.tokens, masks, self._in_time(started))
+        else:
+            kept = self._walk_tree(draft, masks, self._in_time(started))
+            return draft.select(kept), masks[: len(kept) + 1]
+        self._walked = list(draft.tokens[:legal])
+        return draft.before(legal), masks[: legal + 1]
 
-    def _walk_tree(self, draft: Draft, masks: Masks) -> list[int]:
+    def _in_time(self, started: float) -> Callable[[], bool]:
+        """Return what says whether a draft may take more time: the last step's tells nothing of a first one, and little where a
+        text comes to slow masks.
+        """
+        return lambda: self._clock() <= started + DRAFT_SECONDS
+
+    def _walk_tree(self, draft: Draft, masks: Masks, in_time: Callable[[], bool]) -> list[int]:
         """Return the legal nodes. Between two nodes the matcher rolls back to their common ancestor."""
         self._matcher.fill(masks[0])
         kept: list[int] = []
         path: list[int] = []
         for node, parent in enumerate(draft.parents):
+            if not in_time():
+                break
             back = len(path) - (path.index(parent) + 1 if parent in path else 0)
             if parent != ROOT and back == len(path):
                 continue  # its parent is illegal

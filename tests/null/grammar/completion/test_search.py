@@ -5,6 +5,8 @@ from __future__ import annotations
 import json
 import random
 import tracemalloc
+from collections import Counter
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -28,9 +30,12 @@ from inferd_grammar import (
     TagGrammar,
     TokenTable,
     UntilGrammar,
+    compiler as compiler_module,
 )
 from inferd_grammar.completion.json_place import START, JsonPlace
 from inferd_grammar.completion.split import Splitter
+from inferd_grammar.errors import GrammarLimit
+from inferd_grammar.matchers.matcher import GuardedMatcher
 
 BYTES = GrammarCompiler(TokenTable.of_bytes())
 NAMES = ("a", "ab", "b", "long name")
@@ -255,3 +260,30 @@ def test_a_long_name_takes_time_and_memory_by_its_length(name: bytes) -> None:
         tracemalloc.stop()
     assert place.mode == "value"
     assert peak < 1 << 20
+
+
+def test_an_end_that_takes_long_to_find_refuses_its_grammar(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It has so many looks, but each takes longer in an ambiguous text: two such grammars left nobody a lane to compile in."""
+    monkeypatch.setattr(compiler_module, "_END_SECONDS", 0.05)
+    rules = [f'r{n}: r{(n + 1) % 90} | "a"' for n in range(90)]
+    grammar = LarkGrammar("\n".join(["start: " + " ".join(f"r{n}" for n in range(90)), *rules]))
+    compiled = BYTES.compile(grammar)
+    for ask in (compiled.shortest, compiled.shortest, compiled.planner, lambda: BYTES.find(grammar)):
+        with pytest.raises(GrammarLimit, match="takes too long"):
+            ask()
+
+
+def test_what_is_forced_is_not_taken_beyond_what_an_end_may_have(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A name of 200,000 characters was taken four times, and given back: 17 s of a lane."""
+    taken = Counter[str]()
+    take = GuardedMatcher.take
+
+    def counted(matcher: GuardedMatcher, tokens: Sequence[int]) -> int:
+        taken["tokens"] += len(tokens)
+        return take(matcher, tokens)
+
+    monkeypatch.setattr(GuardedMatcher, "take", counted)
+    name = "k" * 100_000
+    schema = {"type": "object", "properties": {name: {"type": "integer"}}, "required": [name]}
+    assert BYTES.compile(JsonSchemaGrammar(schema)).shortest() is None
+    assert taken["tokens"] < 1000
