@@ -162,6 +162,10 @@ ASKED: Mapping[str, dict[str, Any]] = {
 LARGEST_FLOATS, SMALLEST_FLOATS = b"1e308," * 600_000, b"4.9e-324," * 400_000
 DEEP_TOOL = {"type": "function", "function": {"name": "f", "parameters": nested(300)}}
 CHOICE = {"kind": "choice", "options": [""] * MILLIONS}
+LONG_NAME = "n" * 40_000
+NAMED = {"kind": "json_schema", "value": json.dumps({"properties": {LONG_NAME: {}}, "required": [LONG_NAME]})}
+RULES = [f'r{n}: r{(n + 1) % 400} | "a"' for n in range(400)]
+AMBIGUOUS = {"kind": "lark", "value": "\n".join(["start: " + " ".join(f"r{n}" for n in range(400)), *RULES])}
 SEQUENCE = {"kind": "sequence", "members": [{"kind": "text", "value": "a"}] * 60_000}
 ANSWERS: list[Attack] = [
     Request(
@@ -193,6 +197,8 @@ ANSWERS: list[Attack] = [
     Calls("the bytes of millions of tokens", listed("model.token_bytes", tokens=[0] * MILLIONS), "limit:token_ids"),
     Calls("millions of rows", rows, "limit:token_ids"),
     Calls("a choice of millions", listed("grammar.compile", constraint=CHOICE), "client.constraint"),
+    Calls("a schema with a long name", listed("grammar.compile", constraint=NAMED), OK),
+    Calls("an ambiguous grammar", listed("grammar.compile", constraint=AMBIGUOUS), "limit:cpu_seconds"),
     Calls("a sequence of 60,000", listed("grammar.compile", constraint=SEQUENCE), "client.constraint"),
     Conduct("passes that nobody reads", unread_passes, "ok limit"),
     Conduct("a program's limit that is a list", chat_program("raise inferd.LimitExceeded('x', limit=[1])"), BAD),
