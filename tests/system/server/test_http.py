@@ -80,13 +80,20 @@ async def test_what_is_wrong_with_a_request_is_named(serve: Serve) -> None:
             assert code_of(await served.client.get(f"/v1/runs/{run['id']}/events?{query}")) == (400, "client.invalid")
 
 
-async def test_a_base_url_with_a_v1_too_few_or_too_many_is_told_and_not_just_not_found(serve: Serve) -> None:
+async def test_a_base_url_that_is_not_quite_right_is_told_and_not_just_not_found(serve: Serve) -> None:
+    meant = {
+        "/chat/completions": "/v1/chat/completions",
+        "/v1/v1/messages": "/v1/messages",
+        "/v1//chat/completions": "/v1/chat/completions",
+        "/v1/completions/": "/v1/completions",
+        "/v1/tokenize": "/tokenize",
+    }
     async with serve() as served:
-        for asked, there in (("/chat/completions", "/v1/chat/completions"), ("/v1/v1/messages", "/v1/messages")):
+        for asked, there in meant.items():
             told = (await served.client.post(asked, json={}, headers={"x-stainless-lang": "python"})).json()["error"]
             assert f"there is {there}:" in told["message"]
             assert told["type"] == "invalid_request_error"
-        assert "there is /" not in (await served.client.post("/v1/nix", json={})).text
+        assert "; there is" not in (await served.client.post("/v1/nix", json={})).text
 
 
 async def test_without_the_token_only_liveness_and_version_answer(serve: Serve) -> None:

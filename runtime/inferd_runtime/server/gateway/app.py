@@ -191,8 +191,8 @@ async def _http_error(request: Request, error: HTTPException) -> Response:
     if (note := NOT_SERVED.get(request.url.path)) is not None:
         return error_reply(NotFound(f"{where} is not supported: {note}"), request.scope)
     if error.status_code == 404:
-        shape = None if _is_own(request) else vendor_shape(request.headers)
-        return error_reply(NotFound(f"there is no route {where}{_meant(request)}"), request.scope, shape)
+        told = NotFound(f"there is no route {where}{_meant(request)}")
+        return error_reply(told, request.scope, vendor_shape(request.headers))
     response = error_reply(InvalidRequest(f"{where}: {error.detail}"), request.scope)
     response.status_code = error.status_code
     if error.status_code == METHOD_NOT_ALLOWED:
@@ -200,21 +200,15 @@ async def _http_error(request: Request, error: HTTPException) -> Response:
     return response
 
 
-def _is_own(request: Request) -> bool:
-    """Return False for a path that begins as none here does."""
-    family = "/".join(request.url.path.split("/")[:3])
-    return any(getattr(route, "path", "").startswith(family) for route in request.app.routes)
-
-
 def _meant(request: Request) -> str:
-    """Return what a client should ask instead whose base URL ends with a ``/v1`` too few or too many."""
-    path = request.url.path
-    other = path.removeprefix("/v1") if path.startswith("/v1/") else f"/v1{path}"
-    if not any(route.matches({**request.scope, "path": other})[0] is Match.FULL for route in request.app.routes):
-        return ""
-    return (
-        f"; there is {other}: a client's base URL ends with /v1 where the client adds none, and without where it does"
-    )
+    """Return what a client asks for whose base URL has a ``/v1`` or a slash too few or too many; "" for what is nowhere."""
+    plain = "/" + "/".join(filter(None, request.url.path.split("/")))
+    for path in (plain, f"/v1{plain}", plain.removeprefix("/v1")):
+        if any(route.matches({**request.scope, "path": path})[0] is Match.FULL for route in request.app.routes):
+            return (
+                f"; there is {path}: does the client's base URL have to end with /v1, without it, or without a slash?"
+            )
+    return ""
 
 
 def _methods_of(request: Request) -> set[str]:
