@@ -29,6 +29,7 @@ NO_MODULE = (
 COMPILED = "it is compiled, and programs are Python alone"
 FETCH = "`await inferd.http.fetch(url)` fetches in the sandbox, which has no sockets"
 INSTEAD = {
+    "anyio": "asyncio has task groups, time-outs and queues, and anyio needs sockets to be imported",
     **dict.fromkeys(("aiohttp", "httpx", "requests", "ssl", "_ssl", "urllib3"), FETCH),
     "pydantic": 'name "pydantic<2" among its dependencies, as version 2 is compiled',
     **dict.fromkeys(("multiprocessing", "_multiprocessing"), "`await inferd.launch(...)` starts another program"),
@@ -113,7 +114,14 @@ def _instead_of(error: ImportError | AttributeError) -> str:
     if not isinstance(error, ModuleNotFoundError):
         return LACKS if top in sys.stdlib_module_names else ""
     general = NOT_IN_SANDBOX if top in sys.stdlib_module_names else NO_MODULE
-    return f"{INSTEAD[top]}; {general}" if top in INSTEAD else general
+    wanting = [*_importers(error), top]
+    return "; ".join([*[INSTEAD[name] for name in wanting if name in INSTEAD][:1], general])
+
+
+def _importers(error: ImportError) -> list[str]:
+    """Return the packages whose import led to a module that is not there, the program's own modules first."""
+    frames = traceback.walk_tb(error.__traceback__)
+    return [str(frame.f_globals.get("__name__")).partition(".")[0] for frame, _ in frames]
 
 
 def _module_of(error: ImportError | AttributeError) -> str:

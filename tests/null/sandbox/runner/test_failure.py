@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import time
+from importlib.util import module_from_spec, spec_from_file_location
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -46,3 +48,13 @@ def test_an_exception_that_cannot_say_what_it_is_is_reported_by_its_type_and_not
 def test_a_group_of_some_errors_is_shown_with_all_of_them() -> None:
     told = describe(ExceptionGroup("several", [ValueError(f"number {each}") for each in range(10)]), {__file__})
     assert all(f"number {each}" in told.detail["traceback"] for each in range(10))
+
+
+def test_a_package_that_wants_what_is_not_there_is_told_of_and_not_only_what_it_wants(tmp_path: Path) -> None:
+    (tmp_path / "anyio.py").write_text("import ssl_of_the_sandbox as ssl")
+    finder = spec_from_file_location("anyio", tmp_path / "anyio.py")
+    assert finder is not None
+    assert finder.loader is not None
+    with pytest.raises(ModuleNotFoundError) as caught:
+        finder.loader.exec_module(module_from_spec(finder))
+    assert "asyncio has task groups" in describe(caught.value, {__file__}).message
