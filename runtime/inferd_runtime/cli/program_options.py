@@ -72,7 +72,8 @@ class _AppendPlace(argparse.Action):
 
 def _add_parameter(group: argparse._ArgumentGroup, parameter: Parameter, schema: dict[str, Any]) -> None:
     options = _spellings(parameter.name)
-    common: dict[str, Any] = {"dest": PREFIX + parameter.name, "default": None, "help": _help(parameter)}
+    several = "; may be given several times" if schema.get("type") == "array" else ""
+    common: dict[str, Any] = {"dest": PREFIX + parameter.name, "default": None, "help": _help(parameter) + several}
     if schema.get("type") == "boolean":
         group.add_argument(*options, action=argparse.BooleanOptionalAction, **common)
     elif "prefixItems" in schema:

@@ -163,3 +163,10 @@ def test_a_flag_does_not_take_the_program_for_its_value(tmp_path: Path, flags: l
 def test_a_missing_program_is_named_alone() -> None:
     with pytest.raises(InvalidRequest, match=r"required: PROGRAM$"):
         read_command(["--timings"])
+
+
+def test_help_says_which_options_are_given_once_for_each_item_and_not_as_a_list() -> None:
+    parser = Parser("run p.py")
+    add_program_options(parser, ProgramInterface.of(describe_source(SOURCE, "p.py")))
+    told = {action.dest.removeprefix("parameter_"): action.help or "" for action in parser._actions}
+    assert {name for name, text in told.items() if "several times" in text} == {"tags", "sizes", "place", "names"}
