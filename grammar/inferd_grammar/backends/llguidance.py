@@ -22,7 +22,6 @@ from inferd_grammar.backends.look_aheads import as_intersection, require_known
 from inferd_grammar.backends.plain_lark import plain_lark
 from inferd_grammar.backends.text import choice_pattern, one_line
 from inferd_grammar.completion.composed import parts_of
-from inferd_grammar.completion.split import MOST_MARKS
 from inferd_grammar.constraints import (
     AllOfGrammar,
     AnyJsonGrammar,
@@ -55,8 +54,7 @@ from inferd_grammar.rewrites.regex_dialect import Ambiguous, as_library, is_spar
 from inferd_grammar.rewrites.soft_ends import SoftEnds, soften
 from inferd_grammar.rules.core import JsonRules, RuledCore, RuleMasks
 from inferd_grammar.rules.exact_numbers import require_exact_numbers
-from inferd_grammar.rules.make import rules_for, rules_for_parts, rules_from
-from inferd_grammar.rules.parts import tree_of
+from inferd_grammar.rules.make import rules_for, rules_for_parts, rules_from, rules_of_value
 from inferd_grammar.schema import (
     escape,
     find_keyword,
@@ -224,16 +222,14 @@ class LlguidanceBackend:
         if value is not None and isinstance(constraint, PrefixedGrammar):
             schema, rewritten = changed[id(value)]
             skip = len(constraint.prefix.encode())
-            return self._ruled(core, rules_for(schema, unique=rewritten.unique, skip=skip))
-        unique = {part: schema for part, (schema, rewritten) in changed.items() if rewritten.unique}
-        if not unique:
-            return core
-        if len(core.named) > MOST_MARKS:
-            raise GrammarError(f"uniqueItems is not supported beside more than {MOST_MARKS} special tokens")
-        tree = tree_of(
-            constraint, lambda text: self._table.spelled(text, core.named), lambda part: unique.get(id(part))
-        )
-        return self._ruled(core, rules_for_parts(tree, unique.values()))
+            short = is_left_open(rewritten.schema)
+            return self._ruled(core, rules_for(schema, unique=rewritten.unique, skip=skip, short=short))
+        values = {
+            part: rules_of_value(schema, unique=rewritten.unique, short=is_left_open(rewritten.schema))
+            for part, (schema, rewritten) in changed.items()
+        }
+        rules = rules_for_parts(constraint, values, lambda text: self._table.spelled(text, core.named), len(core.named))
+        return core if rules is None else self._ruled(core, rules)
 
     def _compile_best_effort(self, constraint: JsonSchemaGrammar, limits: CompileLimits, exact: bool) -> RuledCore:
         """Return a grammar as tight as the library takes: rewritten with holes, else as it leaves things out, else any JSON."""

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Callable, Iterable, Sequence
+from bisect import bisect_left
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
+from itertools import chain
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -15,9 +17,11 @@ from numpy.typing import NDArray
 from inferd_grammar.completion.json_place import JsonPlace, Mode
 from inferd_grammar.errors import GrammarError, GrammarFailure
 from inferd_grammar.matchers.matcher import AnySplit, Core
-from inferd_grammar.rules.items import ItemRule, ItemsPlace, Repeated, WatchedPlace, Written
-from inferd_grammar.rules.names import NamesPlace, NameTokens, RepeatedName
-from inferd_grammar.rules.numbers import EXPONENT_DIGITS, DigitMasks, NumberPlace, behind, is_too_large
+from inferd_grammar.rules.broken import RuleBroken
+from inferd_grammar.rules.items import ItemsPlace, UniqueItems, Written
+from inferd_grammar.rules.names import NamesPlace, NameTokens
+from inferd_grammar.rules.numbers import DigitMasks, NumberPlace, behind, is_too_large
+from inferd_grammar.rules.ways import PartsPlace, PartsRule
 from inferd_grammar.tokens import TokenTable, bit_mask
 from inferd_grammar.validation import Checked, SchemaValidator
 
@@ -40,27 +44,30 @@ class JsonRules:
         whole: what a whole text has to pass before it may be closed; None where masks hold everything.
         refusal: why the grammar alone does not do; for a constraint of which no end is found.
         names: objects may have names that are not listed, which have to differ; `few` if some may run out of them.
+        parts: holds these rules in a text that is made of parts, instead of all others here; None for one that is JSON.
         source: JSON from which `inferd_grammar.rules.make` makes the same rules.
     """
 
     digits: int | None
     skip: int
-    unique: ItemRule | None
+    unique: UniqueItems | None
     source: Any
     whole: SchemaValidator | None = None
     refusal: GrammarError | None = None
     names: bool = False
     few: bool = False
+    parts: PartsRule | None = None
 
 
 class TextPlace(NamedTuple):
     """Where a text stands, for each rule. `size`: bytes so far, the prefix included."""
 
     number: NumberPlace = NumberPlace()
-    items: WatchedPlace = ItemsPlace()
+    items: ItemsPlace = ItemsPlace()
     json: JsonPlace = JsonPlace()
     names: NamesPlace = NamesPlace()
     size: int = 0
+    parts: PartsPlace = PartsPlace()
 
 
 class RuleMasks:
@@ -97,10 +104,10 @@ class RuledCore:
         self._table = table
         self._rules = rules
         self._masks = masks
-        items = ItemsPlace() if rules.unique is None else rules.unique.start
-        self._places = list(places) or [TextPlace(items=items)]
+        self._places = list(places) or [TextPlace(parts=PartsPlace() if rules.parts is None else rules.parts.start)]
         self._written = table.splitter_for(inner.named).written
         self._text = bytearray()
+        self._keeps_text = (rules.unique or rules.whole or rules.parts) is not None
         self.checked: tuple[Checked, ...] = inner.checked
         self.named = inner.named
 
@@ -137,11 +144,11 @@ class RuledCore:
     def fill(self, row: NDArray[np.int32], address: int) -> None:
         self._inner.fill(row, address)
         place = self._places[-1]
-        if place.number.in_number:
-            self._end_number(row, place.number)
+        for number, digits in self._numbers(place):
+            self._end_number(row, number, digits)
         if self._rules.names:
-            self._forbid_each(row, self._masks.names.closing(place.names))
-        for mode in place.items.watched:
+            self._forbid_each(row, self._closing_names(place))
+        for mode in self._watched(place):
             self._forbid(row, mode)
         if self._rules.whole is not None and place.json.depth <= self._masks.most_closed:
             self._forbid(row, place.json.mode)
@@ -177,26 +184,30 @@ class RuledCore:
 
     def forced(self) -> bytes:
         """Return what the grammar forces, up to where a rule forbids it."""
-        forced, place = self._inner.forced(), self._places[-1]
-        if self._rules.names:
-            forced = _without_repeated(place.names, forced)
-        if self._rules.unique is None or not place.items.watched:
+        forced = self._inner.forced()
+        if self._unbroken(forced):
             return forced
-        for size in range(1, len(forced) + 1):
-            try:
-                self._rules.unique.behind(place.items, Written(self._text, forced[:size]))
-            except Repeated:
-                return forced[: size - 1]
-        return forced
+        return forced[: bisect_left(range(len(forced)), True, key=lambda size: not self._unbroken(forced[: size + 1]))]
 
     def forced_tokens(self) -> list[int]:
         """Return the grammar's; none inside arrays that rules watch."""
-        place = self._places[-1]
-        tokens = [] if place.items.watched else self._inner.forced_tokens()
-        if self._rules.names and tokens:
-            text = b"".join(self._table.tokens[token] for token in tokens)
-            return tokens if _without_repeated(place.names, text) == text else []
-        return tokens
+        tokens = [] if self._watched(self._places[-1]) else self._inner.forced_tokens()
+        return tokens if self._unbroken(b"".join(map(self._written, tokens))) else []
+
+    def _unbroken(self, text: bytes) -> bool:
+        """Return True if forced text goes on without a rule broken, one about the end of the text aside."""
+        place, rules = self._places[-1], self._rules
+        try:
+            if rules.parts is not None:
+                rules.parts.behind(place.parts, Written(self._text, text))
+                return True
+            if rules.unique is not None and place.items.watched:
+                rules.unique.behind(place.items, Written(self._text, text))
+            if rules.names:
+                place.names.behind(text)
+        except RuleBroken:
+            return False
+        return True
 
     def copy(self) -> RuledCore:
         copy = RuledCore(self._inner.copy(), self._table, self._rules, self._masks, self._places)
@@ -205,32 +216,31 @@ class RuledCore:
 
     def _enter(self, place: TextPlace, token: int) -> None:
         self._places.append(place)
-        if self._rules.unique is not None or self._rules.whole is not None:
+        if self._keeps_text:
             self._text += self._json_of(self._places[-2], token)
 
     def _behind(self, token: int) -> TextPlace | None:
         """Return the place behind a token; None if a rule forbids it."""
         place = self._places[-1]
         text = self._json_of(place, token)
+        try:
+            return self._behind_text(place, text, place.size + len(self._written(token)))
+        except RuleBroken:
+            return None
+
+    def _behind_text(self, place: TextPlace, text: bytes, size: int) -> TextPlace | None:
+        rules = self._rules
+        if rules.parts is not None:
+            return TextPlace(size=size, parts=rules.parts.behind(place.parts, Written(self._text, text)))
         if is_too_large(place.number, text):
             return None
-        items = place.items
-        if self._rules.unique is not None:
-            try:
-                items = self._rules.unique.behind(items, Written(self._text, text))
-            except Repeated:
-                return None
-        names = place.names
-        if self._rules.names:
-            try:
-                names = names.behind(text)
-            except RepeatedName:
-                return None
-        json = place.json if self._rules.whole is None else place.json.behind(text)
+        items = place.items if rules.unique is None else rules.unique.behind(place.items, Written(self._text, text))
+        names = place.names.behind(text) if rules.names else place.names
+        json = place.json if rules.whole is None else place.json.behind(text)
         if json.depth == 0 and json.mode == "done" and not self._may_close(text):
             return None
-        number = place.number if self._rules.digits is None else behind(place.number, text)
-        return TextPlace(number, items, json, names, place.size + len(self._written(token)))
+        number = place.number if rules.digits is None else behind(place.number, text)
+        return TextPlace(number, items, json, names, size)
 
     def _may_close(self, text: bytes) -> bool:
         """Return True if the whole text behind `text` is valid."""
@@ -242,14 +252,30 @@ class RuledCore:
         """Return what a token adds to the JSON, which begins behind a prefix."""
         return self._written(token)[max(0, self._rules.skip - place.size) :]
 
-    def _end_number(self, row: NDArray[np.int32], number: NumberPlace) -> None:
+    def _numbers(self, place: TextPlace) -> Iterable[tuple[NumberPlace, int | None]]:
+        """Return the numbers that the text may stand in, and how many digits each may have."""
+        if self._rules.parts is not None:
+            return place.parts.numbers
+        return ((place.number, self._rules.digits),) if place.number.in_number else ()
+
+    def _watched(self, place: TextPlace) -> Iterable[Mode]:
+        return (place.items if self._rules.parts is None else place.parts).watched
+
+    def _end_number(self, row: NDArray[np.int32], number: NumberPlace, digits: int | None) -> None:
         """Keep a number within its digits, where it may end."""
         masks = self._masks.digits
-        if 0 <= number.exponent < EXPONENT_DIGITS and not number.shrinking:
+        if number.exponent >= 0 and not number.shrinking:
             np.bitwise_and(row, ~masks.too_large(number), out=row)
-        within = None if self._rules.digits is None else masks.within(number, self._rules.digits)
-        if within is not None and (self._inner.may_end() or np.bitwise_and(row, masks.ends).any()):
+        within = None if digits is None else masks.within(number, digits)
+        if within is not None and (self._inner.may_end() or np.bitwise_and(row, masks.ends(number)).any()):
             np.bitwise_and(row, within, out=row)
+
+    def _closing_names(self, place: TextPlace) -> Iterator[int]:
+        """Yield tokens among which all are that close a name which its object has already."""
+        closing = self._masks.names.closing
+        if self._rules.parts is None:
+            return closing(place.names)
+        return chain(self._masks.names.opening, *map(closing, place.parts.names))
 
     def _forbid(self, row: NDArray[np.int32], mode: Mode) -> None:
         """Take out the tokens that complete an item which is there already, or a text that is not valid."""
@@ -263,14 +289,3 @@ class RuledCore:
         for token in tokens:
             if row[token >> 5] >> (token & 31) & 1 and self._behind(token) is None:
                 row.view(np.uint32)[token >> 5] &= ~np.uint32(1 << (token & 31))
-
-
-def _without_repeated(place: NamesPlace, forced: bytes) -> bytes:
-    """Return forced text up to a name that repeats."""
-    new = 0
-    try:
-        for size, _ in place.steps(forced):
-            new = size
-    except RepeatedName:
-        pass
-    return forced[:new]

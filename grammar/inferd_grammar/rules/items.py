@@ -8,16 +8,17 @@ from __future__ import annotations
 import json
 from collections.abc import Hashable
 from decimal import Decimal
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple
 
 from inferd_grammar.completion.json_place import JsonPlace, Mode
+from inferd_grammar.rules.broken import RuleBroken
 from inferd_grammar.rules.places import UniquePlaces, ValuePlace
 from inferd_grammar.shared_parts import Stack, below, each, has_item, with_item, with_top
 
 _WORDS = {ord("t"): True, ord("f"): False, ord("n"): None}
 
 
-class Repeated(Exception):
+class Repeated(RuleBroken):
     """Raised where an item is complete that is equal to an earlier one."""
 
 
@@ -69,22 +70,6 @@ class ItemsPlace(NamedTuple):
     def watched(self) -> frozenset[Mode]:
         """Inside an array whose items have to differ, what is being written; empty elsewhere."""
         return frozenset({self.json.mode} if any(frame.unique or frame.narrowed for frame in each(self.frames)) else ())
-
-
-class WatchedPlace(Protocol):
-    """A place of an `ItemRule`."""
-
-    @property
-    def watched(self) -> frozenset[Mode]: ...
-
-
-class ItemRule(Protocol):
-    """What holds the arrays of a text whose items have to differ. Its places are its own."""
-
-    @property
-    def start(self) -> WatchedPlace: ...
-
-    def behind(self, place: Any, written: Written) -> WatchedPlace: ...
 
 
 class UniqueItems:

@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Mapping
 from typing import Any
 
+from inferd_grammar.completion.split import MOST_MARKS
+from inferd_grammar.constraints import Constraint
 from inferd_grammar.errors import GrammarError
 from inferd_grammar.rules.core import JsonRules
 from inferd_grammar.rules.items import UniqueItems
 from inferd_grammar.rules.names import are_few, may_repeat
 from inferd_grammar.rules.numbers import DIGITS, DISTINCT_DIGITS, digits_for
-from inferd_grammar.rules.parts import Tree, UniqueInParts
+from inferd_grammar.rules.parts import ValueRules, require_followed, tree_of
 from inferd_grammar.rules.places import UniquePlaces
+from inferd_grammar.rules.ways import PartsRule
 from inferd_grammar.validation import SchemaValidator
 
 
@@ -38,20 +41,45 @@ def rules_for(
     return rules_from(source)
 
 
-def rules_for_parts(tree: Tree, roots: Iterable[Any]) -> JsonRules:
-    """Return the rule that holds `uniqueItems` in a text of parts. `roots`: the documents of its values that have to be watched.
-
-    Raises CannotRewrite where that cannot be exact, GrammarError where a text cannot be followed.
-    """
-    for root in roots:
+def rules_of_value(root: Any, *, unique: bool, short: bool) -> ValueRules:
+    """Return the rules of a value in a text of parts; as `rules_for`."""
+    if unique:
         UniquePlaces(root).require_exact()
-    return rules_from({"parts": tree, "schema": None})
+    return {
+        "digits": digits_for(root, DISTINCT_DIGITS if short else DIGITS),
+        "names": may_repeat(root),
+        "few": may_repeat(root) and are_few(root),
+        "unique": root if unique else None,
+    }
+
+
+def rules_for_parts(
+    constraint: Constraint, values: Mapping[int, ValueRules], spell: Callable[[str], bytes], marks: int
+) -> JsonRules | None:
+    """Return the rules of a text of parts; None where it cannot be followed at all.
+
+    `values` has its JSON values by their ids; `spell` is that of `tree_of`, `marks` how many special tokens the text may name.
+    Raises GrammarError where a value with `uniqueItems` cannot be followed.
+    """
+    if marks > MOST_MARKS:
+        if any(value["unique"] is not None for value in values.values()):
+            raise GrammarError(f"uniqueItems is not supported beside more than {MOST_MARKS} special tokens")
+        return None
+    tree = tree_of(constraint, spell, lambda part: values[id(part)])
+    source = {
+        "parts": tree,
+        "schema": None,
+        "names": any(value["names"] for value in values.values()),
+        "few": require_followed(tree) or any(value["few"] for value in values.values()),
+    }
+    return rules_from(source) if values else None
 
 
 def rules_from(source: Any) -> JsonRules:
     """Return the rules from their `source`."""
     if "parts" in source:
-        return JsonRules(None, 0, UniqueInParts(source["parts"]), source)
+        parts = PartsRule(source["parts"])
+        return JsonRules(None, 0, None, source, names=source["names"], few=source["few"], parts=parts)
     refusal = None if source["refusal"] is None else GrammarError(*source["refusal"])
     return JsonRules(
         source["digits"],

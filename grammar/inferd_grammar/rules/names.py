@@ -13,6 +13,7 @@ from typing import Any, NamedTuple
 
 from inferd_grammar.completion.json_place import START, JsonPlace
 from inferd_grammar.rewrites.regex_syntax import NotUnderstood, parse
+from inferd_grammar.rules.broken import RuleBroken
 from inferd_grammar.schema import iter_schemas
 from inferd_grammar.shared_parts import Stack, below, each, top
 from inferd_grammar.tokens import TokenTable
@@ -20,6 +21,7 @@ from inferd_grammar.tokens import TokenTable
 _PARTS = frozenset(("$ref", "allOf", "anyOf", "const", "enum", "oneOf"))
 _OBJECTS = frozenset(("additionalProperties", "patternProperties", "properties", "propertyNames", "required"))
 _CLOSING = re.compile(rb'(?:[^"\\]|\\.)*"', re.DOTALL)
+_MARKS = re.compile(rb'["{}\[\]]')
 _LOOPS = re.compile(r"'loop'")
 
 Names = tuple[str, bytes, Any]
@@ -28,7 +30,7 @@ behind the first.
 """
 
 
-class RepeatedName(Exception):
+class RepeatedName(RuleBroken):
     """Raised where a name is closed that the object has already."""
 
 
@@ -45,6 +47,8 @@ class NamesPlace(NamedTuple):
 
     def behind(self, text: bytes) -> NamesPlace:
         """Return the place behind further bytes. Raises RepeatedName."""
+        if _MARKS.search(text) is None:
+            return NamesPlace(self.open, self.json.behind(text))
         reached = self
         for _, place in self.steps(text):
             reached = place
@@ -102,6 +106,8 @@ class NameTokens:
             else:
                 for text in between:
                     self._whole.setdefault(text, []).append(i)
+        self.opening = [i for i in self._repeating if b"{" in table.tokens[i]]
+        """Those that may repeat a name in an object which they open themselves."""
 
     def closing(self, place: NamesPlace) -> Iterator[int]:
         """Yield tokens among which all are that close a name which its object has already."""

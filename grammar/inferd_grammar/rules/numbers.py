@@ -29,7 +29,6 @@ _LARGEST, _LARGEST_POWER = b"17976931348623157", 308
 """The largest float's digits, of which one stands before the decimal point, and its power of ten."""
 _MANTISSA = b"0123456789."
 _EXPONENT = b"0123456789+-"
-_TERMINATORS = (b",", b"]", b"}")
 
 
 class NumberPlace(NamedTuple):
@@ -95,14 +94,16 @@ class DigitMasks:
     """Which tokens go on with a number by how many digits, for one vocabulary. Thread-safe once made."""
 
     def __init__(self, table: TokenTable) -> None:
-        self.ends: NDArray[np.int32] = bit_mask(
-            [i for i, token in enumerate(table.tokens) if token.startswith(_TERMINATORS)], table.vocab_size
-        )
         self._vocab_size = table.vocab_size
         self._mantissa = _by_length(table, _MANTISSA)
         self._exponent = _by_length(table, _EXPONENT)
+        self._ends = [_not_begun_by(table, _MANTISSA), _not_begun_by(table, _EXPONENT)]
         self._powers = [(i, token) for i, token in enumerate(table.tokens) if token[:1] and token[0] in _EXPONENT]
         self._too_large: dict[tuple[NumberPlace, int], NDArray[np.int32]] = {}
+
+    def ends(self, place: NumberPlace) -> NDArray[np.int32]:
+        """Return the mask of the tokens that do not go on with these digits: a text may have an `e` behind a number, too."""
+        return self._ends[place.exponent >= 0]
 
     def within(self, place: NumberPlace, digits: int) -> NDArray[np.int32] | None:
         """Return the mask of what keeps a number within `digits`; None where every token does."""
@@ -141,6 +142,12 @@ def _by_length(table: TokenTable, alphabet: bytes) -> Sequence[NDArray[np.int32]
     """Return masks by n: the tokens that begin with at most n digits, those that end in a point counted one more."""
     needs = [_digits_at_start(token, alphabet) for token in table.tokens]
     return [bit_mask([i for i, need in enumerate(needs) if need <= n], table.vocab_size) for n in range(max(needs))]
+
+
+def _not_begun_by(table: TokenTable, alphabet: bytes) -> NDArray[np.int32]:
+    return bit_mask(
+        [i for i, token in enumerate(table.tokens) if not token or token[0] not in alphabet], table.vocab_size
+    )
 
 
 def _digits_at_start(token: bytes, alphabet: bytes) -> int:

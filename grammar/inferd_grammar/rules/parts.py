@@ -1,19 +1,17 @@
-"""Unique items inside of texts that are made of parts: the arguments of tools' calls, above all.
+"""The parts that a text is made of, and what may follow each: the arguments of tools' calls, above all.
 
-A text is followed byte by byte through the parts of its constraint, in every way in which it may have come so far. A way that
-leads to no array whose items have to differ is not followed. What repeats an item in one of the ways is illegal: where several
-are open (two parts that begin alike) that is narrower than the constraint, never wider.
+A way that leads to no JSON value is not followed, nor one behind an expression or a grammar, whose end is not known.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+import re
+from collections.abc import Callable
 from dataclasses import dataclass
-from string import ascii_letters, digits
-from typing import Any, NamedTuple
+from functools import cached_property
+from typing import Any, TypedDict
 
 from inferd_grammar.completion.composed import VALUES
-from inferd_grammar.completion.json_place import Mode
 from inferd_grammar.constraints import (
     AnyOfGrammar,
     ChoiceGrammar,
@@ -27,21 +25,31 @@ from inferd_grammar.constraints import (
     UntilGrammar,
 )
 from inferd_grammar.errors import GrammarError
-from inferd_grammar.rules.items import ItemsPlace, UniqueItems, Written
+from inferd_grammar.rules.items import UniqueItems
 from inferd_grammar.rules.places import UniquePlaces
 
+_DEEPEST = 20
 Tree = list[Any]
 """A constraint as JSON: its kind, then what is inside. A fixed text is Latin-1, a character for each of its bytes."""
-_BEGINS_VALUE = frozenset(b'"[{-0123456789tfn')
-_IN_WORD = frozenset(f"+-.{digits}{ascii_letters}".encode())
 
 
-def tree_of(constraint: Constraint, spell: Callable[[str], bytes], unique: Callable[[Constraint], Any]) -> Tree:
-    """Return the tree of a constraint.
+class ValueRules(TypedDict):
+    """The rules of one JSON value.
 
-    ``spell`` writes a fixed text that may name special tokens. ``unique`` returns the schema of a JSON value in which arrays have
-    to be watched, None for another one.
+    Fields:
+        digits: the most digits of a number.
+        names: its objects may have names that are not listed; `few` if some may run out of them.
+        unique: its schema if it has arrays whose items have to differ; None for others.
     """
+
+    digits: int
+    names: bool
+    few: bool
+    unique: Any
+
+
+def tree_of(constraint: Constraint, spell: Callable[[str], bytes], rules: Callable[[Constraint], ValueRules]) -> Tree:
+    """Return the tree of a constraint. ``spell`` writes a fixed text that may name special tokens."""
 
     def tree(part: Constraint) -> Tree:
         match part:
@@ -63,7 +71,7 @@ def tree_of(constraint: Constraint, spell: Callable[[str], bytes], unique: Calla
                 return ["until", fixed(end)]
             case TaggedGrammar(tags):
                 return ["tagged", *([fixed(tag.begin), tree(tag.content), fixed(tag.end)] for tag in tags)]
-        return ["value", unique(part)] if isinstance(part, VALUES) else ["unknown"]
+        return ["value", rules(part)] if isinstance(part, VALUES) else ["unknown"]
 
     def fixed(text: str) -> str:
         return spell(text).decode("latin-1")
@@ -73,7 +81,7 @@ def tree_of(constraint: Constraint, spell: Callable[[str], bytes], unique: Calla
 
 @dataclass(eq=False)
 class Fork:
-    """Where a text goes on in one of several ways; none that is followed where it leads to no watched array."""
+    """Where a text goes on in one of several ways; none that is followed where it leads to no JSON value."""
 
     ways: list[Fork | Fixed | Free | Value]
 
@@ -92,129 +100,109 @@ class Free:
 
     ends: list[tuple[bytes, Fork]]
 
+    @cached_property
+    def longest(self) -> int:
+        """The bytes of the longest end."""
+        return max(len(end) for end, _ in self.ends)
+
+    @cached_property
+    def any_end(self) -> re.Pattern[bytes]:
+        """Finds all ends at once."""
+        return re.compile(b"|".join(re.escape(end) for end, _ in self.ends))
+
 
 @dataclass(eq=False)
 class Value:
-    """A JSON value; ``unique`` holds its arrays, if any has to be watched."""
+    """A JSON value; ``unique`` holds its arrays, if any has to be watched. ``names``: those of its objects have to be."""
 
+    digits: int
+    names: bool
     unique: UniqueItems | None
     behind: Fork
 
 
-class Way(NamedTuple):
-    """A part that the text has come to, the place where that began, and where its JSON stands."""
-
-    part: Fixed | Free | Value
-    start: int
-    items: ItemsPlace = ItemsPlace()
-
-
-class PartsPlace(NamedTuple):
-    """Where a text stands: in one of these ways."""
-
-    ways: tuple[Way, ...]
-
-    @property
-    def watched(self) -> frozenset[Mode]:
-        """As of `ItemsPlace`."""
-        return frozenset[Mode]().union(*(way.items.watched for way in self.ways))
-
-
-class UniqueInParts:
-    """The rule for one constraint; as `UniqueItems`."""
-
-    def __init__(self, tree: Tree) -> None:
-        self.start = PartsPlace(tuple(_enter(_fork(tree, Fork([])), 0)))
-
-    def behind(self, place: PartsPlace, written: Written) -> PartsPlace:
-        """Return the place behind the token of `written`, from the one before it. Raises Repeated."""
-        ways = place.ways
-        for at, byte in enumerate(written.token, start=len(written.text)):
-            ways = tuple(dict.fromkeys(on for way in ways for on in _step(way, byte, at, written)))
-        return PartsPlace(ways)
-
-
-def _watches(tree: Any) -> bool:
-    return isinstance(tree, list) and ((tree[:1] == ["value"] and tree[1] is not None) or any(map(_watches, tree)))
-
-
-def _fork(tree: Tree, behind: Fork) -> Fork:
-    """Return the ways through a tree and what is behind it. Raises GrammarError where a text cannot be followed."""
+def require_followed(tree: Tree, watched_behind: bool = False) -> bool:
+    """Return True if watched arrays may come in a tree or behind it. Raises GrammarError where these cannot be followed."""
     kind, *inside = tree
-    if not behind.ways and not _watches(tree):
+    match kind:
+        case "unknown" if watched_behind:
+            raise GrammarError("uniqueItems is not supported behind an expression or a grammar, whose end is not known")
+        case "value":
+            return watched_behind or inside[0]["unique"] is not None
+        case "sequence":
+            for part in reversed(inside):
+                watched_behind = require_followed(part, watched_behind)
+        case "any":
+            found = [require_followed(part, watched_behind) for part in inside]
+            return any(found)
+        case "repeated" | "tagged":
+            contents = inside if kind == "repeated" else [content for _, content, _ in inside]
+            once = [require_followed(content, watched_behind) for content in contents]
+            if any(once) and not watched_behind:
+                return require_followed(tree, True)
+    return watched_behind
+
+
+def fork_of(tree: Tree, behind: Fork) -> Fork:
+    """Return the ways through a tree and what is behind it; none behind what cannot be followed."""
+    kind, *inside = tree
+    if not behind.ways and not _has_value(tree):
         return behind
     match kind:
         case "text":
             return Fork([Fixed(inside[0].encode("latin-1"), behind)]) if inside[0] else behind
         case "value":
-            return Fork([Value(None if inside[0] is None else UniqueItems(UniquePlaces(inside[0])), behind)])
+            unique = inside[0]["unique"]
+            items = None if unique is None else UniqueItems(UniquePlaces(unique))
+            return Fork([Value(inside[0]["digits"], inside[0]["names"], items, behind)])
         case "sequence":
             for part in reversed(inside):
-                behind = _fork(part, behind)
+                behind = fork_of(part, behind)
             return behind
         case "any":
-            return Fork([_fork(part, behind) for part in inside])
+            return _joined([fork_of(part, behind) for part in inside])
         case "until":
             return Fork([Free([(inside[0].encode("latin-1"), behind)])])
         case "repeated" | "tagged":
             return _loop(kind, inside, behind)
-    raise GrammarError("uniqueItems is not supported behind an expression or a grammar, whose end is not known")
+    return Fork([])
+
+
+def _joined(forks: list[Fork], depth: int = 0) -> Fork:
+    """Return several forks as one, in which fixed texts that begin alike are one way: a text may name hundreds of tools."""
+    ways: list[Fork | Fixed | Free | Value] = []
+    alike: dict[int, list[Fixed]] = {}
+    for fork in forks:
+        match fork.ways:
+            case [Fixed() as way] if depth < _DEEPEST:
+                alike.setdefault(way.text[0], []).append(way)
+            case _:
+                ways.append(fork)
+    for group in alike.values():
+        size = _common([way.text for way in group])
+        rest = [Fork([Fixed(way.text[size:], way.behind)]) if way.text[size:] else way.behind for way in group]
+        behind = rest[0] if len(rest) == 1 else _joined(rest, depth + 1)
+        ways.append(Fixed(group[0].text[:size], behind))
+    return Fork(ways)
+
+
+def _common(texts: list[bytes]) -> int:
+    """Return how many bytes all of several texts begin with."""
+    first, last = min(texts), max(texts)
+    return next((n for n, (one, other) in enumerate(zip(first, last, strict=False)) if one != other), len(first))
+
+
+def _has_value(tree: Any) -> bool:
+    return isinstance(tree, list) and (tree[:1] == ["value"] or any(map(_has_value, tree)))
 
 
 def _loop(kind: str, inside: list[Any], behind: Fork) -> Fork:
     loop = Fork([behind])
     if kind == "repeated":
-        loop.ways.append(_fork(inside[0], loop))
+        loop.ways.append(fork_of(inside[0], loop))
         return loop
     ends = []
     for begin, content, end in inside:
-        ends.append((begin.encode("latin-1"), _fork(["sequence", content, ["text", end]], loop)))
+        ends.append((begin.encode("latin-1"), fork_of(["sequence", content, ["text", end]], loop)))
     loop.ways.append(Free(ends))
     return loop
-
-
-def _enter(fork: Fork, start: int) -> Iterator[Way]:
-    """Yield the parts that a text which has come to a fork may go on with."""
-    seen, stack = {id(fork)}, [fork]
-    while stack:
-        for way in stack.pop().ways:
-            if not isinstance(way, Fork):
-                yield Way(way, start)
-            elif id(way) not in seen:
-                seen.add(id(way))
-                stack.append(way)
-
-
-def _step(way: Way, byte: int, at: int, written: Written) -> Iterator[Way]:
-    """Yield the ways on behind a byte at `at`; none where the text has not come this way. Raises Repeated."""
-    part = way.part
-    if isinstance(part, Value):
-        yield from _in_value(way, part, byte, at, written)
-    elif isinstance(part, Free):
-        reached = (fork for end, fork in part.ends if written.between(max(way.start, at + 1 - len(end)), at + 1) == end)
-        fork = next(reached, None)
-        yield from [way] if fork is None else _enter(fork, at + 1)
-    elif part.text[at - way.start] == byte:
-        yield from [way] if at + 1 - way.start < len(part.text) else _enter(part.behind, at + 1)
-
-
-def _in_value(way: Way, part: Value, byte: int, at: int, written: Written) -> Iterator[Way]:
-    json = way.items.json
-    if at == way.start and byte not in _BEGINS_VALUE:
-        return
-    if json.depth == 0 and json.mode in ("number", "word") and byte not in _IN_WORD:
-        for on in _enter(part.behind, at):
-            yield from _step(on, byte, at, written)
-        return
-    try:
-        items = (
-            ItemsPlace(json=json.behind(bytes([byte])))
-            if part.unique is None
-            else part.unique.step(way.items, byte, at, written)
-        )
-    except (ValueError, KeyError, IndexError):
-        return  # this is no JSON: the text is in another part
-    if items.json.depth == 0 and items.json.mode == "done":
-        yield from _enter(part.behind, at + 1)
-    else:
-        yield way._replace(items=items)
