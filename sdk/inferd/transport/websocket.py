@@ -11,12 +11,13 @@ import asyncio
 import contextlib
 import itertools
 import ssl
+from http import HTTPStatus
 from types import TracebackType
 from typing import Any
 
 import msgpack  # type: ignore[import-untyped]
 from websockets.asyncio.client import ClientConnection, connect as open_websocket
-from websockets.exceptions import ConnectionClosed, InvalidHandshake, InvalidStatus, InvalidURI
+from websockets.exceptions import ConnectionClosed, ConnectionClosedOK, InvalidHandshake, InvalidStatus, InvalidURI
 from websockets.typing import Subprotocol
 
 from inferd.protocol import (
@@ -37,6 +38,10 @@ SUBPROTOCOL = Subprotocol("inferd.v1")
 MAX_MESSAGE_BYTES = 64 << 20
 KEEPALIVE_S = 20.0
 CLOSE_S = 5.0
+OTHER_LOOP = (
+    "this connection belongs to another event loop: call inferd.connect in this one, or hand the coroutine to that one with "
+    "asyncio.run_coroutine_threadsafe"
+)
 VISIBLE_ASCII = frozenset(map(chr, range(0x21, 0x7F)))
 
 
@@ -79,6 +84,8 @@ class Connection:
         """Send one operation and wait for its reply; see :class:`inferd.transport.Transport`."""
         if self._link is None:
             raise Unavailable("not connected yet: use `async with inferd.connect(...)`")
+        if asyncio.get_running_loop() is not self._link.loop:  # nobody would wake who waits
+            raise InvalidRequest(OTHER_LOOP)
         async with self._room.of(request):
             reply = await self._link.request(request.op, to_plain(request))
         try:
@@ -91,6 +98,7 @@ class Link:
     """An open WebSocket and the requests that wait for replies on it."""
 
     def __init__(self, socket: ClientConnection) -> None:
+        self.loop = asyncio.get_running_loop()
         self._socket = socket
         self._tickets = itertools.count(1)
         self._waiting: dict[int, asyncio.Future[dict[str, Any]]] = {}
@@ -104,7 +112,7 @@ class Link:
         if self._lost is not None:
             raise self._again(self._lost)
         ticket = next(self._tickets)
-        future: asyncio.Future[dict[str, Any]] = asyncio.get_running_loop().create_future()
+        future: asyncio.Future[dict[str, Any]] = self.loop.create_future()
         self._waiting[ticket] = future
         try:
             await self._send({"t": ticket, "op": op, "a": args})
@@ -226,7 +234,7 @@ async def _open(url: str, token: str | None, trusted: ssl.SSLContext | None, ses
     except (InvalidURI, ValueError) as error:
         raise InvalidRequest(f"url: {error}") from error
     except InvalidStatus as error:
-        raise _refused(error.response.status_code, token) from error
+        raise _refused(url, error.response.status_code, token) from error
     except (InvalidHandshake, OSError, TimeoutError) as error:
         raise Unavailable(f"no runtime answers at {url}: {error}") from error
     if socket.subprotocol != SUBPROTOCOL:
@@ -235,15 +243,18 @@ async def _open(url: str, token: str | None, trusted: ssl.SSLContext | None, ses
     return socket
 
 
-def _refused(status: int, token: str | None) -> InferdError:
+def _refused(url: str, status: int, token: str | None) -> InferdError:
     if status in (401, 403):
         return Unauthorized(
             "the runtime wants a token: pass token= (`inferd serve` says at its start which file has it)"
             if token is None
             else "the runtime refused the token"
         )
-    return Unavailable(f"the runtime refused the connection with HTTP status {status}")
+    hint = ": pass the address as `inferd serve` prints it, without a path" if status == HTTPStatus.NOT_FOUND else ""
+    return Unavailable(f"what answers at {url} refused the connection with HTTP status {status}{hint}")
 
 
 def _lost(error: ConnectionClosed) -> Unavailable:
+    if isinstance(error, ConnectionClosedOK) and not error.rcvd_then_sent:
+        return Unavailable("the connection was closed: its `async with inferd.connect(...)` block has ended")
     return Unavailable(f"the connection to the runtime was lost: {error}")

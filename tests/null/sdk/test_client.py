@@ -199,6 +199,36 @@ async def test_leaving_the_block_ends_calls_of_other_tasks(wire: Any) -> None:
     assert await no_tasks_left()
 
 
+async def test_what_is_used_after_its_block_is_told_so_and_not_of_a_lost_connection(wire: Any) -> None:
+    async with wire(FakeRuntime()) as server:
+        async with inferd.connect(server.url):
+            ctx = await Context().append("p").flush()
+        with pytest.raises(Unavailable, match="block has ended"):
+            await ctx.flush()
+
+
+async def test_a_call_from_another_threads_event_loop_is_refused_and_does_not_wait_for_ever(wire: Any) -> None:
+    async with wire(FakeRuntime()) as server, inferd.connect(server.url):
+        ctx = Context().append("p")
+        with pytest.raises(InvalidRequest, match="another event loop"):
+            await asyncio.wait_for(asyncio.to_thread(lambda: asyncio.run(flushed(ctx))), 10)
+
+
+async def flushed(ctx: Context) -> None:
+    await ctx.flush()
+
+
+async def test_an_address_with_a_path_is_told_what_is_wrong_with_it() -> None:
+    async with serve(lambda connection: connection.wait_closed(), "127.0.0.1", 0, process_request=not_found) as server:
+        with pytest.raises(Unavailable, match="404: pass the address as `inferd serve` prints it"):
+            async with inferd.connect(f"{address(server)}/v1"):
+                pytest.fail("entered")
+
+
+def not_found(connection: Any, request: Any) -> Any:
+    return connection.respond(404, "")
+
+
 async def test_an_error_in_the_block_passes_through(wire: Any) -> None:
     async with wire(FakeRuntime()) as server:
         with pytest.raises(KeyError):
