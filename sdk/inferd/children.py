@@ -11,6 +11,7 @@ from collections import deque
 from collections.abc import Mapping
 from typing import Any, Self
 
+from inferd.calls.arguments import checked_mapping
 from inferd.program.json_values import to_json_value
 from inferd.protocol import Unavailable
 from inferd.protocol.launches import AwaitChild, CancelChild, ReceiveFromChild, SendToChild, StartChild
@@ -42,8 +43,8 @@ async def launch(
     Where other children have to end before, or the tenant has too many runs for now, it waits in turn, until for ``wait_s``
     seconds no launch of the program has found room (0: not at all).
     """
-    given = to_json_value(dict(arguments or {}), "arguments")
-    port, request = current_port(), StartChild(program, given, dict(limits or {}))
+    given = to_json_value(checked_mapping("arguments", arguments), "arguments")
+    request, port = StartChild(program, given, checked_mapping("limits", limits)), current_port()
     line: LaunchLine = port.shared.setdefault(LaunchLine, LaunchLine(MOST_LAUNCHES))
     started = await line.launch(lambda: port.transport.call(request), wait_s)
     return Child(started.child)

@@ -19,6 +19,7 @@ from contextlib import asynccontextmanager
 from types import TracebackType
 from typing import Any, Protocol
 
+from inferd.calls.arguments import checked_mapping
 from inferd.program.json_values import to_json_value
 from inferd.protocol import InferdError, InvalidRequest, ProgramError, cut, to_plain
 from inferd.protocol.mcp import (
@@ -141,7 +142,7 @@ class McpServer:
         and Unavailable if the server ends meanwhile or answers what is no result.
         """
         check_call_timeout(timeout)
-        plain = to_json_value(dict(arguments or {}), "arguments")
+        plain = to_json_value(checked_mapping("arguments", arguments), "arguments")
         result: McpToolResult = await self._call(CallMcpTool(self.name, tool, plain, float(timeout)))
         return result
 
@@ -159,7 +160,8 @@ class McpServer:
 
     async def get_prompt(self, prompt: str, arguments: Mapping[str, str] | None = None) -> list[dict[str, Any]]:
         """Return a prompt's messages: ``role`` and ``content``."""
-        return list((await self._call(GetMcpPrompt(self.name, prompt, dict(arguments or {})))).items)
+        given = checked_mapping("arguments", arguments)
+        return list((await self._call(GetMcpPrompt(self.name, prompt, given))).items)
 
     async def _call(self, request: Any) -> Any:
         if self._transport is None:

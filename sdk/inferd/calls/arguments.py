@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Sequence
-from typing import TypeAlias, get_args
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, TypeAlias, get_args
 
 from inferd.calls.generate_arguments import OnLength
 from inferd.custom_sampler import ChooseToken, CustomSampler
@@ -31,6 +31,13 @@ def checked_text(name: str, value: str) -> str:
     if not isinstance(value, str):
         raise InvalidRequest(f"{name} must be a string, not {type(value).__name__}")
     return value
+
+
+def checked_mapping(name: str, value: Mapping[str, Any] | None) -> dict[str, Any]:
+    """Return the values by their names; none for None."""
+    if value is not None and not isinstance(value, Mapping):
+        raise InvalidRequest(f"{name} must be a dict, with each value by its name, not {type(value).__name__}")
+    return dict(value or {})
 
 
 def snapshot_name(name: str) -> str:

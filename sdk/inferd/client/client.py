@@ -11,6 +11,7 @@ from types import TracebackType
 from typing import TYPE_CHECKING, Any
 from urllib.parse import quote
 
+from inferd.calls.arguments import checked_mapping
 from inferd.client.http_link import HttpLink
 from inferd.client.run_handle import RunHandle
 from inferd.program.json_values import to_json_value
@@ -110,8 +111,13 @@ class Client:
                 seconds no launch of this client has found room. Then, and at once with 0, LimitExceeded.
         """
         reference = program.reference if isinstance(program, ServerProgram) else program
-        body: dict[str, Any] = {"program": reference, "arguments": to_json_value(dict(arguments or {}), "arguments")}
-        optional = {"limits": None if limits is None else dict(limits), "seed": seed, "retry_safe": retry_safe}
+        given = to_json_value(checked_mapping("arguments", arguments), "arguments")
+        body: dict[str, Any] = {"program": reference, "arguments": given}
+        optional = {
+            "limits": None if limits is None else checked_mapping("limits", limits),
+            "seed": seed,
+            "retry_safe": retry_safe,
+        }
         body |= {key: value for key, value in optional.items() if value is not None}
         headers = {} if idempotency_key is None else {"Idempotency-Key": idempotency_key}
         if mcp is not None:

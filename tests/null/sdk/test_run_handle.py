@@ -9,7 +9,8 @@ from typing import Any, cast
 import httpx
 import pytest
 
-from inferd import LimitExceeded
+import inferd
+from inferd import InvalidRequest, LimitExceeded
 from inferd.client.http_link import HttpLink
 from inferd.client.run_handle import RunHandle
 
@@ -66,3 +67,13 @@ async def test_a_request_for_which_the_tenant_has_no_connection_left_waits_for_o
             await link.request("GET", "/v1/runs", again=False)
     assert len(seen) == asked
     await link.close()
+
+
+@pytest.mark.parametrize("wrong", ["Ann", [1], [("name", "Ann")]])
+async def test_arguments_and_limits_that_are_not_by_name_are_refused_by_what_they_are(wrong: Any) -> None:
+    async with inferd.Client("http://127.0.0.1:1", "token") as client:
+        launches: list[Any] = [client.launch, inferd.launch]
+        for launch in launches:
+            for name in ("arguments", "limits"):
+                with pytest.raises(InvalidRequest, match=f"{name} must be a dict"):
+                    await launch("program", **{name: wrong})
