@@ -10,14 +10,15 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import itertools
+import json
 import ssl
-from http import HTTPStatus
 from types import TracebackType
 from typing import Any
 
 import msgpack  # type: ignore[import-untyped]
 from websockets.asyncio.client import ClientConnection, connect as open_websocket
 from websockets.exceptions import ConnectionClosed, ConnectionClosedOK, InvalidHandshake, InvalidStatus, InvalidURI
+from websockets.http11 import Response
 from websockets.typing import Subprotocol
 
 from inferd.protocol import (
@@ -234,7 +235,7 @@ async def _open(url: str, token: str | None, trusted: ssl.SSLContext | None, ses
     except (InvalidURI, ValueError) as error:
         raise InvalidRequest(f"url: {error}") from error
     except InvalidStatus as error:
-        raise _refused(url, error.response.status_code, token) from error
+        raise _refused(url, error.response, token) from error
     except (InvalidHandshake, OSError, TimeoutError) as error:
         raise Unavailable(f"no runtime answers at {url}: {error}") from error
     if socket.subprotocol != SUBPROTOCOL:
@@ -243,15 +244,18 @@ async def _open(url: str, token: str | None, trusted: ssl.SSLContext | None, ses
     return socket
 
 
-def _refused(url: str, status: int, token: str | None) -> InferdError:
-    if status in (401, 403):
+def _refused(url: str, response: Response, token: str | None) -> InferdError:
+    if response.status_code in (401, 403):
         return Unauthorized(
             "the runtime wants a token: pass token= (`inferd serve` says at its start which file has it)"
             if token is None
             else "the runtime refused the token"
         )
-    hint = ": pass the address as `inferd serve` prints it, without a path" if status == HTTPStatus.NOT_FOUND else ""
-    return Unavailable(f"what answers at {url} refused the connection with HTTP status {status}{hint}")
+    try:
+        why = f": {json.loads(response.body or b'')['error']['message']}"
+    except (ValueError, TypeError, LookupError):  # it is no runtime
+        why = ""
+    return Unavailable(f"what answers at {url} refused the connection with HTTP status {response.status_code}{why}")
 
 
 def _lost(error: ConnectionClosed) -> Unavailable:

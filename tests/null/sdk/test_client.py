@@ -218,15 +218,18 @@ async def flushed(ctx: Context) -> None:
     await ctx.flush()
 
 
-async def test_an_address_with_a_path_is_told_what_is_wrong_with_it() -> None:
-    async with serve(lambda connection: connection.wait_closed(), "127.0.0.1", 0, process_request=not_found) as server:
-        with pytest.raises(Unavailable, match="404: pass the address as `inferd serve` prints it"):
-            async with inferd.connect(f"{address(server)}/v1"):
+@pytest.mark.parametrize(
+    ("body", "told"),
+    [('{"error": {"message": "it is starting"}}', "503: it is starting"), ("<html>", "503$"), ("[]", "503$")],
+)
+async def test_why_a_connection_is_refused_is_told_and_not_its_status_alone(body: str, told: str) -> None:
+    def refuse(connection: Any, request: Any) -> Any:
+        return connection.respond(503, body)
+
+    async with serve(lambda connection: connection.wait_closed(), "127.0.0.1", 0, process_request=refuse) as server:
+        with pytest.raises(Unavailable, match=told):
+            async with inferd.connect(address(server)):
                 pytest.fail("entered")
-
-
-def not_found(connection: Any, request: Any) -> Any:
-    return connection.respond(404, "")
 
 
 async def test_an_error_in_the_block_passes_through(wire: Any) -> None:
