@@ -27,7 +27,9 @@ class TypedHandshake(ServerProtocol):
 
     def reject(self, status: StatusLike, text: str) -> Response:
         """Return the refusal. ``status`` 403 is what uvicorn makes of a path that no route for WebSockets has."""
-        nowhere = NotFound("there is no WebSocket at this path")
+        nowhere = NotFound(
+            "there is no WebSocket at this path; scripts connect to the address that `inferd serve` prints, without /v1"
+        )
         error = nowhere if status == HTTPStatus.FORBIDDEN else InvalidRequest(cut(text.strip(), MAX_REFUSAL))
         answer = error_reply(error)
         response = super().reject(answer.status_code, bytes(answer.body).decode())
