@@ -7,6 +7,7 @@ have infinity, which is no JSON.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 from decimal import Decimal
 from functools import lru_cache
@@ -25,8 +26,11 @@ DISTINCT_DIGITS = 15
 EXPONENT_DIGITS = 3
 _FREE_ZEROS = 7
 """Zeros before the others: smaller numbers are written with an exponent."""
+_LONGEST_KEPT = 64
+"""Bytes of a text behind which a place is kept: those of most tokens, and not of what a grammar forces."""
 _LARGEST, _LARGEST_POWER = b"17976931348623157", 308
 """The largest float's digits, of which one stands before the decimal point, and its power of ten."""
+_QUOTE = re.compile(rb'["\\]')
 _MANTISSA = b"0123456789."
 _EXPONENT = b"0123456789+-"
 
@@ -58,12 +62,27 @@ class NumberPlace(NamedTuple):
         return self.digits + self.zeros > 0
 
 
-@lru_cache(maxsize=1 << 18)
+_IN_STRING = NumberPlace(quoted=True)
+
+
 def behind(place: NumberPlace, text: bytes) -> NumberPlace:
     """Return the place behind further bytes."""
-    for byte in text:
-        place = _behind(place, byte)
+    return _behind_token(place, text) if len(text) <= _LONGEST_KEPT else _behind_all(place, text)
+
+
+def _behind_all(place: NumberPlace, text: bytes) -> NumberPlace:
+    at = 0
+    while at < len(text):
+        if place == _IN_STRING:
+            quote = _QUOTE.search(text, at)
+            if quote is None:
+                break
+            at = quote.start()
+        place, at = _behind(place, text[at]), at + 1
     return place
+
+
+_behind_token = lru_cache(maxsize=1 << 18)(_behind_all)
 
 
 def _behind(place: NumberPlace, byte: int) -> NumberPlace:

@@ -6,7 +6,9 @@ one of the ways is illegal: where several are open (two parts that begin alike) 
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable, Iterator
+from itertools import islice
 from string import ascii_letters, digits
 from typing import NamedTuple
 
@@ -18,6 +20,7 @@ from inferd_grammar.rules.numbers import NumberPlace, behind as number_behind, i
 from inferd_grammar.rules.parts import Fixed, Fork, Free, Tree, Value, fork_of
 
 _BEGINS_VALUE = frozenset(b'"[{-0123456789tfn')
+_CLOSERS = re.compile(rb"[}\]]")
 _IN_WORD = frozenset(f"+-.{digits}{ascii_letters}".encode())
 
 
@@ -84,8 +87,9 @@ def _on(way: Way, written: Written) -> Iterable[Way]:
     """Return the ways on behind the token of `written`: at once where it stays in the part. Raises RuleBroken."""
     part, (text, token) = way.part, written
     if isinstance(part, Value):
-        if token.count(b"}") + token.count(b"]") < way.items.json.depth:
-            return _in_value(way, part, token, len(text), written)
+        inside = _inside(token, way.items.json.depth)
+        ways = _in_value(way, part, token[:inside], len(text), written) if inside else (way,)
+        return _through(ways, written, inside)
     elif isinstance(part, Free):
         size = len(text)
         if part.any_end.search(written.between(max(way.start, size + 1 - part.longest), size + len(token))) is None:
@@ -94,13 +98,20 @@ def _on(way: Way, written: Written) -> Iterable[Way]:
         rest = part.text[len(text) - way.start :]
         if not token.startswith(rest):
             return (way,) if rest.startswith(token) else ()
-    return _through(way, written)
+    return _through((way,), written)
 
 
-def _through(way: Way, written: Written) -> Iterable[Way]:
-    """Return the ways on, byte by byte. Raises RuleBroken."""
-    ways: tuple[Way, ...] = (way,)
-    for at, byte in enumerate(written.token, start=len(written.text)):
+def _inside(token: bytes, depth: int) -> int:
+    """Return how many bytes of a token cannot leave a value with so many open brackets: those before as many that close."""
+    if token.count(b"}") + token.count(b"]") < depth:
+        return len(token)
+    last = next(islice(_CLOSERS.finditer(token), depth - 1, None)) if depth else None
+    return 0 if last is None else last.start()
+
+
+def _through(ways: tuple[Way, ...], written: Written, first: int = 0) -> tuple[Way, ...]:
+    """Return the ways on, byte by byte from one of the token's on. Raises RuleBroken."""
+    for at, byte in enumerate(written.token[first:], start=len(written.text) + first):
         ways = _distinct(on for one in ways for on in _step(one, byte, at, written))
     return ways
 

@@ -11,30 +11,19 @@ from typing import Any
 
 import numpy as np
 import pytest
+from byte_texts import BYTES, takes
 from tiers import examples
 
 from inferd_grammar import (
     AnyJsonGrammar,
     GrammarCompiler,
-    GrammarFailure,
     JsonSchemaGrammar,
     PrefixedGrammar,
-    TokenTable,
 )
 from inferd_grammar.rules.names import NamesPlace, NameTokens, RepeatedName
 
-BYTES = GrammarCompiler(TokenTable.of_bytes())
 MAP = {"type": "object", "additionalProperties": {"type": "integer"}}
 FEW = {"type": "object", "propertyNames": {"enum": ["x", "y"]}, "minProperties": 1}
-
-
-def takes(constraint: Any, text: str) -> bool:
-    """Return True if masks allow the text byte by byte, to a place where it may end."""
-    matcher, ids = BYTES.compile(constraint).matcher(), [byte + 1 for byte in text.encode()]
-    try:
-        return matcher.accept(ids) == len(ids) and matcher.may_end()
-    except GrammarFailure:
-        return False
 
 
 @pytest.mark.parametrize(

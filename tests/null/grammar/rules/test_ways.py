@@ -9,6 +9,7 @@ from typing import cast
 
 import numpy as np
 import pytest
+from byte_texts import BYTES, takes
 from tiers import examples
 
 from inferd_grammar import (
@@ -17,7 +18,6 @@ from inferd_grammar import (
     Constraint,
     ExactGrammar,
     GrammarCompiler,
-    GrammarFailure,
     GrammarMatcher,
     JsonSchemaGrammar,
     PrefixedGrammar,
@@ -30,12 +30,13 @@ from inferd_grammar import (
     TokenTable,
     UntilGrammar,
 )
+from inferd_grammar.rules import ways
 from inferd_grammar.rules.core import RuledCore
 from inferd_grammar.rules.items import Written
 from inferd_grammar.rules.names import NamesPlace, RepeatedName
+from inferd_grammar.rules.numbers import NumberPlace, _behind_token, behind
 from inferd_grammar.rules.ways import PartsRule
 
-BYTES = GrammarCompiler(TokenTable.of_bytes())
 NUMBER = JsonSchemaGrammar({"type": "number"})
 LARGE = JsonSchemaGrammar({"type": "integer", "minimum": 10**17})
 POINT = JsonSchemaGrammar({"type": "object", "properties": {"x": {"type": "number"}}, "additionalProperties": False})
@@ -54,15 +55,6 @@ CALL = TagGrammar(
 CALLS = TaggedGrammar((CALL,))
 VALUE = {"digits": 17, "names": False, "few": False, "unique": None}
 FULL, LONGER = "12345678901234567", "123456789012345678"
-
-
-def takes(constraint: Constraint, text: str) -> bool:
-    """Return True if masks allow the text byte by byte, to a place where it may end."""
-    matcher, ids = BYTES.compile(constraint).matcher(), [byte + 1 for byte in text.encode()]
-    try:
-        return matcher.accept(ids) == len(ids) and matcher.may_end()
-    except GrammarFailure:
-        return False
 
 
 @pytest.mark.parametrize(
@@ -235,9 +227,9 @@ def test_masks_of_names_in_calls_are_those_of_brute_force(compiler: GrammarCompi
     maps = JsonSchemaGrammar({"type": "object", "additionalProperties": {"anyOf": [{"const": 1}, {"$ref": "#"}]}})
     compiled = compiler.compile(ExactGrammar(SequenceGrammar((TextGrammar('{"a'), maps, TextGrammar(";")))))
     rows, refused = np.empty((2, table.words), np.int32), 0
-    for _ in range(examples(20)):
-        core, text = cast(RuledCore, compiled._core.copy()), b""
-        for token in table.splitter.split(b'{"a').tokens(0):
+    for number in range(examples(20)):
+        core, text = cast(RuledCore, compiled._core.copy()), (b"", b'{"a":1,"a')[number % 2]
+        for token in table.splitter.split(b'{"a' + text).tokens(0):
             core.push(token)
         for _ in range(30):
             for one, row in ((core, rows[0]), (core._inner, rows[1])):
@@ -304,3 +296,23 @@ def test_a_call_is_ended_in_time_behind_a_number_that_is_full(left: int) -> None
     assert text.startswith("<c>any [123456")
     assert LONGER not in text
     assert matcher.may_end()
+
+
+def test_a_long_text_that_a_call_forces_is_not_followed_byte_by_byte(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A constant of 60 KB kept the step loop for 160 ms at each look at what is forced."""
+    followed, step = [], ways._step
+    monkeypatch.setattr(ways, "_step", lambda *arguments: followed.append(1) or step(*arguments))
+    word = JsonSchemaGrammar({"type": "object", "properties": {"x": {"const": "y" * 5000}}, "required": ["x"]})
+    matcher = BYTES.compile(TaggedGrammar((TagGrammar("<c>", word, "</c>"),))).matcher()
+    begun = [byte + 1 for byte in b'<c>{"x":"']
+    assert matcher.accept(begun) == len(begun)
+    followed.clear()
+    assert matcher.forced().startswith(b"y" * 5000)
+    assert len(followed) < 50
+
+
+def test_places_behind_long_texts_are_not_kept() -> None:
+    """What grammars of all tenants force, up to 200 KB each, would have stayed in memory, up to 262,144 times."""
+    kept = _behind_token.cache_info().currsize
+    assert behind(NumberPlace(), b'"' + b"y" * 5000 + b'",12') == behind(NumberPlace(), b"12")
+    assert _behind_token.cache_info().currsize <= kept + 1
