@@ -25,7 +25,7 @@ from inferd_grammar.errors import TOO_DEEP, GrammarError, GrammarFailure, Gramma
 from inferd_grammar.keys import constraint_key
 from inferd_grammar.limits import DEFAULT_LIMITS, CompileLimits
 from inferd_grammar.matchers.matcher import Core, GuardedMatcher
-from inferd_grammar.one_work import one_work
+from inferd_grammar.one_work import Work, one_work
 from inferd_grammar.references import read_by_place
 from inferd_grammar.schema import require_size, schema_text
 from inferd_grammar.tokens import TokenTable
@@ -38,6 +38,7 @@ _REFUSAL_BYTES = 1 << 10
 _TRIVIAL_CHOICE = 1000
 _LEARNT_TEXTS = 4
 _END_SECONDS = 4.0
+"""Of processor time, which looking for an end of a constraint may take: it holds a compile lane meanwhile."""
 
 
 class Backend(Protocol):
@@ -137,7 +138,7 @@ class Compiled:
     def _sought(self) -> bytes | None:
         looks = FIRST_LOOKS if self.refusal is None else GUARDED_LOOKS
         found = first_end(self.matcher(), self._splitter, self._outline, looks, SearchClock(_END_SECONDS))
-        with one_work(object()):
+        with one_work(Work()):
             return self._guessed() if found is None else found
 
     def _guessed(self) -> bytes | None:
@@ -242,7 +243,7 @@ class GrammarCompiler:
     def _fulfil(self, key: CacheKey, future: Future[Compiled | GrammarError], constraint: Constraint) -> None:
         with ExitStack() as undo:
             undo.callback(self._cache.drop, key, future)  # neither compiled nor refused: a bug, on its way up
-            with one_work(object()):
+            with one_work(Work()):
                 outcome = self._outcome(constraint)
             undo.pop_all()
         busy = isinstance(outcome, GrammarLimit) and outcome.limit == "wall_seconds"

@@ -17,7 +17,7 @@ from typing import Any, NamedTuple
 from urllib.parse import quote
 
 from inferd_grammar.errors import GrammarError
-from inferd_grammar.one_work import kept_for_work, one_work
+from inferd_grammar.one_work import Work, kept_for_work, one_work
 from inferd_grammar.rewrites.formats import wide
 from inferd_grammar.rewrites.patterns import finds, search_steps
 from inferd_grammar.rewrites.regex_dialect import Ambiguous, as_library, foreign
@@ -93,7 +93,7 @@ class SchemaValidator:
             kind, {name: self._budget.counted(name, check) for name, check in keywords.items()}
         )
         _require_guarded(schema)
-        self._work = object()
+        self._work = Work()
         with one_work(self._work):
             _require_matched(schema)
         named = str(schema.get("$schema")) if isinstance(schema, dict) else _LATEST

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from typing import Literal, NamedTuple
 
-from inferd_grammar.shared_parts import Stack, below, top, with_bytes
+from inferd_grammar.persistent import Stack, below, top, with_bytes
 
 Mode = Literal["value", "name_or_end", "name_start", "name", "string", "number", "word", "colon", "done"]
 _CLOSERS = {"}": "{", "]": "["}

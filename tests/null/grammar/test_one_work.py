@@ -8,7 +8,7 @@ import pytest
 
 from inferd_grammar import JsonSchemaGrammar
 from inferd_grammar.compiler import GrammarCompiler
-from inferd_grammar.one_work import kept_for_work, one_work
+from inferd_grammar.one_work import Work, kept_for_work, one_work
 from inferd_grammar.rewrites import patterns
 from inferd_grammar.tokens import TokenTable
 
@@ -21,7 +21,7 @@ def test_results_are_found_by_the_work_that_they_are_of_alone() -> None:
         asked[text] += 1
         return text
 
-    first, second = object(), object()
+    first, second = Work(), Work()
     for work in (first, second, first):
         with one_work(work):
             assert [ask("a"), ask("a")] == ["a", "a"]

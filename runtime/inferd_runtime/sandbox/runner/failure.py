@@ -114,8 +114,8 @@ def _instead_of(error: ImportError | AttributeError) -> str:
     if not isinstance(error, ModuleNotFoundError):
         return LACKS if top in sys.stdlib_module_names else ""
     general = NOT_IN_SANDBOX if top in sys.stdlib_module_names else NO_MODULE
-    wanting = [*_importers(error), top]
-    return "; ".join([*[INSTEAD[name] for name in wanting if name in INSTEAD][:1], general])
+    instead = next((INSTEAD[name] for name in (*_importers(error), top) if name in INSTEAD), None)
+    return general if instead is None else f"{instead}; {general}"
 
 
 def _importers(error: ImportError) -> list[str]:

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
+from typing import Any
 
 import msgspec
 
@@ -22,7 +23,7 @@ from inferd_runtime.server.supervisor.runtime import Runtime
 IDLE_SECONDS = 15.0
 REQUEST_PARAMETER = "request"
 TEXT, NOTHING = '"', "null"
-"""What the JSON of a text begins with."""
+"""What the JSON of a text begins with, and that of nothing."""
 
 
 class LaunchedAnswer:
@@ -65,11 +66,17 @@ class LaunchedAnswer:
             return []
         if event.payload.error is not None:
             raise event.payload.error.to_exception()
-        parts = event.payload.parts or (NOTHING,)
-        is_text = parts[0].startswith(TEXT)
-        result = self._run.result if is_text else None if parts[0] == NOTHING else parts  # reading it may take long
         used = event.payload.usage
-        return self._reader.finish(result, UsageReport(used.prompt_tokens, used.tokens, used.cached_tokens))
+        report = UsageReport(used.prompt_tokens, used.tokens, used.cached_tokens)
+        return self._reader.finish(self._returned(event.payload.parts or (NOTHING,)), report)
+
+    def _returned(self, parts: Sequence[str]) -> Any:
+        """Return what the program returned if that is a text or nothing; its JSON for another value, which is not read: it is
+        refused, and may be large.
+        """
+        if parts[0] == NOTHING:
+            return None
+        return self._run.result if parts[0].startswith(TEXT) else parts
 
 
 @asynccontextmanager
