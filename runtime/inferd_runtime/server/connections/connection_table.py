@@ -29,6 +29,8 @@ RECHECK_SECONDS = 2.0
 MAX_REASON = 120
 HELD_STEP = 64 << 10
 """Bytes that are counted at a time for a message that is not complete."""
+MESSAGE_BYTE_SECONDS = 8e-9
+"""What a byte of a WebSocket's message takes in the engine process: a MiB of numbers is read in 8 ms."""
 
 
 log = logging.getLogger("inferd.connections")
@@ -154,6 +156,10 @@ class ConnectionTable:
         if self._newcomers.is_regular(connection.address, connection):
             return 0.0
         return self._answers.begin(_owner(connection), time.monotonic())
+
+    def begin_message(self, connection: GuardedConnection, size: int) -> float:
+        """Return the seconds to wait before a WebSocket's message goes on: reading it behind this process takes time as well."""
+        return self._answers.begin(_owner(connection), time.monotonic(), size * MESSAGE_BYTE_SECONDS)
 
     def answering(self, connection: GuardedConnection, seconds: float) -> None:
         """Charge the time that answering took until now."""

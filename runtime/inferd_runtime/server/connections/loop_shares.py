@@ -48,10 +48,10 @@ class AnswerShares:
         self._shares = LoopShares()
         self._seen: dict[str, float] = {}
 
-    def begin(self, owner: str, now: float) -> float:
-        """Return the seconds to wait before a request of the owner is answered."""
+    def begin(self, owner: str, now: float, seconds: float = LEAST_SECONDS) -> float:
+        """Return the seconds to wait before a request of the owner is answered, which is expected to take ``seconds``."""
         wait = self._shares.wait(owner, now)
-        self.used(owner, LEAST_SECONDS, now)
+        self.used(owner, seconds, now)
         return wait
 
     def used(self, owner: str, seconds: float, now: float) -> None:

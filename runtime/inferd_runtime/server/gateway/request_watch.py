@@ -37,6 +37,8 @@ class RequestWatch:
         async def watched() -> Message:
             message = await receive()
             if message["type"] == "websocket.receive":
+                if (wait := self._table.begin_message(connection, len(message.get("bytes") or b""))) > 0:
+                    await anyio.sleep(wait)
                 self._table.message_came(connection)
             elif not message.get("more_body", False):
                 connection.deadlines.body_came()
