@@ -124,13 +124,19 @@ class Mailbox:
             mail.add(identity, frames)
 
     def work(self, seconds: float) -> None:
-        """Handle requests, the tenant's first that is furthest behind, until none may be handled or ``seconds`` have passed."""
+        """Handle requests, the tenant's first that is furthest behind, until none may be handled or ``seconds`` have passed.
+
+        It also ends where the last request of a tenant was handled: whether others go on or its next one is waited for is
+        :class:`~inferd_runtime.session.anticipation.Anticipation`'s to say.
+        """
         end = self._seconds() + seconds
         while fair := self._clock.next_round(self._ready(), self):
             for tenant in fair:
                 self._handle(tenant)
                 if self._seconds() >= end:
                     return
+            if not all(map(self.wants, fair)):
+                return
 
     def accept(self, identity: bytes, frames: Frames, since: float) -> float:
         """Put a request that has been received since ``since``, and charge its tenant for that and what is done at once.

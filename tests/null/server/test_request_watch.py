@@ -95,3 +95,25 @@ async def test_who_is_made_to_wait_for_a_turn_is_not_said_to_send_no_body(monkey
     await RequestWatch(application, table)(scope, nothing, nothing)
     assert due[0] == math.inf
     assert time.monotonic() < due[1] < math.inf
+
+
+async def test_a_websockets_message_that_waits_for_its_turn_is_still_counted(monkeypatch: pytest.MonkeyPatch) -> None:
+    table = ConnectionTable(TenantUse(same_for_all(Quotas())))
+    connection = table.arrived(("127.0.0.1", 1), asyncio.Protocol)
+    happened: list[object] = []
+
+    async def sleep(seconds: float) -> None:
+        happened.append(seconds)
+
+    async def application(scope: Scope, receive: Receive, send: Send) -> None:
+        happened.append(await receive())
+
+    async def message(*sent: Any) -> Any:
+        return {"type": "websocket.receive", "bytes": b"12345"}
+
+    monkeypatch.setattr(table, "begin_message", lambda connection, size: 10.0 * size)
+    monkeypatch.setattr(table, "message_came", lambda connection: happened.append("came"))
+    monkeypatch.setattr(anyio, "sleep", sleep)
+    scope = {"type": "websocket", "client": connection.peer, "headers": []}
+    await RequestWatch(application, table)(scope, message, message)
+    assert happened == [50.0, "came", await message()]

@@ -148,6 +148,21 @@ def test_a_tenant_that_is_far_ahead_waits_with_its_requests_while_another_genera
     assert steps * 2e-3 >= 0.9 * handler.spent["a"]
 
 
+def test_behind_the_last_request_of_a_tenant_its_next_one_can_be_waited_for() -> None:
+    """Another's long requests came between all of a client's short ones, which it sends one after the other's answer."""
+    handler = Handler({"a": 0.04})
+    mailbox = mailbox_of(handler)
+    for ticket in (1, 2, 3):
+        ask(mailbox, b"a1", ticket)
+    ask(mailbox, b"b1", 1)
+    mailbox.work(1.0)
+    assert handler.handled == [(b"a1", 1), (b"b1", 1)]
+    ask(mailbox, b"b1", 2)
+    mailbox.work(1.0)
+    assert handler.handled == [(b"a1", 1), (b"b1", 1), (b"b1", 2)]
+    assert mailbox.ready
+
+
 def test_closing_a_session_that_holds_much_is_paid_by_its_tenant() -> None:
     handler = Handler({"": 0.5})
     clock: FairClock[str] = FairClock(lambda tenant: 1.0, 1e-3, linger=16)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import time
+
 import pytest
 
 from .arena import Arena, percentile, strict
@@ -14,6 +16,7 @@ from .test_services import SERVICES
 from .test_uploads import UPLOADS
 
 ROUNDS = 3
+LEAST_SECONDS = 2.0
 SETTLE_GENERATIONS = 6
 SLACK_MB = 40.0
 MOST_OF_A_WORKER_MB = 260.0
@@ -32,9 +35,12 @@ MOST = (
 @pytest.mark.long
 @attacks(*MOST)
 def test_the_neighbour_keeps_its_share(arena: Arena, attack: Attack) -> None:
-    """Prints a line of the table in docs/security.md."""
+    """Prints a line of the table in docs/security.md. What is over in a moment is done again."""
     arena.watcher.report()
+    until = time.monotonic() + LEAST_SECONDS
     end = attack.carry_out(arena)
+    while time.monotonic() < until:
+        attack.carry_out(arena)
     report = arena.watcher.after(1)
     share, slowest = report.rate / arena.alone.rate, percentile(report.livez_ms, 0.99)
     print(f"| {attack.name} | {end} | {share:.2f} | {report.worst_gap_ms:.0f} | {slowest:.0f} |")

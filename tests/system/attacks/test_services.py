@@ -7,6 +7,7 @@ import socket
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
 from typing import Any
 
@@ -59,6 +60,35 @@ def rendered(element: bytes, size: int) -> Callable[[Wire], Arguments]:
         return wire.receive()
 
     return calls
+
+
+def numbers(op: str, name: str) -> Callable[[Wire], Arguments]:
+    """Seven megabytes of numbers as one argument."""
+
+    def calls(wire: Wire) -> Arguments:
+        send_raw(wire, op, b"\x81" + msgspec.msgpack.encode(name) + array(b"\x00", 7 * MEGABYTE))
+        return wire.receive()
+
+    return calls
+
+
+def side_by_side(calls: Callable[[Wire], Arguments], sessions: int = 4) -> Callable[[Arena], str]:
+    """Make calls again and again for ``FLOOD_SECONDS``, over several sessions at once."""
+
+    def attack(arena: Arena) -> str:
+        end = time.monotonic() + FLOOD_SECONDS
+
+        def over_one(_: int) -> str:
+            with arena.mallory.session() as wire:
+                reply: Arguments = {}
+                while time.monotonic() < end:
+                    reply = calls(wire)
+                return answered(reply)
+
+        with ThreadPoolExecutor(sessions) as threads:
+            return " ".join({*threads.map(over_one, range(sessions))})
+
+    return attack
 
 
 def flood(op: str, prepare: Callable[[Wire], Arguments]) -> Callable[[Wire], Arguments]:
@@ -166,6 +196,14 @@ SERVICES: list[Attack] = [
     Calls("pushes of a million zeros", pushes(b"\x00"), "limit:value_bytes"),
     Calls("a conversation of a million lists", rendered(b"\x90", 8 * MEGABYTE), "client.invalid"),
     Calls("a conversation of a million zeros", rendered(b"\x00", 8 * MEGABYTE), "limit:chat_values"),
+    Conduct(
+        "conversations of a million zeros, side by side",
+        side_by_side(rendered(b"\x00", 7 * MEGABYTE)),
+        "limit:chat_values",
+    ),
+    Conduct(
+        "seven million tokens, side by side", side_by_side(numbers("model.detokenize", "tokens")), "limit:token_ids"
+    ),
     Calls("publishing to nobody", flood("topic.publish", lambda wire: {"topic": "x", "values": [1]}), BUSY),
     Calls("publishing to those that do not read", flood("topic.publish", listeners), BUSY),
     Calls("reading the same value again", flood("topic.next", subscribed), BUSY),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 
 from hypothesis import given, strategies as st
@@ -127,6 +128,15 @@ def test_answers_to_one_owner_leave_the_thread_to_others_that_are_there(costs: l
         spent += cost
     assert spent <= (now - 100.0 + ALLOWED_DEBT) / 3 + max(costs) + 1e-6
     assert answers.begin("ann", now) == 0
+
+
+def test_long_messages_of_one_owner_come_one_after_the_other_over_however_many_connections() -> None:
+    answers, seconds = AnswerShares(), 0.06
+    assert [answers.begin("eve", 10.0, seconds) for _ in range(2)] == [0, 0], "nobody else is there"
+    answers.used("ann", 1e-4, 10.0)
+    waits = [answers.begin("eve", 10.0, seconds) for _ in range(64)]
+    assert all(later - sooner >= 2 * seconds for sooner, later in itertools.pairwise(waits[1:]))
+    assert answers.begin("ann", 10.0) == 0
 
 
 def test_an_owner_that_is_alone_waits_for_no_answer_and_those_that_left_do_not_count() -> None:
