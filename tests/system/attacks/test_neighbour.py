@@ -35,7 +35,7 @@ MOST = (
 @pytest.mark.long
 @attacks(*MOST)
 def test_the_neighbour_keeps_its_share(arena: Arena, attack: Attack) -> None:
-    """Prints a line of the table in docs/security.md. What is over in a moment is done again."""
+    """Prints a line of the table in docs/attack-rounds.md. What is over in a moment is done again."""
     arena.watcher.report()
     until = time.monotonic() + LEAST_SECONDS
     end = attack.carry_out(arena)
