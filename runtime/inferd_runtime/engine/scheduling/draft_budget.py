@@ -21,6 +21,8 @@ SPECULATES = attrgetter("speculates")
 InFlight = Mapping[Job, Continuation | None]
 """How jobs of the step in flight go on behind it; None: not known."""
 NOTHING_IN_FLIGHT: InFlight = {}
+FEW_ROWS = 64
+"""For so many, lists are quicker than arrays."""
 PLAIN_SAMPLE = 32
 """One in so many steps without drafts is learnt from."""
 
@@ -88,10 +90,11 @@ class DraftBudget:
         return self._costs
 
     def _priced(self, most: int) -> list[float]:
-        shape, drafting = self._asked
-        seconds = self.controller.times.array(shape, most * drafting)[::drafting]
-        costs = (seconds / seconds[0] - 1) * shape.sequences / drafting
-        return list(accumulate(costs.tolist(), max))
+        (shape, drafting), times = self._asked, self.controller.times
+        rows = most * drafting
+        seconds = (times.times(shape, rows) if rows <= FEW_ROWS else times.array(shape, rows).tolist())[::drafting]
+        share = shape.sequences / drafting
+        return list(accumulate((share * (each / seconds[0] - 1) for each in seconds), max))
 
     def price(self, plan: Sequence[Planned]) -> StepPrice | None:
         """Return what the step's drafts cost by the model of step times; None if it has no drafts."""
