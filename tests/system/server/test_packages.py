@@ -88,6 +88,47 @@ async def test_a_program_runs_with_its_packages_and_files(client: httpx.AsyncCli
     assert (again["id"], again["created"]) == (uploaded["id"], False)
 
 
+WITH_ANYIO = """
+# /// script
+# dependencies = ["anyio"]
+# ///
+import anyio
+
+async def send(number, stream):
+    async with stream:
+        await stream.send(number)
+
+async def main() -> list:
+    seen = []
+    sending, receiving = anyio.create_memory_object_stream(2)
+    async with anyio.create_task_group() as tasks, receiving:
+        for number in range(3):
+            tasks.start_soon(send, number, sending.clone())
+        sending.close()
+        async for number in receiving:
+            seen.append(number)
+    with anyio.move_on_after(0.01) as scope:
+        await anyio.sleep_forever()
+    return [sorted(seen), scope.cancelled_caught, await anyio.to_thread.run_sync(int, "7"), await anyio.Path("main.py").exists()]
+"""
+
+
+def files_of_anyio() -> dict[str, str]:
+    """Return the files of anyio and of what it imports, as a wheel holds them."""
+    top = Path(anyio.__path__[0]).parent
+    return {
+        str(path.relative_to(top)): path.read_text()
+        for path in (top / "typing_extensions.py", *top.glob("anyio/**/*.py"))
+    }
+
+
+async def test_anyio_works_in_the_sandbox(client: httpx.AsyncClient, index: Path) -> None:
+    make_wheel(index, "anyio", files_of_anyio())
+    uploaded = await client.post("/v1/programs", json={"files": {"main.py": WITH_ANYIO}, "name": "anyio"})
+    ended = await result_of(client, uploaded.json()["id"])
+    assert ended["result"] == [[0, 1, 2], True, 7, True], ended["error"]
+
+
 @pytest.mark.parametrize(
     ("dependency", "said"),
     [("fast", "compiled code"), ("evil", "leads out"), ("nowhere", "nothing that fits"), ("p @ file:///x", "URL")],

@@ -61,7 +61,7 @@ def install(ask: Callable[[Any], Any]) -> None:
     _replace(inferd, ["connect"], ProgramError(CONNECTED))
     _replace(inferd, ["Client", "SyncClient"], ProgramError(NO_CLIENT))
     for name in ("bz2", "lzma"):
-        sys.modules[name] = _Refusing(name)
+        sys.modules[name] = RefusingModule(name, NO_COMPRESSION)
     builtins.input = _input(ask)
     hashlib.pbkdf2_hmac = _pbkdf2_hmac
     for name in ("thread_time", "thread_time_ns"):  # there is one thread
@@ -76,15 +76,19 @@ def _replace(owner: Any, names: list[str] | tuple[str, ...], error: Exception) -
         setattr(owner, name, refuse)
 
 
-class _Refusing(ModuleType):
-    """A module that packages import and mostly do not use: its names are there, and calling one raises OSError."""
+class RefusingModule(ModuleType):
+    """A module that packages import and mostly do not use: its names are there, and calling one raises OSError with a reason."""
+
+    def __init__(self, name: str, reason: str) -> None:
+        super().__init__(name)
+        self.__reason = reason
 
     def __getattr__(self, name: str) -> type[OSError]:
         if name.startswith("__"):
             raise AttributeError(f"module {self.__name__!r} has no attribute {name!r}")
 
         def refuse(*positional: Any, **named: Any) -> NoReturn:
-            raise OSError(errno.ENOTSUP, NO_COMPRESSION)
+            raise OSError(errno.ENOTSUP, self.__reason)
 
         return type(name, (OSError,), {"__new__": refuse})  # a class can be inherited from, and one of errors excepted
 

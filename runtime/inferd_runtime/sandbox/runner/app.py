@@ -8,6 +8,8 @@ from __future__ import annotations
 
 import atexit
 import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
 from types import ModuleType
 
 import wit_world  # type: ignore[import-not-found]  # made by componentize-py from world.wit
@@ -22,7 +24,7 @@ def _sleep(seconds: float) -> None:
 
 blocking.install(_sleep)  # before anything is imported that takes the names that it replaces
 
-from inferd_runtime.sandbox.runner import absent, entry, preload, rehearsal  # noqa: E402
+from inferd_runtime.sandbox.runner import absent, anyio_library, entry, preload, rehearsal  # noqa: E402
 from inferd_runtime.sandbox.runner.http_libraries import HttpLibraries  # noqa: E402
 from inferd_runtime.sandbox.runner.own_files import OwnFiles  # noqa: E402
 from inferd_runtime.sandbox.runner.program import LoadedProgram  # noqa: E402
@@ -32,7 +34,10 @@ ABSENT_IN_GUEST = frozenset({"_ssl", "anyio", "httpx", "msgpack", "websockets"})
 """What the SDK's client needs and the sandbox does not have."""
 
 
-def _adapt(module: ModuleType) -> None:
+@contextmanager
+def _adapted(module: ModuleType) -> Iterator[None]:
+    with anyio_library.adapted(module):
+        yield
     LIBRARIES.adapt(module)
 
 
@@ -41,7 +46,7 @@ def _prepare(program: LoadedProgram) -> None:
     OwnFiles(program).install()
 
 
-RUNNER = entry.Runner(wit_world, _prepare, atexit._run_exitfuncs, _adapt)
+RUNNER = entry.Runner(wit_world, _prepare, atexit._run_exitfuncs, _adapted)
 entry.use_everywhere(RUNNER)
 preload.standard_library()
 preload.package("inferd", ABSENT_IN_GUEST)

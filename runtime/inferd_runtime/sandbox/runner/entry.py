@@ -36,7 +36,7 @@ class RunOutcome:
 
 class Runner:
     """Runs one program on a host. ``prepare`` is called with it before its own code is, ``leave`` behind its end, and ``adapt``
-    with each module of it and its packages once that is loaded.
+    around each module of it and its packages (``Adapt``).
     """
 
     def __init__(

@@ -29,7 +29,7 @@ NO_MODULE = (
 COMPILED = "it is compiled, and programs are Python alone"
 FETCH = "`await inferd.http.fetch(url)` fetches in the sandbox, which has no sockets"
 INSTEAD = {
-    "anyio": "asyncio has task groups, time-outs and queues, and anyio needs sockets to be imported",
+    "anyio": 'asyncio has task groups, time-outs and queues; or name "anyio" among the dependencies',
     **dict.fromkeys(("aiohttp", "httpx", "requests", "ssl", "_ssl", "urllib3"), FETCH),
     "pydantic": 'name "pydantic<2" among its dependencies, as version 2 is compiled',
     **dict.fromkeys(("multiprocessing", "_multiprocessing"), "`await inferd.launch(...)` starts another program"),

@@ -13,6 +13,7 @@ import posixpath
 import re
 import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
 from functools import partial
 from types import ModuleType
@@ -77,12 +78,13 @@ def _installed(path: str) -> str:
     return path.removeprefix(f"{PACKAGES}/") if path.startswith(f"{PACKAGES}/") else ""
 
 
-Adapt: TypeAlias = Callable[[ModuleType], None]
-"""Called with a module once it is loaded."""
+Adapt: TypeAlias = Callable[[ModuleType], AbstractContextManager[None]]
+"""Called with a module; what it returns is entered before the module's code runs, and left behind that."""
 
 
-def as_it_is(module: ModuleType) -> None:
+def as_it_is(module: ModuleType) -> AbstractContextManager[None]:
     """Change nothing about a module."""
+    return nullcontext()
 
 
 class BundleLoader(importlib.abc.ExecutionLoader):
@@ -95,8 +97,8 @@ class BundleLoader(importlib.abc.ExecutionLoader):
 
     def exec_module(self, module: ModuleType) -> None:
         """Run the module's code."""
-        super().exec_module(module)
-        self._adapt(module)
+        with self._adapt(module):
+            super().exec_module(module)
 
     def get_filename(self, fullname: str) -> str:
         """Return the module's path in the bundle."""
