@@ -11,6 +11,7 @@ import msgspec
 import pytest
 from starlette.websockets import WebSocket
 
+from inferd_runtime.server.gateway.request_watch import CHARGE_KEY
 from inferd_runtime.server.gateway.script_session import YIELD_EVERY, ScriptSession
 from inferd_runtime.server.services.caller import Caller
 from inferd_runtime.server.services.table import ServiceTable
@@ -31,8 +32,13 @@ class Both:
         self.turns_before_answers = 0
         self.turns = 0
         self.lost = anyio.Event()
+        self.charged = 0.0
+        self.scope = {CHARGE_KEY: self.charge}
         self._calls = deque(range(1, CALLS + 1))
         self._all_asked, self._all_answered = anyio.Event(), anyio.Event()
+
+    def charge(self, seconds: float) -> None:
+        self.charged += seconds
 
     async def receive(self) -> dict[str, Any]:
         """The script's next frame."""
@@ -84,5 +90,6 @@ async def test_a_burst_of_calls_or_of_replies_does_not_keep_the_loop_from_others
             await session.relay(cast(StartedEngine, both))
             tasks.cancel_scope.cancel()
     assert len(both.answers) == CALLS
+    assert both.charged > 0, "what it takes to pass replies on is the script's, too"
     assert both.turns_before_answers >= CALLS // YIELD_EVERY - 1
     assert both.turns - both.turns_before_answers >= CALLS // YIELD_EVERY - 1

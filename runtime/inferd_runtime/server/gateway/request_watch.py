@@ -15,6 +15,8 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from inferd_runtime.server.connections.connection_table import ConnectionTable
 
 CONNECTION_KEY = "inferd.connection"
+CHARGE_KEY = "inferd.charge"
+"""What takes the seconds of work for the request that its own coroutine does not do."""
 
 
 class RequestWatch:
@@ -44,7 +46,8 @@ class RequestWatch:
                 connection.deadlines.body_came()
             return message
 
-        scope[CONNECTION_KEY] = connection
+        charge = partial(self._table.answering, connection)
+        scope[CONNECTION_KEY], scope[CHARGE_KEY] = connection, charge
         wait = self._table.begin_answer(connection)
         if wait > 0:  # it is not the client who is waited for
             connection.deadlines.head_came(time.monotonic(), has_body=False)
@@ -55,7 +58,7 @@ class RequestWatch:
             await self._app(scope, watched, send)
 
         try:
-            await timed(answer(), partial(self._table.answering, connection))
+            await timed(answer(), charge)
         finally:
             connection.deadlines.answered(time.monotonic())
 

@@ -13,9 +13,9 @@ import contextlib
 import itertools
 import secrets
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Callable, Coroutine, Sequence
 from contextlib import AsyncExitStack
-from typing import Annotated
+from typing import Annotated, Any
 
 import anyio
 import anyio.lowlevel
@@ -37,6 +37,7 @@ from inferd_runtime.change_signal import ChangeSignal
 from inferd_runtime.sandbox.asked_window import FEWER, AskedWindow
 from inferd_runtime.server.gateway.auth import ROLE_KEY, TENANT_KEY
 from inferd_runtime.server.gateway.replies import deny
+from inferd_runtime.server.gateway.request_watch import CHARGE_KEY, timed
 from inferd_runtime.server.services.caller import Caller
 from inferd_runtime.server.services.table import Answer, ServiceTable
 from inferd_runtime.server.services.wires import MSGPACK_WIRE
@@ -208,6 +209,7 @@ class ScriptSession:
         model: ModelSizes = LARGE_MODEL,
     ) -> None:
         self._websocket = websocket
+        self._charge: Callable[[float], None] = websocket.scope.get(CHARGE_KEY, _free)
         self._channel = channel
         self._desk = services.open_desk(caller, MSGPACK_WIRE, self._answered)
         self._answers: deque[Answer] = deque()
@@ -221,8 +223,8 @@ class ScriptSession:
         """Relay until the script leaves or the engine is lost, which answers what is outstanding with Unavailable."""
         try:
             async with anyio.create_task_group() as tasks:
-                tasks.start_soon(self._from_engine)
-                tasks.start_soon(self._from_gateway)
+                tasks.start_soon(self._charged, self._from_engine)
+                tasks.start_soon(self._charged, self._from_gateway)
                 tasks.start_soon(self._watch, engine, tasks.cancel_scope)
                 await self._from_script()
                 tasks.cancel_scope.cancel()
@@ -231,6 +233,9 @@ class ScriptSession:
             self._state.close()
         if engine.lost.is_set():
             await self._give_up()
+
+    async def _charged(self, relay: Callable[[], Coroutine[Any, Any, None]]) -> None:
+        await timed(relay(), self._charge)
 
     async def _watch(self, engine: StartedEngine, scope: anyio.CancelScope) -> None:
         await engine.lost.wait()
@@ -353,6 +358,10 @@ async def script_session(websocket: WebSocket, runtime: Runtime) -> None:
             websocket, channel, runtime.services, caller, runtime.use.outstanding, _largest(engine.models.models)
         )
         await session.relay(engine)
+
+
+def _free(seconds: float) -> None:
+    """Charge nobody."""
 
 
 def _largest(models: Sequence[ModelInfo]) -> ModelSizes:
