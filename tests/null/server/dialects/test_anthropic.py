@@ -245,6 +245,31 @@ def test_a_bad_request_raises_in_the_vendors_client() -> None:
     }  # fmt: skip
 
 
+def test_a_tool_runner_goes_on_without_the_thread_that_it_asks_for() -> None:
+    """It asks for one unless it is told not to, and sends its messages again by the code of the refusal alone."""
+
+    @anthropic.beta_tool
+    def weather(city: str) -> str:
+        return f"sunny in {city}"
+
+    recorded = Recorded(
+        [ToolCallStarted(0, "a", "weather"), ToolArguments(0, '{"city": "Bern"}'), ChoiceFinished("tool_calls")]
+    )
+    runner = recorded.client.beta.messages.tool_runner(
+        model="t", max_tokens=9, messages=MESSAGES, tools=[weather], max_iterations=2
+    )
+    runner.until_done()
+    assert recorded.exchange is not None
+    assert [message.role for message in recorded.exchange.request.messages] == ["user", "assistant", "tool"]
+
+
+def test_a_thread_that_a_client_insists_on_is_refused_by_its_name() -> None:
+    thread = Recorded(HELLO).client.beta.messages.thread(model="t", max_tokens=1)
+    with pytest.raises(anthropic.BadRequestError, match="thread: not supported") as caught:
+        thread.send({"role": "user", "content": "hi"})
+    assert isinstance(caught.value, anthropic.types.ThreadUnsupportedRequestError)
+
+
 def test_a_conversation_with_tools_is_read() -> None:
     request = request_of(
         {

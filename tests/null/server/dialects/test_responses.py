@@ -208,6 +208,15 @@ def test_parse_with_pydantic() -> None:
     assert (output.kind, json.loads(output.value)["required"]) == ("json_schema", ["name"])
 
 
+def test_calls_that_a_client_has_parsed_go_back_into_the_conversation() -> None:
+    """As OpenAI's clients dump them, JavaScript's without being asked to."""
+    response = Served(CALLS).client.responses.parse(model="tiny", input="hi", tools=[TOOL])
+    sent = [item.model_dump() for item in response.output if item.type == "function_call"]
+    assert sent[0]["parsed_arguments"] == {"city": "Bern"}
+    (message,) = read({"input": sent}).template_messages()
+    assert [call["function"]["arguments"] for call in message["tool_calls"]] == [{"city": "Bern"}, {}]
+
+
 def test_an_answer_that_ran_out_of_tokens_is_incomplete() -> None:
     events: list[ChatEvent] = [TextDelta("a"), ChoiceFinished("length"), UsageReport(1, 1)]
     response = Served(events).client.responses.create(model="tiny", input="hi", max_output_tokens=1)

@@ -28,6 +28,9 @@ TYPES: Mapping[int, str] = {
 TOO_LONG = "prompt is too long: "
 """How Anthropic's message begins: clients that then make their conversation shorter look for these words."""
 
+ERROR_CODES: Mapping[str, str] = {"thread": "thread_unsupported_request"}
+"""What ``details`` say beside a refused field: by this code a tool runner sends its conversation once more, without a thread."""
+
 
 def error_reply_anthropic(error: InferdError, request_id: str = "") -> ErrorReply:
     """Return an error as Anthropic's clients expect it. The field at fault is named by its message."""
@@ -42,4 +45,6 @@ def error_body(error: InferdError, request_id: str = "") -> dict[str, Any]:
     described: dict[str, Any] = {"type": TYPES.get(status_of(error), "api_error"), "message": message}
     if info.detail.get("param"):
         described["param"] = info.detail["param"]
+    if code := ERROR_CODES.get(info.detail.get("param", "")):
+        described["details"] = {"error_code": code}
     return {"type": "error", "error": described, "request_id": request_id or None}

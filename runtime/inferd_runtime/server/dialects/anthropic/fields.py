@@ -155,6 +155,6 @@ MESSAGES_FIELDS = FieldTable(
         RequestField("inference_geo", "the runtime is where it is", ()),
         RequestField("fallbacks", "the model that is asked answers", ([],)),
         RequestField("fallback_credit_token", "nothing is billed", ()),
-        RequestField("thread", "send the messages, as a tool runner does with thread=False", ()),
+        RequestField("thread", "send the messages: where this is refused, a tool runner does so by itself", ()),
     )
 )

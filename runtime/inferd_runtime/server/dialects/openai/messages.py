@@ -41,6 +41,18 @@ class TextPart(Struct, tag="text", tag_field="type", forbid_unknown_fields=True)
     prompt_cache_breakpoint: CacheBreakpoint | None = None
 
 
+class AnswerPart(TextPart, tag="text", tag_field="type", forbid_unknown_fields=True):
+    """A text that the model wrote. OpenAI's agents for JavaScript say in it once more what else its message had."""
+
+    role: Literal["assistant"] | None = None
+    refusal: None = None
+    annotations: Nothing = None
+    reasoning: str | None = None
+    reasoning_content: str | None = None
+    tool_calls: Any = None
+    function_call: Any = None
+
+
 class RefusalPart(Struct, tag="refusal", tag_field="type", forbid_unknown_fields=True):
     """A part in which the model declined."""
 
@@ -113,7 +125,7 @@ class AssistantMessage(Struct, tag="assistant", tag_field="role", forbid_unknown
     ``provider_specific_fields`` is what LiteLLM keeps in messages for itself, ``thinking_blocks`` another shape of ``reasoning``.
     """
 
-    content: str | list[TextPart | RefusalPart] | None = None
+    content: str | list[AnswerPart | RefusalPart] | None = None
     refusal: str | None = None
     reasoning: str | None = None
     reasoning_content: str | None = None
@@ -159,7 +171,7 @@ def _without_nulls(message: dict[str, Any]) -> dict[str, Any]:
     return {name: value for name, value in message.items() if value is not None}
 
 
-def text_of(content: str | list[TextPart] | list[TextPart | RefusalPart]) -> str:
+def text_of(content: TextContent | list[AnswerPart | RefusalPart]) -> str:
     """Return the text of a content; parts are lines of their own, as vLLM reads them."""
     if isinstance(content, str):
         return content

@@ -58,7 +58,10 @@ class ReasoningItem(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class FunctionCallItem(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """A call that the model made. ``arguments`` is the JSON text of an object ("" for none), or what was written of it."""
+    """A call that the model made. ``arguments`` is the JSON text of an object ("" for none), or what was written of it.
+
+    ``parsed_arguments`` says the same once more, as ``parsed`` does of a text: OpenAI's client adds it where it parses an answer.
+    """
 
     type: Literal["function_call"]
     call_id: ItemId
@@ -69,6 +72,7 @@ class FunctionCallItem(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     caller: Any = None
     namespace: FunctionName | None = None
     async_: Any = msgspec.field(name="async", default=None)
+    parsed_arguments: Any = None
 
 
 class FunctionOutputItem(msgspec.Struct, frozen=True, forbid_unknown_fields=True):

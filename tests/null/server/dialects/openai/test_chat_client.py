@@ -171,6 +171,20 @@ def test_a_parsed_answer_goes_back_into_the_conversation() -> None:
     assert server.asked[1].request.messages[1].content == '{"name":"Rome","people":3}'
 
 
+@pytest.mark.parametrize("functions", [{}, {"functions": [WEATHER["function"]]}], ids=["tools", "functions"])
+def test_what_else_an_answer_had_may_stand_in_its_text(functions: dict[str, object]) -> None:
+    """So do OpenAI's agents for JavaScript send an answer back: from their second turn on none of their requests was read."""
+    events = [thought("hm"), *text_events("I look.")[:1], *call_events("weather", "{}"), ChoiceFinished("tool_calls")]
+    server, client = serve(events)
+    message = (
+        client.chat.completions.create(model="m", messages=USER, **functions).choices[0].message.to_dict(mode="json")
+    )
+    part = {"type": "text", "text": message.pop("content"), **message}
+    assert {"role", "refusal", "annotations", "reasoning", "reasoning_content"} < part.keys()
+    client.chat.completions.create(model="m", messages=[*USER, {"role": "assistant", "content": [part]}])
+    assert [(said.role, said.content) for said in server.asked[-1].request.messages[1:]] == [("assistant", "I look.")]
+
+
 def test_log_probabilities_come_whole_and_in_a_stream() -> None:
     _, client = serve([scored("é"), scored("b", -1.5), ChoiceFinished("stop")])
     answer = client.chat.completions.create(model="m", messages=USER, logprobs=True, top_logprobs=2)
