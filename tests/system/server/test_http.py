@@ -85,6 +85,7 @@ async def test_a_base_url_that_is_not_quite_right_is_told_and_not_just_not_found
         "/chat/completions": "/v1/chat/completions",
         "/v1/v1/messages": "/v1/messages",
         "/v1//chat/completions": "/v1/chat/completions",
+        "/openai/v1/chat/completions": "/v1/chat/completions",
         "/v1/completions/": "/v1/completions",
         "/v1/tokenize": "/tokenize",
     }

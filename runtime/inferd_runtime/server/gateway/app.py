@@ -201,13 +201,11 @@ async def _http_error(request: Request, error: HTTPException) -> Response:
 
 
 def _meant(request: Request) -> str:
-    """Return what a client asks for whose base URL has a ``/v1`` or a slash too few or too many; "" for what is nowhere."""
-    plain = "/" + "/".join(filter(None, request.url.path.split("/")))
-    for path in (plain, f"/v1{plain}", plain.removeprefix("/v1")):
+    """Return what a client asks for whose base URL lacks ``/v1``, or has a part or a slash too many; "" for what is nowhere."""
+    parts = [*filter(None, request.url.path.split("/"))]
+    for path in ("/" + "/".join(each) for each in (parts, ["v1", *parts], parts[1:])):
         if any(route.matches({**request.scope, "path": path})[0] is Match.FULL for route in request.app.routes):
-            return (
-                f"; there is {path}: does the client's base URL have to end with /v1, without it, or without a slash?"
-            )
+            return f"; there is {path}: does the client's base URL lack /v1, or have a part or a slash too many?"
     return ""
 
 

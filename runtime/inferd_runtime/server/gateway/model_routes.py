@@ -97,7 +97,7 @@ class ModelApi:
     async def embeddings(self, request: Request) -> Response:
         """Answer a vector for each input."""
         tenant = request.scope[TENANT_KEY]
-        query = await self.chat.read(request, lambda body, _: read_embeddings(body))
+        query = await self.chat.read(request, read_embeddings)
         target = await self.chat.serving.model_target(query.model, tenant)
         vectors: list[str] = []
         used = 0

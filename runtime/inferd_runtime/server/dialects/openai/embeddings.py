@@ -10,6 +10,7 @@ import msgspec
 from msgspec import Meta, Struct
 
 from inferd.protocol.floats import unpack_floats
+from inferd_runtime.server.dialects.exchange import ClientHeaders
 from inferd_runtime.server.dialects.field_table import FieldTable, RequestField
 from inferd_runtime.server.dialects.openai.common_fields import MAX_TOKEN, Name
 from inferd_runtime.server.dialects.openai.completion_fields import Prompt, read_prompts
@@ -51,7 +52,7 @@ EMBEDDING_FIELDS = FieldTable(
 @dataclass(frozen=True)
 class EmbeddingQuery:
     """What is to be embedded. ``dimensions`` None: the client did not say. ``truncate``: the last so many tokens of each input,
-    -1: as many as the model takes, None: all.
+    -1: as many as the model takes, None: all. ``id``: of the answer.
     """
 
     model: str
@@ -59,6 +60,7 @@ class EmbeddingQuery:
     base64: bool = False
     dimensions: int | None = None
     truncate: int | None = None
+    id: str = ""
 
     def cut(self, tokens: list[int], max_context: int) -> list[int]:
         """Return the last tokens of an input, as many as the request says."""
@@ -71,23 +73,25 @@ class EmbeddingQuery:
             raise refusal("dimensions", f"the model's vectors have {dimensions}, and are not cut", "unsupported_value")
 
 
-def read_embeddings(body: bytes) -> EmbeddingQuery:
+def read_embeddings(body: bytes, headers: ClientHeaders) -> EmbeddingQuery:
     """Return the query of a request. Raises InvalidRequest, which names the field."""
     asked: EmbeddingFields = as_kind(EMBEDDING_FIELDS.take(read_object(body)), EmbeddingFields)
     if asked.truncate_prompt_tokens == 0:
         raise refusal("truncate_prompt_tokens", "at least 1, or -1")
     inputs = read_prompts(asked.input, "input", most=MAX_INPUTS)
     is_base64 = asked.encoding_format == "base64"
-    return EmbeddingQuery(asked.model, inputs, is_base64, asked.dimensions, asked.truncate_prompt_tokens)
+    answer = f"embd-{headers.request_id}"
+    return EmbeddingQuery(asked.model, inputs, is_base64, asked.dimensions, asked.truncate_prompt_tokens, answer)
 
 
 def embeddings_body(query: EmbeddingQuery, packed: Sequence[str], tokens: int) -> bytes:
     """Return the answer's JSON: one vector for each input, in order. ``tokens``: of all inputs together.
 
-    ``packed`` are vectors of :func:`~inferd.protocol.floats.pack_floats`, which is how OpenAI writes base64. Two million numbers
-    take 0.2 s: call this in a thread. They are written vector by vector, so that other threads have turns meanwhile.
+    ``packed`` are vectors of :func:`~inferd.protocol.floats.pack_floats`, as OpenAI writes base64; the ``id`` is vLLM's:
+    Mistral's client wants one. Two million numbers take 0.2 s: call this in a thread. They are written vector by vector, so that
+    other threads have turns meanwhile.
     """
     written = packed if query.base64 else [msgspec.Raw(msgspec.json.encode(unpack_floats(each))) for each in packed]
     data = [{"object": "embedding", "index": index, "embedding": each} for index, each in enumerate(written)]
     usage = {"prompt_tokens": tokens, "total_tokens": tokens}
-    return msgspec.json.encode({"object": "list", "data": data, "model": query.model, "usage": usage})
+    return msgspec.json.encode({"id": query.id, "object": "list", "data": data, "model": query.model, "usage": usage})

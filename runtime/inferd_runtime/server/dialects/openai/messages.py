@@ -122,7 +122,8 @@ class ThoughtBlock(Struct, tag="thinking", tag_field="type", forbid_unknown_fiel
 class AssistantMessage(Struct, tag="assistant", tag_field="role", forbid_unknown_fields=True, kw_only=True):
     """What the model said, as it was answered, with what is null or empty in it. ``parsed`` is the content once more.
 
-    ``provider_specific_fields`` is what LiteLLM keeps in messages for itself, ``thinking_blocks`` another shape of ``reasoning``.
+    ``provider_specific_fields`` is what LiteLLM keeps in messages for itself, ``thinking_blocks`` another shape of ``reasoning``;
+    ``prefix`` is Mistral's, whose clients always send it: true would be ``continue_final_message``.
     """
 
     content: str | list[AnswerPart | RefusalPart] | None = None
@@ -133,6 +134,7 @@ class AssistantMessage(Struct, tag="assistant", tag_field="role", forbid_unknown
     tool_calls: list[FunctionCall] | None = None
     name: str | None = None
     parsed: Any = None
+    prefix: bool | None = None
     provider_specific_fields: Any = None
     annotations: Nothing = None
     images: Nothing = None
@@ -224,6 +226,8 @@ def _read(message: AnyMessage, place: str) -> ChatMessage:
 
 
 def _assistant(message: AssistantMessage, place: str) -> ChatMessage:
+    if message.prefix:
+        raise refusal(f"{place}.prefix", "only false is supported: use continue_final_message", "unsupported_value")
     content = message.refusal if message.content is None else message.content
     calls = [_call(call, f"{place}.tool_calls[{index}]") for index, call in enumerate(message.tool_calls or [])]
     if message.function_call is not None:

@@ -193,6 +193,14 @@ def test_null_in_a_message_means_left_out() -> None:
     assert read(messages=[message]) == read()
 
 
+def test_mistrals_prefix_is_no_more_than_false() -> None:
+    """Its clients send it with each message of the assistant's, so that a conversation ended with its second turn."""
+    assert read(messages=[USER, {**CALLS, "prefix": False}]) == read(messages=[USER, CALLS])
+    with pytest.raises(InvalidRequest, match="continue_final_message") as caught:
+        read(messages=[USER, {"role": "assistant", "content": "x", "prefix": True}])
+    assert caught.value.detail["param"] == "messages[1].prefix"
+
+
 def test_tool_calls_and_their_answers() -> None:
     messages = [USER, CALLS, {"role": "tool", "content": [{"type": "text", "text": "sun"}], "tool_call_id": "c1"}]
     _, assistant, tool = read(messages=messages).messages

@@ -57,7 +57,7 @@ FULL_EMBEDDING: dict[str, Any] = {"model": "m", "input": [[1, 2], [3]], "encodin
 READERS: dict[str, tuple[Callable[[bytes], Any], dict[str, Any]]] = {
     "chat": (lambda body: ChatCompletions().read(body, ClientHeaders()), FULL_CHAT),
     "completions": (lambda body: Completions().read(body, ClientHeaders()), FULL_COMPLETION),
-    "embeddings": (read_embeddings, FULL_EMBEDDING),
+    "embeddings": (lambda body: read_embeddings(body, ClientHeaders()), FULL_EMBEDDING),
     "tokenize": (read_tokenize, {"model": "m", "prompt": "a", "return_token_strs": True}),
     "tokenize a conversation": (read_tokenize, {"messages": FULL_CHAT["messages"], "tools": FULL_CHAT["tools"]}),
     "detokenize": (read_detokenize, {"tokens": [1, 2]}),

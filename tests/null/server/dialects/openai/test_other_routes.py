@@ -11,6 +11,7 @@ from recorded_answers import openai_client
 
 from inferd.protocol import InvalidRequest
 from inferd.protocol.floats import pack_floats
+from inferd_runtime.server.dialects.exchange import ClientHeaders
 from inferd_runtime.server.dialects.openai.embeddings import EmbeddingQuery, embeddings_body, read_embeddings
 from inferd_runtime.server.dialects.openai.model_list import ModelEntry, model_json, models_body
 from inferd_runtime.server.dialects.openai.tokens import (
@@ -30,7 +31,7 @@ def encoded(**fields: Any) -> bytes:
 
 
 def embed(request: httpx2.Request) -> httpx2.Response:
-    query = read_embeddings(request.content)
+    query = read_embeddings(request.content, ClientHeaders("req-1"))
     return embeddings_reply(query, [pack_floats(each) for each in VECTORS[: len(query.inputs)]])
 
 
@@ -48,6 +49,11 @@ def test_vectors_come_as_numbers_and_as_base64(encoding: Any) -> None:
     assert ([each.index for each in answer.data], answer.usage.prompt_tokens) == ([0, 1], 5)
 
 
+def test_an_answer_has_the_id_that_mistrals_client_does_not_read_it_without() -> None:
+    query = read_embeddings(encoded(model="m", input="a"), ClientHeaders("req-1"))
+    assert embeddings_reply(query, [pack_floats(VECTORS[0])]).json()["id"] == "embd-req-1"
+
+
 def test_the_client_decodes_what_it_asks_for_by_default() -> None:
     answer = openai_client(embed).embeddings.create(model="m", input="a")
     assert answer.data[0].embedding == pytest.approx(VECTORS[0])
@@ -55,13 +61,13 @@ def test_the_client_decodes_what_it_asks_for_by_default() -> None:
 
 def test_vectors_as_base64_are_passed_on_without_being_unpacked() -> None:
     packed = ["no base64, as whoever unpacks it would find out"]
-    query = read_embeddings(encoded(model="m", input="a", encoding_format="base64"))
+    query = read_embeddings(encoded(model="m", input="a", encoding_format="base64"), ClientHeaders())
     assert json.loads(embeddings_body(query, packed, 5))["data"][0]["embedding"] == packed[0]
 
 
 @pytest.mark.parametrize(("given", "inputs"), [("a", ["a"]), ([1, 2], [[1, 2]]), ([[1], [2]], [[1], [2]])])
 def test_inputs_are_texts_or_tokens(given: Any, inputs: list[Any]) -> None:
-    assert read_embeddings(encoded(model="m", input=given)).inputs == inputs
+    assert read_embeddings(encoded(model="m", input=given), ClientHeaders()).inputs == inputs
 
 
 @pytest.mark.parametrize(
@@ -80,18 +86,18 @@ def test_inputs_are_texts_or_tokens(given: Any, inputs: list[Any]) -> None:
 )
 def test_bad_embedding_requests_are_refused_by_name(fields: dict[str, Any], param: str) -> None:
     with pytest.raises(InvalidRequest) as raised:
-        read_embeddings(encoded(model="m", **fields))
+        read_embeddings(encoded(model="m", **fields), ClientHeaders())
     assert raised.value.detail["param"] == param
 
 
 @pytest.mark.parametrize(("most", "kept"), [(None, [1, 2, 3]), (-1, [2, 3]), (1, [3]), (9, [1, 2, 3])])
 def test_the_last_tokens_of_an_input_are_kept(most: int | None, kept: list[int]) -> None:
-    query = read_embeddings(encoded(model="m", input="a", truncate_prompt_tokens=most))
+    query = read_embeddings(encoded(model="m", input="a", truncate_prompt_tokens=most), ClientHeaders())
     assert query.cut([1, 2, 3], 2 if most == -1 else 10) == kept
 
 
 def test_vectors_are_not_cut() -> None:
-    query = read_embeddings(encoded(model="m", input="a", dimensions=2))
+    query = read_embeddings(encoded(model="m", input="a", dimensions=2), ClientHeaders())
     query.check_dimensions(2)
     with pytest.raises(InvalidRequest, match="dimensions") as raised:
         query.check_dimensions(3)
