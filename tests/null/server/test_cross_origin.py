@@ -40,7 +40,14 @@ async def test_a_browser_asks_without_a_token_and_calls_with_one() -> None:
     assert "authorization" in asked.headers["access-control-allow-headers"]
     answered = await ask((PAGE,), "POST", PAGE, authorization="Bearer secret")
     assert (answered.status_code, answered.headers["access-control-allow-origin"]) == (200, PAGE)
-    assert "x-request-id" in answered.headers["access-control-expose-headers"]
+    shown = answered.headers["access-control-expose-headers"].split(", ")
+    assert {"x-request-id", "request-id", "x-inferd-run", "retry-after"} <= {*shown}  # the vendors' clients read these
+
+
+async def test_a_page_of_the_internet_may_call_a_server_of_the_local_network() -> None:
+    """The whole request was refused where a browser asked for this, too."""
+    asked = await ask((PAGE,), "OPTIONS", PAGE, **ASKS, **{"access-control-request-private-network": "true"})
+    assert (asked.status_code, asked.headers["access-control-allow-private-network"]) == (200, "true")
 
 
 async def test_a_page_may_read_why_it_was_refused() -> None:

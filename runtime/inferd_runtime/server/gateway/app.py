@@ -76,7 +76,7 @@ KEEP_ALIVE_OF_UVICORN = 3600
 """Longer than ours, which says when a connection has been idle for too long."""
 METHOD_NOT_ALLOWED = 405
 BROWSER_METHODS = ("GET", "POST", "DELETE")
-SHOWN = ("x-request-id", "retry-after", "x-should-retry")
+SHOWN = ("x-request-id", "request-id", "x-inferd-run", "retry-after", "x-should-retry")
 """Headers of answers that pages may read."""
 MAX_SCRIPT_MESSAGE = MAX_EXPORT_BYTES + (64 << 10)
 log = logging.getLogger("inferd.gateway")
@@ -170,13 +170,15 @@ def make_app(routes: Sequence[BaseRoute], tokens: AccessTokens, middleware: AppM
 def cross_origin(origins: Sequence[str]) -> Middleware:
     """Return what lets pages of these origins call in a browser (https://fetch.spec.whatwg.org/#http-cors-protocol).
 
-    A browser asks first, without a token: so this stands before what looks at tokens. Cookies play no part.
+    A browser asks first, without a token: so this stands before what looks at tokens. Cookies play no part. Some ask for leave to
+    reach an address that is not public, too, which a page that the operator has named has as well.
     """
     return Middleware(
         CORSMiddleware,
         allow_origins=list(origins),
         allow_methods=BROWSER_METHODS,
         allow_headers=["*"],
+        allow_private_network=True,
         expose_headers=SHOWN,
     )
 
