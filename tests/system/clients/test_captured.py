@@ -81,6 +81,27 @@ OTHERS: dict[str, tuple[str, dict[str, Any]]] = {
             "tools": [{**FUNCTION, "cache_control": {"type": "ephemeral"}}],
         },
     ),
+    "Mistral's clients": (
+        "/v1/chat/completions",
+        {
+            "max_tokens": 60, "safe_prompt": False, "tools": [FUNCTION], "tool_choice": "any",
+            "messages": [
+                {"role": "user", "content": "Hello"}, {"role": "assistant", "content": "Hi", "prefix": False},
+                {"role": "user", "content": "Weather?"},
+            ],
+        },
+    ),
+    "OpenAI's agents for JavaScript, in the second turn": (
+        "/v1/chat/completions",
+        {
+            "max_tokens": 9, "stream": False,
+            "messages": [
+                {"role": "user", "content": "Hello"},
+                {"role": "assistant", "content": [{**TEXT_PART[0], "role": "assistant", "refusal": None, "annotations": []}]},
+                {"role": "user", "content": "And now?"},
+            ],
+        },
+    ),
     "Guidance": (
         "/v1/chat/completions",
         {"messages": [{"role": "user", "content": "Hello"}], "tools": None, "top_p": None, "logprobs": True, "top_logprobs": 5},

@@ -83,7 +83,9 @@ CHAT_FIELDS = FieldTable(
         RequestField("logprobs", "log-probabilities of the tokens"),
         RequestField("top_logprobs", f"0 to {MAX_TOP_LOGPROBS}, with logprobs"),
         RequestField("tools", f"up to {MAX_FUNCTIONS} functions; arguments are held to the schema, strict or not"),
-        RequestField("tool_choice", "none, auto, required, a function by name, allowed_tools"),
+        RequestField(
+            "tool_choice", "none, auto, required (any, as Mistral calls it), a function by name, allowed_tools"
+        ),
         RequestField("parallel_tool_calls", "false: one call at most"),
         RequestField("functions", "the older form of tools: an answer has one function_call at most"),
         RequestField("function_call", "the older form of tool_choice: none, auto, a function by name"),
@@ -118,6 +120,7 @@ CHAT_FIELDS = FieldTable(
         RequestField("media_io_kwargs", "there is only text", ({},)),
         RequestField("mm_processor_kwargs", "there is only text", ({},)),
         RequestField("return_prompt_text", "use /v1/chat/completions/render", (False,)),
+        RequestField("safe_prompt", "Mistral's, whose clients send it: put one before the messages", (False,)),
     )
 )
 

@@ -58,7 +58,7 @@ class AllowedToolsChoice(Struct, tag="allowed_tools", tag_field="type", forbid_u
 
 
 OlderChoice: TypeAlias = Literal["none", "auto"] | NamedFunction
-AnyToolChoice: TypeAlias = Literal["none", "auto", "required"] | FunctionChoice | AllowedToolsChoice
+AnyToolChoice: TypeAlias = Literal["none", "auto", "required", "any"] | FunctionChoice | AllowedToolsChoice
 
 
 def read_tools(tools: list[FunctionTool]) -> list[Tool]:
@@ -93,9 +93,9 @@ def read_choice(choice: AnyToolChoice | None, parallel: bool, tools: list[Tool])
                 _check_known(each.function.name, place, tools)
             return ToolChoice(allowed.mode, [each.function.name for each in allowed.tools], parallel)
         case _:
-            if choice == "required" and not tools:
-                raise refusal("tool_choice", "'required' needs tools")
-            return ToolChoice(choice, [], parallel)
+            if choice in ("required", "any") and not tools:
+                raise refusal("tool_choice", f"{choice!r} needs tools")
+            return ToolChoice("required" if choice == "any" else choice, [], parallel)
 
 
 def read_older_choice(choice: OlderChoice | None, tools: list[Tool]) -> ToolChoice:

@@ -228,6 +228,7 @@ def test_tools_and_the_choice_among_them() -> None:
     assert read(tools=[TOOL], tool_choice="required", parallel_tool_calls=False).tool_choice == ToolChoice(
         "required", parallel=False
     )
+    assert read(tools=[TOOL], tool_choice="any").tool_choice == ToolChoice("required")
     named = {"type": "function", "function": {"name": "time"}}
     assert read(tools=[TOOL, OTHER], tool_choice=named).tool_choice == ToolChoice("required", ["time"], False)
     allowed = {"type": "allowed_tools", "allowed_tools": {"mode": "auto", "tools": [named]}}
@@ -327,6 +328,7 @@ HARMLESS = {
     "store": False, "service_tier": "auto", "modalities": ["text"], "verbosity": "medium", "length_penalty": 1,
     "ignore_eos": False, "skip_special_tokens": True, "prompt_cache_key": "k", "functions": [], "echo": False,
     "stop_token_ids": [], "min_tokens": 0, "parallel_tool_calls": True, "documents": [], "guided_json": None,
+    "safe_prompt": False,
 }  # fmt: skip
 
 
