@@ -334,6 +334,11 @@ def test_no_share_is_the_likeliest_token_and_not_refused() -> None:
     assert (sampling.temperature, sampling.top_p) == (0, 1)
 
 
+def test_shares_and_counts_that_a_client_has_not_chosen_are_none() -> None:
+    """LangChain for JavaScript sent them so, and no request of it was answered."""
+    assert request_of({"top_k": -1, "top_p": -1}) == request_of({})
+
+
 def test_null_in_a_tool_and_its_result_is_not_refused() -> None:
     answered = {"role": "user", "content": [{"type": "tool_result", "tool_use_id": "t", "content": None}]}
     request = request_of({"tools": [{**TOOL, "description": None}], "messages": [*MESSAGES, CALLED, answered]})

@@ -140,8 +140,8 @@ MESSAGES_FIELDS = FieldTable(
         RequestField("stream", "server-sent events"),
         RequestField("stop_sequences", f"up to {MAX_STOPS} texts"),
         RequestField("temperature", "0 to 1, 1 by default; 0 takes the most likely token"),
-        RequestField("top_p", "0 to 1; 0 takes the most likely token"),
-        RequestField("top_k", "so many of the most likely tokens; 0 (the default) is all"),
+        RequestField("top_p", "0 to 1; 0 takes the most likely token, -1 is as none"),
+        RequestField("top_k", "so many of the most likely tokens; 0 (the default) and -1 are all"),
         RequestField("metadata", "user_id: programs see it"),
         RequestField("speculation", 'this runtime\'s own: whether it drafts: true, false, or "auto" (the default)'),
         RequestField(

@@ -41,10 +41,15 @@ CHOICES: Mapping[str, Literal["auto", "none", "required"]] = {
     "none": "none",
 }
 
+NOT_CHOSEN = {"top_k": -1, "top_p": -1}
+"""Values that are as none: LangChain for JavaScript sent both with each request up to its version 0.3."""
+
 
 def read_messages_body(body: bytes) -> MessagesBody:
     """Return a request's fields. Raises InvalidRequest that names a field."""
-    read: MessagesBody = as_kind(MESSAGES_FIELDS.take(read_object(body)), MessagesBody)
+    taken = MESSAGES_FIELDS.take(read_object(body))
+    chosen = {name: value for name, value in taken.items() if value != NOT_CHOSEN.get(name, ...)}
+    read: MessagesBody = as_kind(chosen, MessagesBody)
     return read
 
 
