@@ -123,7 +123,8 @@ class AssistantMessage(Struct, tag="assistant", tag_field="role", forbid_unknown
     """What the model said, as it was answered, with what is null or empty in it. ``parsed`` is the content once more.
 
     ``provider_specific_fields`` is what LiteLLM keeps in messages for itself, ``thinking_blocks`` another shape of ``reasoning``;
-    ``prefix`` is Mistral's, whose clients always send it: true would be ``continue_final_message``.
+    ``prefix`` is Mistral's, whose clients always send it: true would be ``continue_final_message``; ``type`` and ``function`` say
+    the last call twice, as OpenAI's agents for JavaScript did up to their version 0.5.
     """
 
     content: str | list[AnswerPart | RefusalPart] | None = None
@@ -135,6 +136,8 @@ class AssistantMessage(Struct, tag="assistant", tag_field="role", forbid_unknown
     name: str | None = None
     parsed: Any = None
     prefix: bool | None = None
+    type: Literal["function"] | None = None
+    function: Any = None
     provider_specific_fields: Any = None
     annotations: Nothing = None
     images: Nothing = None

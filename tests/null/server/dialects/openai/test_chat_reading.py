@@ -201,6 +201,12 @@ def test_mistrals_prefix_is_no_more_than_false() -> None:
     assert caught.value.detail["param"] == "messages[1].prefix"
 
 
+def test_a_call_that_a_client_says_twice_is_one_call() -> None:
+    """So do OpenAI's agents for JavaScript, 0.3 to 0.5: what answers a tool's result was refused."""
+    twice = {**CALLS, "type": "function", "function": CALL["function"]}
+    assert read(messages=[USER, twice]) == read(messages=[USER, CALLS])
+
+
 def test_tool_calls_and_their_answers() -> None:
     messages = [USER, CALLS, {"role": "tool", "content": [{"type": "text", "text": "sun"}], "tool_call_id": "c1"}]
     _, assistant, tool = read(messages=messages).messages
