@@ -124,6 +124,15 @@ def test_what_a_tool_sends_is_answered(http: httpx.Client, name: str) -> None:
     assert '"error":{' not in response.text
 
 
+def test_a_client_that_offers_http_2_is_answered_in_http_1(http: httpx.Client) -> None:
+    """Java's own client does so with each request, whose body some servers then never read."""
+    offer = {"connection": "Upgrade, HTTP2-Settings", "upgrade": "h2c", "http2-settings": "AAEAAEAAAAIAAAAAAAMAAAAA"}
+    asked = {"model": "tiny", "max_tokens": 3, "messages": [{"role": "user", "content": "Hello"}]}
+    for _ in range(2):  # on one connection
+        response = http.post("/v1/chat/completions", json=asked, headers=offer)
+        assert (response.status_code, response.json()["usage"]["completion_tokens"]) == (200, 3)
+
+
 def test_codex_finds_the_namespace_of_a_call_and_sends_it_back(http: httpx.Client) -> None:
     required = {**CODEX, "model": "tiny", "stream": False, "tools": [CODEX["tools"][1]], "tool_choice": "required"}
     (call,) = http.post("/v1/responses", json={**required, "parallel_tool_calls": False}).json()["output"]
