@@ -9,6 +9,12 @@ from msgspec import UNSET, Struct, UnsetType
 StopReason = Literal["end_turn", "max_tokens", "stop_sequence", "tool_use"]
 
 
+class ProblemDetails(Struct):
+    """What Anthropic's clients go by, beside the type."""
+
+    error_code: Literal["thread_unsupported_request"]
+
+
 class AnthropicProblem(Struct):
     """What went wrong; ``param``, this runtime's own, is the path of the field at fault."""
 
@@ -18,6 +24,7 @@ class AnthropicProblem(Struct):
     ]  # fmt: skip
     message: str
     param: str | UnsetType = UNSET
+    details: ProblemDetails | UnsetType = UNSET
 
 
 class AnthropicError(Struct):

@@ -233,6 +233,7 @@ class EmbeddingUsage(Struct):
 class EmbeddingList(Struct):
     """A vector for each input, in order."""
 
+    id: str
     object: Literal["list"]
     data: list[ShownVector]
     model: str

@@ -90,6 +90,7 @@ READ_ONE_BY_ONE: Mapping[type, Mapping[str, Schema]] = {
         "system": list_of([TextBlock], TEXT, NULL),
         "tools": list_of([AnthropicTool], NULL, most=MAX_TOOLS),
     },
+    MessagesBody: {"top_p": either({"type": "number", "minimum": 0, "maximum": 1}, {"enum": [-1, None]})},
     ToolResultBlock: {"content": list_of([TextBlock], TEXT)},
     InputTokensBody: {
         "input": list_of(ITEMS, TEXT, NULL),

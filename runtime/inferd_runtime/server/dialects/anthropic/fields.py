@@ -95,7 +95,7 @@ class MessagesBody(CountTokensBody, frozen=True, forbid_unknown_fields=True, kw_
     stop_sequences: Annotated[list[Text], Meta(max_length=MAX_STOPS)] | None = None
     temperature: Annotated[float, Meta(ge=0, le=1)] | None = None
     top_p: Annotated[float, Meta(ge=0, le=1)] | None = None
-    top_k: Annotated[int, Meta(ge=0, le=MAX_WHOLE)] | None = None
+    top_k: Annotated[int, Meta(ge=-1, le=MAX_WHOLE)] | None = None
     metadata: AnthropicMetadata | None = None
     speculation: bool | Literal["auto"] | None = None
     prediction: str | None = None

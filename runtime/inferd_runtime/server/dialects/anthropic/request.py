@@ -40,16 +40,16 @@ CHOICES: Mapping[str, Literal["auto", "none", "required"]] = {
     "tool": "required",
     "none": "none",
 }
-
-NOT_CHOSEN = {"top_k": -1, "top_p": -1}
-"""Values that are as none: LangChain for JavaScript sent both with each request up to its version 0.3."""
+NOT_CHOSEN = -1
+"""A top_p, or a top_k, that is as none: LangChain for JavaScript sent both with each request up to its version 0.3."""
 
 
 def read_messages_body(body: bytes) -> MessagesBody:
     """Return a request's fields. Raises InvalidRequest that names a field."""
     taken = MESSAGES_FIELDS.take(read_object(body))
-    chosen = {name: value for name, value in taken.items() if value != NOT_CHOSEN.get(name, ...)}
-    read: MessagesBody = as_kind(chosen, MessagesBody)
+    if taken.get("top_p") == NOT_CHOSEN:
+        del taken["top_p"]
+    read: MessagesBody = as_kind(taken, MessagesBody)
     return read
 
 
@@ -170,7 +170,7 @@ def _sampling(body: MessagesBody) -> SamplingOptions:
     sampling = SamplingOptions(
         temperature=1.0 if body.temperature is None else body.temperature,
         top_p=1.0 if body.top_p is None else body.top_p,
-        top_k=body.top_k or 0,
+        top_k=max(0, body.top_k or 0),
         seed=body.seed,
     )
     return allowing_no_share(sampling)
