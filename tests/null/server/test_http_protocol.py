@@ -9,12 +9,13 @@ from typing import Any
 
 import anyio
 import anyio.to_thread
+import h11
 import pytest
 from starlette.responses import PlainTextResponse
 from uvicorn.config import Config
 from uvicorn.server import ServerState
 
-from inferd_runtime.server.gateway.http_protocol import Headers, TypedHttp, handshake_problem
+from inferd_runtime.server.gateway.http_protocol import Headers, ServerConnection, TypedHttp, handshake_problem
 
 HEAD = b"POST / HTTP/1.1\r\nHost: x\r\nTransfer-Encoding: chunked\r\n\r\n"
 
@@ -54,3 +55,22 @@ def test_a_handshake_with_control_characters_is_refused(value: bytes) -> None:
     good: Headers = [(b"sec-websocket-version", b"13"), (b"sec-websocket-key", b"dGhlIHNhbXBsZSBub25jZQ==")]
     assert handshake_problem(b"GET", [*good, (b"x", b"a b\tc\xff")]) == ""
     assert handshake_problem(b"GET", [*good, (b"sec-websocket-protocol", value)]) == "a header has control characters"
+
+
+@pytest.mark.parametrize(
+    ("target", "meant"),
+    [
+        (b"http://127.0.0.1:7070/v1/models?limit=2", b"/v1/models?limit=2"),
+        (b"HTTPS://a.example", b"/"),
+        (b"http://a.example?x=http://b/", b"/?x=http://b/"),
+        (b"/http://a/b", b"/http://a/b"),
+        (b"*", b"*"),
+    ],
+)
+def test_a_target_that_is_a_whole_url_is_its_path(target: bytes, meant: bytes) -> None:
+    """A client that has the server for its proxy got a 404."""
+    connection = ServerConnection(h11.SERVER)
+    connection.receive_data(b"OPTIONS " + target + b" HTTP/1.1\r\nHost: x\r\n\r\n")
+    request = connection.next_event()
+    assert (request.target, request.method, request.headers) == (meant, b"OPTIONS", [(b"host", b"x")])
+    assert isinstance(connection.next_event(), h11.EndOfMessage)

@@ -22,25 +22,32 @@ MAX_HANDSHAKE_HEADERS = 120
 """A little less than the library for WebSockets takes: what it refuses it refuses without a type."""
 CONTROL = re.compile(rb"[^\t\x20-\x7e\x80-\xff]")
 """To a header with one of these that library does not answer at all."""
+WHOLE_URL = re.compile(rb"https?://[^/?#]*", re.IGNORECASE)
+"""What stands before a path where a client takes the server for a proxy: one host is served, so whose name it is says nothing."""
 KEY_BYTES = 16
 ANSWERABLE = (h11.IDLE, h11.SEND_RESPONSE)
 Headers = list[tuple[bytes, bytes]]
 
 
-class OneFraming(h11.Connection):
-    """Refuses a request that says in two ways where its body ends (RFC 9112, 6.1).
+class ServerConnection(h11.Connection):
+    """Refuses a request that says in two ways where its body ends (RFC 9112, 6.1), and takes whole URLs as targets (3.2.2).
 
-    A proxy before this server may go by the other one: then what is a body to it would be the next request here.
+    A proxy before this server may go by the other way: then what is a body to it would be the next request here.
     """
 
     def next_event(self) -> Any:
         """See h11. Raises RemoteProtocolError."""
         event = super().next_event()
-        if isinstance(event, h11.Request):
-            names = {name for name, _ in event.headers}
-            if b"transfer-encoding" in names and (b"content-length" in names or event.http_version == b"1.0"):
-                raise h11.RemoteProtocolError("a length and chunks, or chunks in HTTP/1.0")
-        return event
+        if not isinstance(event, h11.Request):
+            return event
+        names = {name for name, _ in event.headers}
+        if b"transfer-encoding" in names and (b"content-length" in names or event.http_version == b"1.0"):
+            raise h11.RemoteProtocolError("a length and chunks, or chunks in HTTP/1.0")
+        if (whole := WHOLE_URL.match(event.target)) is None:
+            return event
+        target = event.target[whole.end() :]
+        target = target if target.startswith(b"/") else b"/" + target
+        return h11.Request(method=event.method, headers=event.headers, target=target, http_version=event.http_version)
 
 
 class TypedHttp(H11Protocol):
@@ -48,7 +55,7 @@ class TypedHttp(H11Protocol):
 
     def __init__(self, config: Config, server_state: ServerState, app_state: dict[str, Any]) -> None:
         super().__init__(config, server_state, app_state)
-        self.conn = OneFraming(h11.SERVER, MAX_HEAD_BYTES)
+        self.conn = ServerConnection(h11.SERVER, MAX_HEAD_BYTES)
 
     def send_400_response(self, msg: str) -> None:
         """Refuse what the parser does not take."""
