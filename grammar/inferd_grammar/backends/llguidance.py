@@ -17,7 +17,7 @@ import llguidance
 from inferd_grammar.backends.compose import Composer
 from inferd_grammar.backends.empty_definitions import empty_definition, without_empty
 from inferd_grammar.backends.llguidance_core import ForcedWalk, LlguidanceCore, Recipe
-from inferd_grammar.backends.llguidance_tokens import readable, require_same_tokens
+from inferd_grammar.backends.llguidance_tokens import SLICES, readable, require_same_tokens
 from inferd_grammar.backends.look_aheads import as_intersection, require_known
 from inferd_grammar.backends.plain_lark import plain_lark
 from inferd_grammar.backends.text import choice_pattern, one_line
@@ -50,7 +50,13 @@ from inferd_grammar.rewrites import KEYWORDS, Rewritten, rewrite
 from inferd_grammar.rewrites.endless import without_endless
 from inferd_grammar.rewrites.inline import Inliner, loosened
 from inferd_grammar.rewrites.open_bounds import is_left_open
-from inferd_grammar.rewrites.regex_dialect import Ambiguous, as_library, is_spared, with_classes_of_python
+from inferd_grammar.rewrites.regex_dialect import (
+    WITH_SPARED,
+    Ambiguous,
+    as_library,
+    is_spared,
+    with_classes_of_python,
+)
 from inferd_grammar.rewrites.soft_ends import SoftEnds, soften
 from inferd_grammar.rules.core import JsonRules, RuledCore, RuleMasks
 from inferd_grammar.rules.exact_numbers import require_exact_numbers
@@ -102,7 +108,7 @@ class LlguidanceBackend:
         """
         try:
             self._tokenizer = llguidance.LLTokenizer(
-                readable(table.source), n_vocab=table.vocab_size, eos_token=list(table.eos_ids)
+                readable(table.source), n_vocab=table.vocab_size, eos_token=list(table.eos_ids), slices=SLICES
             )
         except ValueError as error:
             raise GrammarError(f"llguidance refuses the tokenizer: {one_line(str(error))}") from error
@@ -407,7 +413,7 @@ def _names_left_out(schema: dict[str, Any]) -> dict[str, Any]:
     closed = schema.get("additionalProperties") is False and not any(
         "\x01" in name for name in schema.get("properties", ())
     )
-    return {} if closed or not any(map(is_spared, schema["patternProperties"])) else {r"\x01": False}
+    return {} if closed or not any(map(is_spared, schema["patternProperties"])) else {WITH_SPARED: False}
 
 
 def _tight(schema: Any) -> tuple[str, list[Checked]]:

@@ -7,7 +7,11 @@ import json
 import llguidance
 
 from inferd_grammar.errors import GrammarError
+from inferd_grammar.rewrites.regex_dialect import LINE_ENDS
 from inferd_grammar.tokens import TokenTable, space_marks
+
+SLICES = [r"[\x20\x0A\x0D\x09]+", *(rf'[^"\\\x00-\x1F\x7F{LINE_ENDS}]{n}' for n in ("{1,10}", "{1,30}", "+"))]
+"""Tokens that most strings take all of, so that masks need not look at each. The library's own hold what `.` does not take."""
 
 
 def readable(source: str) -> str:

@@ -22,8 +22,17 @@ _BYTES = re.compile(r"\(\?[a-z]*-[a-z]*u")
 _IGNORES_CASE = re.compile(r"\(\?[a-z]*i")
 _SPACE = re.compile(r"\\?[\s#]")
 _VERBOSE = re.compile(r"\(\?[a-wyz]*x")
-_NARROW = {"D": r"\P{Nd}", "S": r"[^\s\x1C-\x1F\uFEFF]", "W": r"[^\p{L}\p{N}_]"}
-"""Characters outside of a class of ASCII that are so in every dialect."""
+_SPACES = r"\t-\r\x20\xA0\u1680\u2000-\u200A\u2028\u2029\u202F\u205F\u3000"
+_NARROW = {
+    "D": r"\P{Nd}",
+    "S": r"[^\s\x1C-\x1F\uFEFF]",
+    "W": r"[^\p{L}\p{N}_]",
+    "s": f"[{_SPACES}]",
+}
+"""Characters of a class that are so in every dialect; those of ASCII alone are as they are."""
+LINE_ENDS = r"\n\r\x85\u2028\u2029"
+"""What `.` does not take in some dialect."""
+_TAKES_LINE_ENDS = re.compile(r"\(\?[a-z]*s")
 _WIDE = {"d": r"\d\p{Nd}", "s": r"\s\x1C-\x1F\uFEFF", "w": r"\w\p{L}\p{N}"}
 """All characters that are in a class in any dialect."""
 _PYTHON = {"s": r"\s\x1C-\x1F", "S": r"[^\s\x1C-\x1F]", "w": r"\p{L}\p{N}_", "W": r"[^\p{L}\p{N}_]"}
@@ -37,7 +46,10 @@ _SPARED = 1
 """A character that no class has which lacks a quote or a backslash: where a class has all control characters, or all but the
 line feed, the library takes the escapes of these two as well.
 """
+WITH_SPARED = r"\x01"
+"""A pattern of the strings with that character, which is left as it is."""
 _SPARED_WRITTEN = re.compile(r"\x01|\\(?:x01|u0001|[ux]\{0*1\})")
+_NO_CONTROLS = re.compile(r"\\p\{[LMNPSZ][a-z]?\}")
 _ESCAPED = (ord('"'), ord("\\"))
 
 
@@ -65,7 +77,10 @@ def foreign(pattern: str) -> str | None:
 
 def as_library(pattern: str) -> str:
     """Return a schema's pattern as the library reads it. Raises Ambiguous."""
-    return "".join(_no_other_i(_written(piece), pattern) for piece in _read(pattern))
+    if pattern == WITH_SPARED:
+        return pattern
+    any_char = "." if _TAKES_LINE_ENDS.search(pattern) else f"[^{LINE_ENDS}]"
+    return "".join(any_char if piece == "." else _no_other_i(_written(piece), pattern) for piece in _read(pattern))
 
 
 def _read(pattern: str) -> Iterator[str]:
@@ -149,6 +164,8 @@ def _of_rust(piece: str) -> str:
 @kept_for_work(512)
 def _takes_spared(piece: str) -> bool:
     """Return True for a class, or a character, that has `_SPARED` and not all of `_ESCAPED`."""
+    if not piece.startswith("[^"):
+        piece = _NO_CONTROLS.sub("_", piece)
     if len(piece) == 1 or piece[0] != "[":
         return piece.startswith((r"\p", r"\P")) or _SPARED_WRITTEN.fullmatch(piece) is not None
     try:

@@ -70,6 +70,21 @@ def test_no_text_passes_that_python_refuses(pattern: str) -> None:
     assert {text for text in found if text.isascii() and text.isprintable()} <= taken
 
 
+@pytest.mark.parametrize(
+    ("pattern", "texts"),
+    [("^.$", "\r\u2028\u2029"), ("^a|.$", "\r\u2028\u2029"), (r"^\s$", "\x85\x1c"), (r"^[\s_]$", "\x85\x1c")],
+)
+def test_no_text_passes_that_ecma_262_refuses(pattern: str, texts: str) -> None:
+    """Its `.` takes no line end, and its white space has no U+0085: `.` took a carriage return."""
+    for text in texts:
+        assert not _takes({"type": "string", "pattern": pattern}, text), ascii(text)
+    assert _takes({"type": "string", "pattern": pattern}, "\u3000")
+
+
+def test_a_dot_takes_every_character_where_the_pattern_says_so() -> None:
+    assert _takes({"type": "string", "pattern": "(?s)^.$"}, "\r")
+
+
 @pytest.mark.parametrize("pattern", ["^a++$", "^a*+b$", "^a{2}+$", "^a{2}{3}$", "^a???$", "^a{,2}$", "^[+--]$"])
 def test_what_dialects_read_differently_is_refused(pattern: str) -> None:
     for schema in ({"pattern": pattern}, {"patternProperties": {pattern: {}}}):
@@ -202,7 +217,7 @@ def test_half_of_a_surrogate_pair_in_a_pattern_is_a_refusal() -> None:
 
 
 def _takes(schema: object, value: object) -> bool:
-    ids = [byte + 1 for byte in json.dumps(value, separators=(",", ":")).encode()]
+    ids = [byte + 1 for byte in json.dumps(value, separators=(",", ":"), ensure_ascii=False).encode()]
     matcher = BYTES.compile(JsonSchemaGrammar(schema)).matcher()  # type: ignore[arg-type]
     return matcher.accept(ids) == len(ids) and matcher.may_end()
 
