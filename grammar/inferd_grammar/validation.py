@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import json
 import math
+import re
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -19,9 +20,9 @@ from urllib.parse import quote
 from inferd_grammar.errors import GrammarError
 from inferd_grammar.one_work import Work, kept_for_work, one_work
 from inferd_grammar.rewrites.formats import wide
-from inferd_grammar.rewrites.patterns import finds, search_steps
-from inferd_grammar.rewrites.regex_dialect import Ambiguous, as_library, foreign
-from inferd_grammar.rewrites.regex_syntax import NotUnderstood
+from inferd_grammar.rewrites.patterns import finds, is_plain, search_steps
+from inferd_grammar.rewrites.regex_dialect import Ambiguous, as_library, foreign, is_spared
+from inferd_grammar.rewrites.regex_syntax import NotUnderstood, parse
 from inferd_grammar.rewrites.rewrite import moves_base
 from inferd_grammar.schema import escape, iter_schemas, resolve, unique_keys
 
@@ -257,6 +258,10 @@ def _deeper(value: Any, limit: int) -> bool:
     return True
 
 
+_READ_DIFFERENTLY = re.compile(r"\\[dDsSwWb]|\(\?[a-z]")
+"""What dialects read differently beside what no automaton here reads."""
+
+
 class _Unsupported(Exception):
     """Raised for what cannot be checked here: an expression that is not matched in linear time, or too much work."""
 
@@ -298,7 +303,21 @@ def _search(pattern: str, text: str) -> bool:
     try:
         return finds(pattern, text)
     except NotUnderstood:
-        return _search_by_library(pattern, text)
+        found = _search_by_library(pattern, text)
+    if not found and _is_doubtful(pattern, text):
+        raise _Unsupported("dialects of regular expressions differ on this text")
+    return found
+
+
+def _is_doubtful(pattern: str, text: str) -> bool:
+    """Return True if some dialect may find a pattern in a text though the library, as it reads it, does not."""
+    if is_plain(text):
+        return False
+    try:
+        parse(pattern)
+    except NotUnderstood:
+        return ("\x01" in text and is_spared(pattern)) or _READ_DIFFERENTLY.search(pattern) is not None
+    return True
 
 
 def _search_by_library(pattern: str, text: str) -> bool:

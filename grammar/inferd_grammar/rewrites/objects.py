@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import replace
 from itertools import combinations
 from math import comb
@@ -11,12 +11,22 @@ from urllib.parse import quote
 
 from inferd_grammar.rewrites.base import CannotRewrite, Schema, Translator, View, all_of, any_of
 from inferd_grammar.rewrites.name_patterns import NamesCondition
-from inferd_grammar.rewrites.patterns import NOTHING, finds, looks_around, regions
+from inferd_grammar.rewrites.patterns import (
+    NOTHING,
+    finds,
+    in_doubt,
+    is_plain,
+    looks_around,
+    may_find,
+    narrowed,
+    regions,
+)
+from inferd_grammar.rewrites.regex_dialect import WITH_SPARED, is_spared
 from inferd_grammar.rewrites.regex_syntax import NotUnderstood
 
 _MAX_SUBSETS = 64
 _MAX_NAMES = 32
-EVERY_KEY = frozenset(("", ".*", "^.*$", "^.*", ".*$", "^", "$", "(.*)", "^(.*)$"))
+EVERY_KEY = frozenset(("", ".*", "^.*", ".*$", "^", "$", "(.*)"))
 
 
 def negative_required(view: View) -> list[Schema]:
@@ -101,7 +111,7 @@ def _forbidden_names(schema: Any, pointer: str, to: Translator) -> Schema | None
     if words.get("type") == "string":
         del words["type"]
     if words.keys() == {"pattern"} and not looks_around(words["pattern"]):
-        return {"patternProperties": {words["pattern"]: False}}
+        return dict(positive_patterns(View({"patternProperties": {words["pattern"]: False}}, pointer)).words)
     if words.keys() in ({"const"}, {"enum"}):
         listed = words.get("enum", [words.get("const")])
         return {"properties": {key: False for key in listed if isinstance(key, str)}}
@@ -120,9 +130,13 @@ def names_beside_patterns(view: View, to: Translator) -> View:
         return view
     try:
         names = NamesCondition(view.words["propertyNames"], view.at("propertyNames"), to).patterns()
+        if not names:
+            return view.without("propertyNames")
         areas = regions([*names, *patterns])
         kept = {key: all(finds(name, key) for name in names) for key in listed}
     except (CannotRewrite, NotUnderstood):
+        return view
+    if any(may_find(pattern, key) for key in listed if not is_plain(key) for pattern in patterns):
         return view
     inside = [(regex, members[len(names) :]) for regex, members in areas if {*range(len(names))} <= {*members}]
     found = {
@@ -190,38 +204,76 @@ def _open(optional: list[str], low: int, high: int | None) -> list[Schema] | Non
     return [_exactly(optional, there, **counts) for there in _subsets(optional)]
 
 
-def positive_patterns(view: View) -> View:
+def positive_patterns(view: View, *, doubtful: bool = False) -> View:
     """Return patterns for keys made disjoint, as the backend wants them: each region of keys gets the schemas of all patterns
     that match there. A pattern that every key matches goes into the listed keys, the other patterns, and all the rest.
 
-    Narrower: keys with characters on which dialects of regular expressions differ are refused where patterns meet.
+    Narrower: keys that hold characters on which dialects of regular expressions differ, and in which one may find a pattern,
+    get `doubtful` for a schema; those that are listed have to be valid in each dialect.
     """
-    patterns = view.words.get("patternProperties", {})
+    patterns, listed = view.words.get("patternProperties", {}), view.words.get("properties", {})
     every = [_there(view, "patternProperties", pattern) for pattern in patterns if pattern in EVERY_KEY]
     rest = [pattern for pattern in patterns if pattern not in EVERY_KEY]
-    areas = _areas(rest) if len(rest) > 1 or any(map(looks_around, rest)) else None
-    if not every and areas is None:
+    is_open = bool(every) or view.words.get("additionalProperties") is not False
+    areas = _areas(rest, listed, is_open) if rest else None
+    asked = {key: [] if doubtful or is_plain(key) else [p for p in rest if may_find(p, key)] for key in listed}
+    if not every and areas is None and not any(asked.values()):
         return view
     words = dict(view.words)
     del words["patternProperties"]
+    words["properties"] = {
+        key: all_of(
+            [_there(view, "properties", key), *every, *(_there(view, "patternProperties", p) for p in asked[key])]
+        )
+        if every or asked[key]
+        else schema
+        for key, schema in listed.items()
+    }
     if every:
-        listed = view.words.get("properties", {})
-        words["properties"] = {key: all_of([_there(view, "properties", key), *every]) for key in listed}
         words["additionalProperties"] = all_of(every)
     found = {regex: [_there(view, "patternProperties", rest[n]) for n in members] for regex, members in areas or ()}
     found = found if areas is not None else {p: [_there(view, "patternProperties", p)] for p in rest}
-    words["patternProperties"] = {regex: all_of([*parts, *every]) if parts else False for regex, parts in found.items()}
+    words["patternProperties"] = {
+        regex: all_of([*parts, *every]) if parts else doubtful for regex, parts in found.items()
+    }
     empty = [key for key in ("properties", "patternProperties") if not words.get(key)]
     return replace(view, words=words).without(*empty)
 
 
-def _areas(patterns: list[str]) -> list[tuple[str, list[int]]] | None:
-    """Return disjoint patterns, each with the indices of those it lies in; None if these are disjoint, or not understood."""
+def _areas(patterns: list[str], listed: Iterable[str], is_open: bool) -> list[tuple[str, list[int]]] | None:
+    """Return disjoint patterns, each with the indices of those it lies in; those of keys in doubt have none.
+
+    None if the patterns are disjoint and no key is in doubt, or if they are not understood.
+    """
+    looking = any(map(looks_around, patterns))
+    if len(patterns) == 1 and not looking and not is_open:
+        return None
     try:
-        areas = regions(patterns)
+        doubt = in_doubt(patterns, listed)
+        unsure = [(pattern, list[int]()) for pattern in (doubt, WITH_SPARED) if is_open and pattern is not None]
+        if looking or (len(patterns) > 1 and _overlap(patterns)):
+            return [*regions(patterns), *unsure]
+        if doubt is None and (len(patterns) == 1 or not any(map(is_spared, patterns))):
+            return None
+        return [*((pattern, [n]) for n, pattern in enumerate(_narrowed(patterns))), *unsure]
     except NotUnderstood:
         return None
-    return areas if any(len(members) > 1 for _, members in areas) or any(map(looks_around, patterns)) else None
+
+
+def _narrowed(patterns: list[str]) -> list[str]:
+    """Return patterns that no key in doubt is in; those that are too large as they are: the backend refuses them beside these."""
+    try:
+        return narrowed(patterns)
+    except NotUnderstood:
+        return patterns
+
+
+def _overlap(patterns: list[str]) -> bool:
+    """Return True if some key may be in two patterns; where that is not known, the backend finds out."""
+    try:
+        return any(len(members) > 1 for _, members in regions(patterns))
+    except NotUnderstood:
+        return False
 
 
 def _there(view: View, key: str, *name: str) -> Schema:

@@ -10,7 +10,7 @@ ends and beyond ASCII), texts with such characters are left out of the result.
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import replace
 from math import inf
 
@@ -24,6 +24,7 @@ from inferd_grammar.rewrites.regex_syntax import (
     NotUnderstood,
     RegexNode,
     has_flags,
+    intersection,
     lengths,
     parse,
     shortest_text,
@@ -34,7 +35,7 @@ from inferd_grammar.rewrites.regex_syntax import (
     write,
     write_node,
 )
-from inferd_grammar.rewrites.strings import length_between
+from inferd_grammar.rewrites.strings import length_between, one_of
 from inferd_grammar.rewrites.word_edges import is_outer, without_edges
 
 NOTHING = r"^[^\s\S]$"
@@ -46,6 +47,9 @@ _MAX_LENGTH = 1_000
 _MAX_WRITTEN = 16_000
 _MAX_LOOPS = 4
 _ANY: RegexNode = ("chars", EVERYTHING)
+_NOT_SPARED = subtraction(EVERYTHING, ((1, 1),))
+"""All characters but that which classes of the library spare: see `regex_dialect`."""
+_Searcher = tuple[Nfa, list[Chars], Chars]
 _TOKEN = re.compile(r"\\.|\[\^?\]?(?:\\.|[^\\\]])*\]|\(\?<?[=!]|.", re.DOTALL)
 _LOOKS = ("(?=", "(?!", "(?<=", "(?<!", r"\b")
 
@@ -298,19 +302,45 @@ def are_apart(patterns: tuple[str, ...]) -> bool:
 def regions(patterns: list[str]) -> list[tuple[str, list[int]]]:
     """Return all strings that some pattern is found in, cut into disjoint patterns, each with the indices of those found there.
 
-    Strings with characters on which dialects differ make a region of their own, without indices. Raises NotUnderstood.
+    Those with characters on which dialects differ (see `in_doubt`), or with U+0001, are left out. Raises NotUnderstood.
     """
     if len(patterns) > _MAX_PATTERNS:
         raise NotUnderstood("too many patterns")
     nodes, alphabet = _parsed(patterns)
-    machine = product(nodes, alphabet)
-    areas = [
+    machine = product(nodes, intersection(alphabet, _NOT_SPARED))
+    return [
         (f"^(?:{machine.pattern(members.__eq__)})$", [n for n, found in enumerate(members) if found])
         for members in dict.fromkeys(machine.found)
         if any(members)
     ]
+
+
+def in_doubt(patterns: list[str], listed: Iterable[str] = ()) -> str | None:
+    """Return a pattern of the strings that hold a character on which dialects differ about the patterns, and in which one may
+    find one of these (counts are passed over), without those of `listed`. None without such characters. Raises NotUnderstood.
+    """
+    _, alphabet = _parsed(patterns)
     doubtful = subtraction(EVERYTHING, alphabet)
-    return areas + ([(write(doubtful), [])] if doubtful else [])
+    if not doubtful:
+        return None
+    nodes = [parse(one_of(listed))[0], parse(write(doubtful))[0]]
+    try:
+        wide = [without_counts(parse(pattern, wide=True)[0]) for pattern in patterns]
+        text = product([*nodes, *wide], _NOT_SPARED).pattern(
+            lambda found: found[:2] == (False, True) and any(found[2:])
+        )
+    except NotUnderstood:
+        text = product(nodes, _NOT_SPARED).pattern((False, True).__eq__)
+    return NOTHING if text is None else f"^(?:{text})$"
+
+
+def narrowed(patterns: list[str]) -> list[str]:
+    """Return patterns without look-arounds, in none of which is a string that holds a character on which dialects differ about
+    one of them, or U+0001. Raises NotUnderstood.
+    """
+    nodes, alphabet = _parsed(patterns)
+    alphabet = intersection(alphabet, _NOT_SPARED)
+    return [f"^(?:{_written(without_edges(node), alphabet)})$" for node in nodes]
 
 
 def _parsed(patterns: list[str]) -> tuple[list[RegexNode], Chars]:
@@ -321,15 +351,36 @@ def _parsed(patterns: list[str]) -> tuple[list[RegexNode], Chars]:
 
 def finds(pattern: str, text: str) -> bool:
     """Return True if a pattern is found in a text, in time linear in both. Raises NotUnderstood."""
-    searcher = _searcher(pattern)
+    searcher = _searcher(pattern, False)
     if isinstance(searcher, NotUnderstood):
         raise NotUnderstood(str(searcher))
-    nfa, classes, doubtful = searcher
+    if _has_one_of(searcher[2], text):
+        raise NotUnderstood("dialects differ on this text")
+    return _is_found(searcher, text)
+
+
+def may_find(pattern: str, text: str) -> bool:
+    """Return True if a pattern may be found in a text in some dialect; False for one that is not understood."""
+    searcher, wide = _searcher(pattern, False), _searcher(pattern, True)
+    if not isinstance(wide, NotUnderstood):
+        return _is_found(wide, text)
+    return not isinstance(searcher, NotUnderstood) and (_has_one_of(searcher[2], text) or _is_found(searcher, text))
+
+
+def is_plain(text: str) -> bool:
+    """Return True for a text without characters on which dialects differ about any pattern."""
+    return text.isascii() and text.isprintable()
+
+
+def _has_one_of(chars: Chars, text: str) -> bool:
+    return any(low <= ord(char) <= high for char in text for low, high in chars)
+
+
+def _is_found(searcher: _Searcher, text: str) -> bool:
+    nfa, classes, _ = searcher
     dfa = Dfa(nfa, classes, len(text) + 2, inf)
     state = 0
     for code in map(ord, text):
-        if any(low <= code <= high for low, high in doubtful):
-            raise NotUnderstood("dialects differ on this text")
         letter = next(n for n, chars in enumerate(classes) if any(low <= code <= high for low, high in chars))
         state = dfa.step(state, letter)
     return dfa.accepts(state)
@@ -337,15 +388,15 @@ def finds(pattern: str, text: str) -> bool:
 
 def search_steps(pattern: str, text: str) -> int:
     """Return about how many steps :func:`finds` takes, of some tens of nanoseconds each; 0 where it raises."""
-    searcher = _searcher(pattern)
+    searcher = _searcher(pattern, False)
     return 0 if isinstance(searcher, NotUnderstood) else len(text) * searcher[0].size
 
 
 @kept_for_work(256)
-def _searcher(pattern: str) -> tuple[Nfa, list[Chars], Chars] | NotUnderstood:
+def _searcher(pattern: str, wide: bool) -> _Searcher | NotUnderstood:
     """Return what searches for a pattern, or why nothing does: building a large one up to its limit takes long."""
     try:
-        node, doubtful = parse(pattern)
+        node, doubtful = parse(pattern, wide=wide)
         nfa = Nfa.of(node)
     except NotUnderstood as error:
         return error

@@ -18,7 +18,8 @@ from inferd_grammar.schema import iter_schemas, resolve
 _TRIGGERS = frozenset(
     (
         *("contains", "dependencies", "dependentRequired", "dependentSchemas", "if", "maxProperties", "minProperties"),
-        *("not", "oneOf", "propertyNames", "unevaluatedItems", "unevaluatedProperties", "uniqueItems"),
+        *("not", "oneOf", "patternProperties", "propertyNames", "unevaluatedItems", "unevaluatedProperties"),
+        "uniqueItems",
     )
 )
 # Steps for a document, and for each subschema: complements of complements can grow exponentially.
@@ -85,8 +86,7 @@ def _needs_rewrite(schema: Any, fractions: bool, reference_alone: bool) -> bool:
         return True
     if is_open(schema, fractions) or needs_short_numbers(schema) or isinstance(schema.get("multipleOf"), float):
         return True
-    names = schema.get("patternProperties") or ()
-    return bool(_TRIGGERS & schema.keys()) or len(names) > 1 or any(map(looks_around, names))
+    return bool(_TRIGGERS & schema.keys())
 
 
 def _has_open_flag(schema: dict[str, Any]) -> bool:

@@ -98,8 +98,11 @@ class SchemaTranslator:
         self.visit(pointer)
         if isinstance(schema, bool):
             return schema
-        view = objects.names_beside_patterns(self.view(schema, pointer), self)
-        view = replace(objects.positive_patterns(view), beside=beside)
+        whole = self.view(schema, pointer)
+        view = objects.names_beside_patterns(whole, self)
+        if view.words.get("patternProperties") is whole.words.get("patternProperties"):
+            view = objects.positive_patterns(view)
+        view = replace(view, beside=beside)
         within = kinds & kinds_of_view(view, self)
         plain: dict[str, Any] = {}
         parts: list[Schema] = []
@@ -116,7 +119,7 @@ class SchemaTranslator:
         self.visit(pointer)
         if isinstance(schema, bool):
             return not schema
-        return self.negative_view(objects.positive_patterns(self.view(schema, pointer)), kinds)
+        return self.negative_view(objects.positive_patterns(self.view(schema, pointer), doubtful=True), kinds)
 
     def negative_view(self, view: View, kinds: Kinds) -> Schema:
         own = of_types(view.words["type"]) if "type" in view.words else ALL

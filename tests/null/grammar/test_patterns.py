@@ -15,6 +15,7 @@ from inferd_grammar.rewrites.patterns import (
     are_apart,
     complement,
     finds,
+    in_doubt,
     looks_around,
     regions,
     shortest_match,
@@ -225,7 +226,10 @@ def test_texts_on_which_dialects_differ_are_in_no_complement() -> None:
     assert re.search(complement("^a$"), "a\n") is None
     assert re.search(complement("^\\w+$"), "é") is None
     assert re.search(complement("^\\w+$"), "-")
-    assert [members for regex, members in regions(["\\w", "x"]) if re.search(regex, "é")] == [[]]
+    assert not [regex for regex, _ in regions(["\\w", "x"]) if re.search(regex, "é")]
+    doubt = in_doubt(["\\w", "x"])
+    assert doubt is not None
+    assert [text for text in ("é", "é-", "-", "a") if re.search(doubt, text)] == ["é", "é-"]
     with pytest.raises(NotUnderstood):
         finds("\\w", "é")
 
