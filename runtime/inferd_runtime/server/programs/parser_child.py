@@ -24,6 +24,7 @@ from inferd_runtime.isolation.tether import die_with
 from inferd_runtime.server.programs.bundles import check_bundle, check_names, describe_bundle
 from inferd_runtime.server.programs.parser_messages import (
     CRASHED,
+    KILLED,
     MAX_ANSWER,
     PARSED,
     REFUSED,
@@ -47,6 +48,8 @@ BEHIND = 5
 LAST = 19
 PAGE = resource.getpagesize()
 CLOCKS: dict[int, bytes] = {signal.SIGPROF: TOO_SLOW, signal.SIGXCPU: TOO_SLOW, signal.SIGALRM: TOO_LATE}
+ENDS = {**CLOCKS, signal.SIGKILL: KILLED}
+"""What a signal that ended a fork means. None of its limits is SIGKILL's: the system had no memory, or somebody ended it."""
 
 
 def child_main(child: Child) -> int:
@@ -96,7 +99,7 @@ class Fork:
                 os.setpriority(os.PRIO_PROCESS, self._pid, slow)
         with contextlib.suppress(EOFError):
             return read_frame(lambda count: os.read(self._source, count), MAX_ANSWER)
-        return CLOCKS.get(self._end(), CRASHED)
+        return ENDS.get(self._end(), CRASHED)
 
     def close(self) -> None:
         """End the fork."""

@@ -14,7 +14,7 @@ import msgspec
 from inferd.program.interface import Interface
 from inferd_runtime.sandbox.messages import Bundle, LockedPackage
 
-PARSED, REFUSED, TOO_SLOW, TOO_LATE, CRASHED = b"P", b"R", b"S", b"L", b"C"
+PARSED, REFUSED, TOO_SLOW, TOO_LATE, CRASHED, KILLED = b"P", b"R", b"S", b"L", b"C", b"K"
 LENGTH = struct.Struct("<I")
 MAX_ANSWER = 32 << 20
 """Bytes of an answer: a MiB of source is at most six as JSON, other files and packages take a third more than they have."""

@@ -15,6 +15,7 @@ from inferd_runtime.isolation.kinds import ChildKind
 from inferd_runtime.isolation.order import Launch, ResourceLimits
 from inferd_runtime.server.programs.bundles import check_bundle
 from inferd_runtime.server.programs.parser_messages import (
+    KILLED,
     MAX_ANSWER,
     PARSED,
     REFUSED,
@@ -31,6 +32,7 @@ THREADS, FILES = 64, 64
 START_SECONDS = 30.0
 """How long the process may take to start, which on a busy machine is not the upload's fault."""
 REFUSALS = ("program", "client.invalid", "limit")
+ENDED = "the process that parses programs ended: upload again"
 MAX_MESSAGE = 2000
 MAX_DETAIL = 16
 
@@ -65,8 +67,8 @@ class ParserProcess:
     def parse(self, upload: bytes) -> ParsedUpload:
         """Return the parts of an upload's JSON, checked again here.
 
-        Raises what parsing raises, LimitExceeded for what takes too much, ProgramSyntaxError for what ends the parser, and
-        Unavailable when there is no answer at all; then, and only then, the child has ended with it.
+        Raises what parsing raises, LimitExceeded for what takes too much, ProgramSyntaxError for what ends its fork by
+        itself, and Unavailable when it came too late, somebody killed it, or there is no answer at all: then the child has ended.
         """
         self._deadline = max(self._deadline, time.monotonic() + self._limits.wall_s + 1)
         try:
@@ -74,7 +76,7 @@ class ParserProcess:
             answer = read_frame(self._receive, MAX_ANSWER + 1)
         except (OSError, EOFError):
             self.close()
-            raise Unavailable("the process that parses programs ended: upload again") from None
+            raise Unavailable(ENDED) from None
         kind, value = answer[:1], answer[1:]
         if kind == PARSED:
             return _checked(value)
@@ -109,6 +111,8 @@ class ParserProcess:
             return Unavailable(
                 f"this program was not parsed within {self._limits.wall_s:g} s: the machine is busy, try again"
             )
+        if kind == KILLED:
+            return Unavailable(ENDED)
         return ProgramSyntaxError("parsing this program ended the parser: it is nested too deeply, or too large")
 
 

@@ -7,6 +7,7 @@ import os
 import signal
 import subprocess
 import sys
+import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -14,6 +15,7 @@ import anyio
 import anyio.to_thread
 import hostile_uploads
 import msgspec
+import psutil
 import pytest
 
 from inferd.protocol import (
@@ -176,6 +178,19 @@ def test_a_parser_that_hangs_is_killed() -> None:
     with pytest.raises(Unavailable):
         process.parse(GOOD)
     assert not process.alive
+
+
+def test_an_upload_is_not_blamed_where_the_system_killed_its_parser() -> None:
+    """As it does when memory runs out: the same upload is a good one the next time."""
+    process = ParserProcess(LIMITS)
+    deadline = time.monotonic() + 20
+    while not (forks := psutil.Process(process.pid).children()):  # the one that waits for the first upload
+        assert time.monotonic() < deadline
+    forks[0].kill()
+    with pytest.raises(Unavailable, match="upload again"):
+        process.parse(GOOD)
+    assert process.parse(GOOD).interface.doc == "Doc."
+    process.close()
 
 
 @pytest.mark.anyio
