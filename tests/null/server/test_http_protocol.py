@@ -16,7 +16,12 @@ from uvicorn.config import Config
 from uvicorn.server import ServerState
 
 from inferd_runtime.server.gateway.http_protocol import Headers, ServerConnection, TypedHttp, handshake_problem
+from inferd_runtime.server.gateway.socket_protocol import BinarySocket
 
+HANDSHAKE = (
+    b"GET / HTTP/1.1\r\nHost: x\r\nUpgrade: websocket\r\nConnection: Upgrade\r\nSec-WebSocket-Version: 13\r\n"
+    b"Sec-WebSocket-Key: dGhlIHNhbXBsZSBub25jZQ==\r\n\r\n"
+)
 HEAD = b"POST / HTTP/1.1\r\nHost: x\r\nTransfer-Encoding: chunked\r\n\r\n"
 
 
@@ -47,6 +52,34 @@ async def test_an_answer_to_a_body_that_went_wrong_is_not_an_error_of_the_server
     assert said.startswith(b"HTTP/1.1 400 ")
     assert b"late" not in said
     assert not caplog.records
+
+
+@pytest.mark.anyio
+async def test_a_frame_that_comes_with_its_handshake_is_heard() -> None:
+    """It was dropped where both were read at once, and its sender waited for the answer until its time was up."""
+    heard = asyncio.get_running_loop().create_future()
+
+    async def application(scope: Any, receive: Any, send: Any) -> None:
+        await receive()
+        await send({"type": "websocket.accept"})
+        heard.set_result(await receive())
+
+    config = Config(application, ws=BinarySocket, log_config=None, lifespan="off")
+    config.load()
+    protocol = TypedHttp(config, ServerState(), {})
+    own, client = socket.socketpair()
+    own.setblocking(False)
+    with own, client, anyio.fail_after(10):
+        await asyncio.get_running_loop().connect_accepted_socket(lambda: protocol, own)
+        protocol.data_received(HANDSHAKE + b"\x82\x82\0\0\0\0hi")
+        assert (await heard)["bytes"] == b"hi"
+
+
+def test_a_handshake_of_http_1_0_is_refused() -> None:
+    """A proxy that speaks it passes the headers on and knows nothing of frames: they would be its client's next requests."""
+    good: Headers = [(b"sec-websocket-version", b"13"), (b"sec-websocket-key", b"dGhlIHNhbXBsZSBub25jZQ==")]
+    assert handshake_problem(b"GET", good, b"1.0") == "it must be of HTTP/1.1"
+    assert handshake_problem(b"GET", good, b"1.1") == ""
 
 
 @pytest.mark.parametrize("value", [b"\x1b[31m", b"a\x7fb", b"a\x0bb"])

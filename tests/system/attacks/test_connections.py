@@ -22,7 +22,7 @@ ASKING_SECONDS = 2.0
 
 
 def say(raw: socket.socket, data: bytes) -> None:
-    """Send; what stands behind the handshake of a WebSocket once that is answered: before, nobody reads it as frames."""
+    """Send; what stands behind the handshake of a WebSocket once that is answered, which a client has to wait for."""
     head, end, frames = data.partition(b"\r\n\r\n")
     raw.sendall(head + end)
     if frames and b"Upgrade: websocket" in head:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import base64
 import binascii
 import re
@@ -67,11 +68,16 @@ class TypedHttp(H11Protocol):
 
     def handle_websocket_upgrade(self, event: h11.Request) -> None:
         """Begin a WebSocket, if its handshake is one."""
-        problem = handshake_problem(event.method, self.headers)
+        problem = handshake_problem(event.method, self.headers, event.http_version)
         if problem:
             self._refuse(InvalidRequest(f"this is no handshake of a WebSocket: {problem}"))
-        else:
-            super().handle_websocket_upgrade(event)
+            return
+        super().handle_websocket_upgrade(event)
+        behind, protocol = self.conn.trailing_data[0], self.transport.get_protocol()
+        if behind and not self.transport.is_closing() and isinstance(protocol, asyncio.Protocol):
+            protocol.data_received(
+                behind
+            )  # frames that came in the same read: in the next one they would be heard, too
 
     def _refuse(self, error: InferdError) -> None:
         if (
@@ -95,11 +101,13 @@ class TypedHttp(H11Protocol):
         self.transport.close()
 
 
-def handshake_problem(method: bytes, headers: Headers) -> str:
+def handshake_problem(method: bytes, headers: Headers, version: bytes = b"1.1") -> str:
     """Return what is wrong with a WebSocket's handshake (RFC 6455, 4.2.1), "" for nothing. Names of headers are in lower case."""
     found = dict(headers)
     if method != b"GET":
         return "its method must be GET"
+    if version < b"1.1":  # what speaks it in between knows no Upgrade, and takes frames for the next request
+        return "it must be of HTTP/1.1"
     if found.get(b"sec-websocket-version") != b"13":
         return "Sec-WebSocket-Version must be 13"
     names = [name for name, _ in headers]
