@@ -19,8 +19,8 @@ from typing import Literal, TextIO
 import msgspec
 
 FIELDS = ("run", "request", "tenant")
-OF_STRANGERS = ("uvicorn.error", "inferd.connections")
-"""Loggers whose lines anybody can cause, also without a token."""
+OF_STRANGERS = ("uvicorn.error", "inferd.connections", "inferd.storage")
+"""Loggers whose lines anybody can cause, also without a token; the last, with each use of a disk that is full."""
 LINES_OF_STRANGERS = 120
 """Of each of these, in a minute: a flood of them must not fill the disk."""
 MAX_TEXT = 8 << 10

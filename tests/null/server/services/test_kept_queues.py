@@ -11,7 +11,7 @@ import anyio.lowlevel
 import pytest
 
 from inferd import queue
-from inferd.protocol import LimitExceeded
+from inferd.protocol import LimitExceeded, Unavailable
 from inferd_runtime.server.run_store.archive import FileArchive
 from inferd_runtime.server.services.topics.buffers import MAX_TENANT_HELD, HeldValue, MessageRoom, held_values
 from inferd_runtime.server.services.topics.kept_values import KeptValues, open_kept_values
@@ -66,6 +66,32 @@ async def test_a_value_that_was_received_does_not_come_again_while_the_file_forg
         kept.drop([first.row])
         kept.drop([second.row])  # noted: the file's thread is told once it has forgotten the first
         assert [value.row for value in await kept.values("ann", "q")] == [third.row]
+
+
+async def test_a_value_that_was_received_does_not_come_again_while_the_disk_is_full(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Nothing can be deleted there: whoever pulled had the same values again and again, and the queue never came to its end."""
+
+    def full(file: QueueFile, rows: list[int]) -> None:
+        raise Unavailable("the disk is full", reason="disk_full")
+
+    monkeypatch.setattr("inferd_runtime.server.services.topics.kept_values.RETRY_SECONDS", 0.0)
+    path = tmp_path / "queues.sqlite3"
+    async with open_kept_values(path, same_for_all(Quotas())) as kept:
+        first, second = await kept.add("ann", "q", held_values([1, 2]))
+        with monkeypatch.context() as meanwhile:
+            meanwhile.setattr(QueueFile, "drop", full)
+            kept.drop([first.row])
+            for _ in range(3):
+                assert [value.row for value in await kept.values("ann", "q")] == [second.row]
+        await kept.values("ann", "q")  # there is room again
+        while kept.left:
+            await anyio.lowlevel.checkpoint()
+            await kept.values("ann", "q")
+    file = QueueFile(path)
+    assert [value.row for value in file.values("ann", "q")] == [second.row]
+    file.close()
 
 
 def test_what_a_tenant_keeps_is_counted_without_reading_it_and_again_when_the_file_is_opened(tmp_path: Path) -> None:

@@ -5,7 +5,9 @@ from __future__ import annotations
 import io
 import json
 import logging
+import sqlite3
 from collections.abc import Callable, Iterator
+from pathlib import Path
 
 import httpx
 import pytest
@@ -14,14 +16,18 @@ from starlette.requests import Request
 from starlette.responses import PlainTextResponse, Response
 from starlette.routing import Route
 
+from inferd.protocol import Unavailable
 from inferd_runtime.log_lines import (
+    LINES_OF_STRANGERS,
     MAX_TEXT,
+    OF_STRANGERS,
     configure_logging,
     log_fields,
     printable,
     relay_child_line,
     run_fields,
 )
+from inferd_runtime.server.database_file import storage_errors
 from inferd_runtime.server.telemetry.request_ids import RequestIds
 
 NASTY = "\x1b]0;title\x07\x9b2J\r\n2026-01-01 inferd: forged\u202e\ud800\x00" + (
@@ -47,6 +53,17 @@ def lines() -> Iterator[Lines]:
     for handler in handlers:
         root.removeHandler(handler)
     root.setLevel(level)
+    for name in OF_STRANGERS:
+        logging.getLogger(name).filters.clear()
+
+
+def test_a_disk_that_is_full_is_not_filled_by_what_the_log_says_of_it(lines: Lines) -> None:
+    """Each pull from a durable queue, and each event of a run, was a line: 500 a second."""
+    stream = lines("console")
+    for _ in range(1000):
+        with pytest.raises(Unavailable), storage_errors(Path("runs.sqlite3"), "the store of runs"):
+            raise sqlite3.OperationalError("database or disk is full")
+    assert 1 <= stream.getvalue().count("\n") <= 2 * LINES_OF_STRANGERS  # a minute may begin meanwhile
 
 
 @pytest.mark.parametrize("kind", ["console", "json"])

@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import logging
+import time
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 from pathlib import Path
 
 import anyio
+import anyio.lowlevel
 
-from inferd.protocol import LimitExceeded
+from inferd.protocol import InferdError, LimitExceeded
 from inferd_runtime.server.run_store.archive import FileArchive
 from inferd_runtime.server.services.topics.buffers import MAX_TENANT_HELD, HeldValue
 from inferd_runtime.server.services.topics.queue_file import QueueFile
@@ -17,6 +19,8 @@ from inferd_runtime.server.tenancy.quotas import QuotasOf
 
 QUEUES_FILE = "queues.sqlite3"
 ROW_BYTES = 64
+RETRY_SECONDS = 1.0
+"""After how long the file is told again to forget what it could not."""
 log = logging.getLogger("inferd.services")
 
 
@@ -31,10 +35,13 @@ class KeptValues:
         self._archive = archive
         self._quotas = quotas
         self._to_drop: list[int] = []
-        self._dropping = False
+        self._sent: list[int] = []
+        """What the file is told to forget: if it cannot, as on a full disk, that is noted again and tried later."""
+        self._retry_at = 0.0
 
     async def add(self, tenant: str, queue: str, values: Sequence[HeldValue]) -> list[HeldValue]:
         """Keep values; returns them with their rows. Raises LimitExceeded."""
+        self._drop_if_due()
         most = min(self._quotas(tenant).stored_bytes or MAX_TENANT_HELD, MAX_TENANT_HELD)
         kept = await self._archive.read(lambda file: file.add(tenant, queue, values, most), tenant)
         if kept is None:
@@ -44,24 +51,41 @@ class KeptValues:
 
     async def values(self, tenant: str, queue: str) -> list[HeldValue]:
         """Return what a queue holds."""
-        gone = set(self._to_drop)  # the file may not have been told yet
+        self._drop_if_due()
+        gone = {*self._sent, *self._to_drop}  # the file may not have forgotten them yet
         found = await self._archive.read(lambda file: file.values(tenant, queue), tenant)
         return [value for value in found if value.row not in gone]
 
     def drop(self, rows: Sequence[int]) -> None:
         """Forget values, soon."""
         self._to_drop += rows
-        if not self._dropping:
-            self.drop_now()
+        self._drop_if_due()
 
     def drop_now(self) -> None:
         """Have the file forget what was noted so far."""
         rows, self._to_drop = self._to_drop, []
-        self._dropping = bool(rows) and self._archive.save(
-            lambda file: file.drop(rows), ROW_BYTES * len(rows), lambda value, error: self.drop_now()
-        )
-        if rows and not self._dropping:
-            log.error("%d values that were pulled from a durable queue stay on disk: they come again", len(rows))
+        if rows and self._archive.save(
+            lambda file: file.drop(rows), ROW_BYTES * len(rows), lambda value, error: self._dropped(rows, error)
+        ):
+            self._sent += rows
+        else:
+            self._to_drop = rows
+
+    @property
+    def left(self) -> int:
+        """How many values were pulled and are still on disk."""
+        return len(self._sent) + len(self._to_drop)
+
+    def _drop_if_due(self) -> None:
+        if self._to_drop and not self._sent and time.monotonic() >= self._retry_at:
+            self.drop_now()
+
+    def _dropped(self, rows: list[int], error: InferdError | None) -> None:
+        del self._sent[: len(rows)]
+        if error is not None:
+            self._to_drop += rows
+            self._retry_at = time.monotonic() + RETRY_SECONDS
+        self._drop_if_due()
 
 
 @asynccontextmanager
@@ -75,3 +99,6 @@ async def open_kept_values(path: Path, quotas: QuotasOf) -> AsyncIterator[KeptVa
         kept.drop_now()
         with anyio.CancelScope(shield=True):
             await archive.close()
+            await anyio.lowlevel.checkpoint()  # what the file's thread had to say last is heard
+        if kept.left:
+            log.error("%d values that were pulled from a durable queue stay on disk: they come again", kept.left)
