@@ -198,12 +198,15 @@ class SnapshotFolder:
     def _db(self) -> sqlite3.Connection:
         if self._opened is None:
             self._folder.mkdir(mode=0o700, parents=True, exist_ok=True)
-            self._lock = os.open(self._folder / LOCK, os.O_RDWR | os.O_CREAT, 0o600)
-            alone = _try_lock(self._lock)
-            self._opened = _open_table(self._folder / DATABASE)
-            if alone:
-                self._clean(self._opened)
-            fcntl.flock(self._lock, fcntl.LOCK_SH)
+            with contextlib.ExitStack() as failed:
+                failed.callback(self.close)  # a lock that is held would have the next call wait for this one, for ever
+                self._lock = os.open(self._folder / LOCK, os.O_RDWR | os.O_CREAT, 0o600)
+                alone = _try_lock(self._lock)
+                self._opened = _open_table(self._folder / DATABASE)
+                if alone:
+                    self._clean(self._opened)
+                fcntl.flock(self._lock, fcntl.LOCK_SH)
+                failed.pop_all()
         return self._opened
 
     def _clean(self, db: sqlite3.Connection) -> None:

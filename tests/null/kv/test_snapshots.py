@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import fcntl
 import json
 import os
 import sqlite3
@@ -471,6 +472,24 @@ def test_a_failed_write_leaves_nothing(tmp_path: Path, monkeypatch: pytest.Monke
     assert len(files(tmp_path)) == 1
     assert len(folder.load("ann", "a").tokens) == 7
     folder.close()
+
+
+@pytest.mark.parametrize("step", ["_open_table", "_clean"])
+def test_a_disk_that_was_full_at_the_first_use_is_used_once_it_has_room(
+    folder: SnapshotFolder, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, step: str
+) -> None:
+    """The use that failed kept its lock: the next one waited for it, and no save or open was answered again."""
+
+    def full(*_: object) -> None:
+        raise sqlite3.OperationalError("database or disk is full")
+
+    with monkeypatch.context() as meanwhile:
+        meanwhile.setattr(snapshot_folder if step == "_open_table" else SnapshotFolder, step, full)
+        with pytest.raises(Unavailable, match="disk is full"):
+            folder.saved("ann")
+    with (tmp_path / "snapshots" / "lock").open() as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    assert folder.saved("ann") == []
 
 
 def test_a_folder_that_cannot_be_made_is_unavailable(tmp_path: Path) -> None:
