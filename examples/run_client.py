@@ -1,13 +1,16 @@
 """Uploads a program, launches it, talks to it, and waits for its result. `inferd serve` runs beside it.
 
-    python examples/run_client.py http://127.0.0.1:7070 TOKEN
+    python examples/run_client.py [--url http://127.0.0.1:7070] [--token TOKEN]
 
-The connection may break at any time: the client makes it again and goes on behind the last event.
+The connection may break at any time: the client makes it again and goes on behind the last event. The address and the token
+also come from INFERD_URL and INFERD_TOKEN.
 """
 
 from __future__ import annotations
 
+import argparse
 import asyncio
+import os
 import sys
 from contextlib import aclosing
 
@@ -27,7 +30,7 @@ async def main(greeting: str) -> int:
 '''
 
 
-async def main(url: str, token: str | None) -> None:
+async def talk(url: str, token: str | None) -> None:
     async with inferd.Client(url, token) as client:
         program = await client.upload({"main.py": GREETER}, name="greeter")
         run = await client.launch(program, {"greeting": "Hello"}, limits={"wall_s": 60})
@@ -39,5 +42,18 @@ async def main(url: str, token: str | None) -> None:
         print("greeted:", await run.result())
 
 
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--url", default=os.environ.get("INFERD_URL", inferd.DEFAULT_URL))
+    parser.add_argument("--token", default=os.environ.get("INFERD_TOKEN"))
+    arguments = parser.parse_args()
+    try:
+        asyncio.run(talk(arguments.url, arguments.token))
+    except inferd.InferdError as error:
+        print(error, file=sys.stderr)
+        return 1
+    return 0
+
+
 if __name__ == "__main__":
-    asyncio.run(main(sys.argv[1], sys.argv[2] if len(sys.argv) > 2 else None))
+    sys.exit(main())
