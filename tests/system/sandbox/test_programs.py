@@ -104,6 +104,21 @@ def test_a_megabyte_of_print_arrives_whole(gateway: Gateway) -> None:
     assert gateway.text(run, "stderr") == "to stderr\n"
 
 
+def test_a_program_that_fails_for_an_await_that_it_forgot_is_told_which(gateway: Gateway) -> None:
+    program = """
+        async def look_up():
+            return "text"
+        async def main():
+            found = look_up()
+            return found.upper()
+    """
+    run = gateway.launch(program)
+    error = gateway.wait(run).error
+    assert error is not None
+    assert "'coroutine' object has no attribute 'upper'" in error.message
+    assert "coroutine 'look_up' was never awaited" in gateway.text(run, "stderr")
+
+
 def test_output_is_there_while_the_program_runs(gateway: Gateway) -> None:
     program = """
         import inferd

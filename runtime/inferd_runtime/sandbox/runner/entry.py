@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import inspect
 import json
 import random
@@ -66,6 +67,8 @@ class Runner:
         except BaseException as error:  # noqa: BLE001 - nothing may leave but as a reported error
             self._reserve = b""
             outcome = _failed(error, program)
+        if not outcome.ok:
+            gc.collect()  # frees coroutines that nobody awaited, of which Python tells then
         self.streams.close()
         return outcome
 
