@@ -177,6 +177,7 @@ from inferd.protocol.session import (
 )
 from inferd.protocol.snapshots import (
     MAX_EXPORT_BYTES as MAX_EXPORT_BYTES,
+    MAX_SCRIPT_MESSAGE as MAX_SCRIPT_MESSAGE,
     MAX_SNAPSHOTS as MAX_SNAPSHOTS,
     DeleteSaved as DeleteSaved,
     ExportContext as ExportContext,

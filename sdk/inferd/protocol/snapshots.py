@@ -10,6 +10,8 @@ from inferd.protocol.operations import Done, operation
 
 MAX_EXPORT_BYTES = 8 << 20
 """The most bytes that ``context.export`` gives and ``context.import`` takes."""
+MAX_SCRIPT_MESSAGE = MAX_EXPORT_BYTES + (64 << 10)
+"""Bytes of a script's message: those of a context, and what stands around them. A longer one ends the connection."""
 MAX_SNAPSHOTS = 10_000
 """Of one tenant: one reply lists all of them."""
 SNAPSHOT_NAME = re.compile(r"[A-Za-z0-9._:/-]{1,128}", re.ASCII)

@@ -22,6 +22,7 @@ from websockets.http11 import Response
 from websockets.typing import Subprotocol
 
 from inferd.protocol import (
+    MAX_SCRIPT_MESSAGE,
     ErrorInfo,
     InferdError,
     InternalError,
@@ -145,6 +146,10 @@ class Link:
             data: bytes = msgpack.packb(message)
         except (TypeError, ValueError, OverflowError) as error:
             raise InvalidRequest(f"{message['op']}: an argument cannot be sent: {error}") from error
+        if len(data) > MAX_SCRIPT_MESSAGE:
+            raise InvalidRequest(
+                f"{message['op']}: the request takes {len(data)} bytes; {MAX_SCRIPT_MESSAGE} are allowed"
+            )
         try:
             await self._socket.send(data)
         except ConnectionClosed as error:

@@ -14,7 +14,7 @@ from websockets.asyncio.client import ClientConnection, connect
 from websockets.exceptions import ConnectionClosed, InvalidStatus
 
 import inferd
-from inferd.protocol import ListModels, Tokenize, Unauthorized, Unavailable
+from inferd.protocol import MAX_SCRIPT_MESSAGE, InvalidRequest, ListModels, Tokenize, Unauthorized, Unavailable
 from inferd.transport import current_transport
 
 from .conftest import ANN, Serve, Served, until
@@ -124,6 +124,16 @@ async def test_what_is_no_call_ends_the_connection_with_a_reason(serve: Serve, m
                 await socket.recv()
         assert closed.value.rcvd is not None
         assert closed.value.rcvd.code == 1007
+
+
+async def test_a_request_beyond_the_longest_is_refused_and_costs_no_connection(serve: Serve) -> None:
+    async with serve() as served, inferd.connect(address(served), token=ANN):
+        room = MAX_SCRIPT_MESSAGE - 100
+        with pytest.raises(
+            InvalidRequest, match=f"model.tokenize: the request takes .* bytes; {MAX_SCRIPT_MESSAGE} are"
+        ):
+            await current_transport().call(Tokenize("a" * (room + 100)))
+        assert len((await current_transport().call(Tokenize("a" * room))).tokens) == room
 
 
 async def test_the_session_is_closed_when_the_script_leaves(serve: Serve) -> None:

@@ -14,12 +14,11 @@ from websockets.asyncio.client import ClientConnection, connect
 from websockets.exceptions import ConnectionClosed, InvalidHandshake, InvalidStatus
 from websockets.typing import Subprotocol
 
-from inferd.protocol import InferdError, LimitExceeded
+from inferd.protocol import MAX_SCRIPT_MESSAGE, InferdError, LimitExceeded
 from inferd_runtime.cluster.front.hop_client import CONNECT_SECONDS, Failure, ReplicaGone
 from inferd_runtime.cluster.front.members import Members
 from inferd_runtime.cluster.front.start_keys import Beginning
 from inferd_runtime.server.connections.connection_table import TRY_AGAIN_LATER
-from inferd_runtime.server.gateway.app import MAX_SCRIPT_MESSAGE
 from inferd_runtime.server.gateway.auth import TENANT_KEY
 from inferd_runtime.server.gateway.chat_routes import SESSION_HEADER
 from inferd_runtime.server.gateway.replies import deny

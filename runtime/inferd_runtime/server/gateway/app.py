@@ -25,7 +25,7 @@ from starlette.responses import Response
 from starlette.routing import BaseRoute, Match, Route
 from starlette.types import ASGIApp
 
-from inferd.protocol import MAX_EXPORT_BYTES, InferdError, InternalError, InvalidRequest, NotFound
+from inferd.protocol import MAX_SCRIPT_MESSAGE, InferdError, InternalError, InvalidRequest, NotFound
 from inferd_runtime.server.chat.answer_pace import AnswerPace
 from inferd_runtime.server.chat.builtin import builtin_main
 from inferd_runtime.server.chat.direct import DirectChat
@@ -78,7 +78,6 @@ METHOD_NOT_ALLOWED = 405
 BROWSER_METHODS = ("GET", "POST", "DELETE")
 SHOWN = ("x-request-id", "request-id", "x-inferd-run", "retry-after", "x-should-retry")
 """Headers of answers that pages may read."""
-MAX_SCRIPT_MESSAGE = MAX_EXPORT_BYTES + (64 << 10)
 log = logging.getLogger("inferd.gateway")
 
 
