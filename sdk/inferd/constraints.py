@@ -157,8 +157,8 @@ def checked_constraint(constrain: OutputConstraint | StepConstraint | None) -> O
     if isinstance(constrain, StepConstraint) and not isinstance(constrain, type):
         return constrain
     raise InvalidRequest(
-        f"constrain must be a JsonSchema, Regex, AnyJson, Choice, Lark, Gbnf, Tagged, AllOf, Exact, or an object with a "
-        f"method step(accepted), not {constrain!r}"
+        f"constrain must be a constraint, such as JsonSchema(type), Regex(pattern), Choice(options) or AnyJson(), or an object "
+        f"with a method step(accepted), not {constrain!r}"
     )
 
 

@@ -89,7 +89,8 @@ class CustomSampler:
 
         ``seed`` makes :attr:`Candidates.uniform` repeatable. Raises InvalidRequest for what is no function.
         """
-        if not callable(choose) or inspect.isclass(choose):
+        owner = choose if inspect.isclass(choose) else getattr(choose, "__self__", None)
+        if not callable(choose) or owner is choose or owner is Sampler or owner is CustomSampler:
             raise InvalidRequest(
                 f"sampler must be a Sampler, such as Sampler.argmax(), or a function that chooses a token, not {choose!r}"
             )

@@ -10,6 +10,7 @@ from typing import Any, Generic, TypeVar
 from inferd.calls.context_handle import ContextHandle
 from inferd.calls.generate_arguments import GenerateArguments
 from inferd.calls.generation_stream import GenerationStream
+from inferd.calls.streamed import Streamed
 from inferd.partial import Partial, PartialJson
 from inferd.protocol import (
     MOST_JOINED,
@@ -31,7 +32,7 @@ ASK_AGAIN = "That answer is not valid: {problem}{place}. Give the whole answer a
 GO_ON = "\n\nThat is not valid: {problem}{place}. The whole answer again, corrected:\n"
 
 
-class Generator(Generic[T]):
+class Generator(Streamed, Generic[T]):
     """Steps of generated text: what ``Context.generate`` returns. Nothing is sent before the first step is asked for.
 
     Use it once, in one of three ways: iterate it with ``async for step in generator``, await one of
@@ -47,6 +48,8 @@ class Generator(Generic[T]):
     generator.aclose()`` or ``async with generator:`` does it at once. While a generation runs, it owns its context:
     any operation on the context but ``fork`` ends the generation, and iterating it further raises InvalidRequest.
     """
+
+    instead = "await its collect_text(), collect_tokens() or collect_json(), or iterate it with `async for`"
 
     def __init__(self, handle: ContextHandle, arguments: GenerateArguments) -> None:
         self._handle = handle

@@ -15,6 +15,7 @@ from pathlib import PurePath
 from typing import Any, TypeVar
 from uuid import UUID
 
+from inferd.calls.streamed import Streamed
 from inferd.program.pydantic_models import is_pydantic, plain
 from inferd.protocol import ProgramError
 
@@ -96,6 +97,8 @@ def _convert_object(value: Any, path: str, depth: int) -> Any:
 
 def _instead(value: object) -> str:
     """Return what a program does with a value that JSON cannot hold; "" where that is not known."""
+    if isinstance(value, Streamed):
+        return f": {value.instead}"
     if isinstance(value, Awaitable):
         return ": await it first"
     if isinstance(value, AsyncIterable):

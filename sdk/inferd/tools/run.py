@@ -13,6 +13,7 @@ from inferd.adapter import adapter_name
 from inferd.calls.context_handle import ContextHandle
 from inferd.calls.dialogue import Dialogue
 from inferd.calls.generate_arguments import OnLength
+from inferd.calls.streamed import Streamed
 from inferd.chat.conversation import Conversation, render_request, rendered
 from inferd.chat.harmony import parser_of
 from inferd.chat.reply import was_cut
@@ -30,7 +31,7 @@ if TYPE_CHECKING:
 ToolLike: TypeAlias = ToolFunction | Callable[..., Any]
 
 
-class ToolRun:
+class ToolRun(Streamed):
     """A model that calls tools, and gets their results, until it answers without a call. Nothing is sent before the first event.
 
     Use it once: ``async for event in run`` over :data:`~inferd.tools.ToolEvent`, of which the last is the
@@ -40,6 +41,8 @@ class ToolRun:
     its context then holds the conversation up to there as the model's chat template writes it: every whole round, calls with
     their results, and what was said last. A call without its result is not in it.
     """
+
+    instead = "await its collect(), or iterate it with `async for`"
 
     def __init__(self, ctx: Context, handle: ContextHandle, tools: Sequence[ToolLike], options: ToolOptions) -> None:
         handle.check()

@@ -141,7 +141,7 @@ def test_what_is_no_token_is_refused_by_name(answer: object) -> None:
 
 
 def test_what_is_no_sampler_is_refused_before_anything_is_sent() -> None:
-    for wrong in (None, 5, "argmax", Sampler):
+    for wrong in (None, 5, "argmax", Sampler, Sampler.argmax, Sampler.top_p, CustomSampler.of):
         with pytest.raises(InvalidRequest, match="sampler must be a Sampler, such as"):
             Context().generate(wrong)  # type: ignore[arg-type]
     with pytest.raises(InvalidRequest, match="whole number of at least 0"):

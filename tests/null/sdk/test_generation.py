@@ -27,11 +27,13 @@ from inferd import (
     Sampler,
     Step,
 )
+from inferd.program.interface import to_result
 from inferd.protocol import (
     CloseGenerate,
     ConstraintSpec,
     NextSteps,
     NotFound,
+    ProgramError,
     ReleaseContext,
     StartGenerate,
     Steps,
@@ -140,6 +142,18 @@ async def test_single_use() -> None:
             aiter(generator)
         with pytest.raises(StopAsyncIteration):
             await anext(generator)
+
+
+async def test_one_that_is_awaited_or_in_an_ordinary_loop_says_what_to_do_and_can_still_be_used() -> None:
+    with FakeRuntime(["ab"]):
+        generator = Context().append("p").generate(GREEDY)
+        with pytest.raises(TypeError, match=r"cannot be awaited: await its collect_text\(\)"):
+            await generator  # type: ignore[misc]
+        with pytest.raises(TypeError, match=r"with `for`: .* or iterate it with `async for`"):
+            list(generator)  # type: ignore[call-overload]
+        with pytest.raises(ProgramError, match=r"^result is of type Generator.*: await its collect_text\(\)"):
+            to_result(generator)
+        assert await generator.collect_text() == "ab"
 
 
 @settings(max_examples=examples(200), deadline=None)

@@ -308,6 +308,13 @@ async def test_what_is_no_conversation_is_refused_by_name() -> None:
                 Context().user("a").run_tools(tools, **options)  # type: ignore[arg-type]
 
 
+async def test_one_that_is_awaited_says_what_to_do() -> None:
+    with model("x"):
+        async with Context().user("a") as ctx:
+            with pytest.raises(TypeError, match=r"a ToolRun cannot be awaited: await its collect\(\)"):
+                await ctx.run_tools([add])  # type: ignore[misc]
+
+
 async def test_it_is_used_once() -> None:
     with model("x"):
         async with Context().user("a") as ctx:
