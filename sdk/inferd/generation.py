@@ -118,8 +118,7 @@ class Generator(Streamed, Generic[T]):
             step = await self._next()
         if step is None:
             await self.aclose()
-            if self.finish == "length" and self._stream.arguments.on_length == "error":
-                raise self._cut_short("the text")
+            self._refuse_a_cut()
             raise StopAsyncIteration
         return step
 
@@ -204,6 +203,7 @@ class Generator(Streamed, Generic[T]):
         while some := await self._several():
             steps += some
         await self.aclose()
+        self._refuse_a_cut()
         return steps
 
     async def _several(self) -> list[Step]:
@@ -280,6 +280,11 @@ class Generator(Streamed, Generic[T]):
         except InferdError:
             self._handle.detach(self._stream, None)
             raise
+
+    def _refuse_a_cut(self) -> None:
+        """Raise Truncated for a text that was cut, where the caller wants that to be an error."""
+        if self.finish == "length" and self._stream.arguments.on_length == "error":
+            raise self._cut_short("the JSON" if self._stream.arguments.reads_json else "the text")
 
     def _cut_short(self, what: str) -> Truncated:
         made, allowed = self._stream.delivered, self._stream.arguments.max_tokens

@@ -26,6 +26,7 @@ from inferd import (
     Regex,
     Sampler,
     Step,
+    Truncated,
 )
 from inferd.program.interface import to_result
 from inferd.protocol import (
@@ -129,6 +130,22 @@ async def test_a_cut_output_says_length() -> None:
         generator = Context().append("p").generate(GREEDY, max_tokens=4)
         assert await generator.collect_text() == "abcd"
         assert generator.finish == "length"
+
+
+async def test_a_cut_that_is_to_be_an_error_is_one_in_every_way_of_reading() -> None:
+    async def steps(generator: Generator[Any]) -> list[Step]:
+        return [step async for step in generator]
+
+    ways = (steps, Generator.collect_text, Generator.collect_tokens, Generator.collect_json)
+    with FakeRuntime(["[1, 2]"] * 2 * len(ways)):
+        for read in ways:
+            ctx = Context().append("p")
+            with pytest.raises(
+                Truncated, match=r"max_tokens=4 ended the generation before the (text|JSON) was complete"
+            ):
+                await read(ctx.generate(GREEDY, max_tokens=4, on_length="error"))
+            assert bytes(await ctx.tokens())[1:] == b"[1, "
+            assert await read(Context().append("p").generate(GREEDY, max_tokens=9, on_length="error"))
 
 
 async def test_single_use() -> None:
