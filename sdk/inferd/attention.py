@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
-from typing import TypeAlias
+from typing import TypeAlias, TypeVar
 
 from inferd.protocol.errors import InvalidRequest
 from inferd.protocol.ranges import check_one_each, check_whole
 
+T = TypeVar("T")
 Spans: TypeAlias = Sequence[tuple[int, int]]
 
 
@@ -43,7 +44,7 @@ class AttentionMask:
     @classmethod
     def spans(cls, rows: Iterable[Spans]) -> AttentionMask:
         """Return a mask with the spans that each token sees, one list per token. Raises InvalidRequest for what is no span."""
-        return cls(rows=tuple(_merged(f"spans[{at}]", row) for at, row in enumerate(rows)))
+        return cls(rows=tuple(_merged(f"spans[{at}]", row) for at, row in enumerate(_listed("spans", rows))))
 
     @classmethod
     def runs(cls, rows: Iterable[Sequence[int]]) -> AttentionMask:
@@ -51,7 +52,7 @@ class AttentionMask:
 
         What a row says of tokens behind its own is left out; what it does not speak of is hidden.
         """
-        return cls(rows=tuple(_spans_of_runs(at, row) for at, row in enumerate(rows)))
+        return cls(rows=tuple(_spans_of_runs(at, row) for at, row in enumerate(_listed("runs", rows))))
 
     def hide(self, start: int, end: int) -> AttentionMask:
         """Return the same mask without the tokens from ``start`` on, up to but not including ``end``."""
@@ -106,12 +107,18 @@ def _without(spans: Spans, hidden: Spans, end: int) -> list[tuple[int, int]]:
 def _merged(name: str, spans: Spans) -> tuple[tuple[int, int], ...]:
     """Return the spans, ascending, without empty ones, and as one where they touch. Raises InvalidRequest for what is no span."""
     merged: list[tuple[int, int]] = []
-    for start, end in sorted(_checked(name, span) for span in spans):
+    for start, end in sorted(_checked(name, span) for span in _listed(name, spans)):
         if merged and start <= merged[-1][1]:
             merged[-1] = (merged[-1][0], max(end, merged[-1][1]))
         elif start < end:
             merged.append((start, end))
     return tuple(merged)
+
+
+def _listed(name: str, items: Iterable[T]) -> Iterable[T]:
+    if not isinstance(items, Iterable):
+        raise InvalidRequest(f"{name} must be a list, not {items!r}")
+    return items
 
 
 def _checked(name: str, span: object) -> tuple[int, int]:

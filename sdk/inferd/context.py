@@ -18,8 +18,8 @@ from inferd.calls.arguments import (
     checked_reasoning,
     checked_sampler,
     checked_speculator,
-    checked_stop,
     checked_text,
+    checked_texts,
     model_name,
     snapshot_name,
 )
@@ -445,7 +445,7 @@ class Context:
             chooser=drawn if isinstance(drawn, CustomSampler) else None,
             probes=tuple(wire_probes(probes)),
             max_tokens=max_tokens,
-            stop=checked_stop(stop),
+            stop=checked_texts("stop", stop),
             constrain=checked_constraint(constrain),
             speculator=checked_speculator(speculator),
             drafts=RuntimeDrafts.checked(system_speculation, predict),
@@ -459,7 +459,7 @@ class Context:
             min_tokens=min_tokens,
             stop_token_ids=tuple(checked_tokens("stop_token_ids", stop_token_ids)),
             reasoning=checked_reasoning(reasoning),
-            shown=checked_stop(shown),
+            shown=checked_texts("shown", shown),
             include_stop=checked_flag("include_stop", include_stop),
             logprob_tokens=tuple(checked_tokens("logprob_tokens", logprob_tokens)),
         )

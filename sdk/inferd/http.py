@@ -20,12 +20,14 @@ from dataclasses import dataclass
 from types import TracebackType
 from typing import Any
 
+from inferd.calls.arguments import checked_mapping, checked_text
 from inferd.program.json_values import to_json_value
 from inferd.protocol import InferdError, InvalidRequest, LimitExceeded, NotFound, ProgramError, Unavailable
 from inferd.protocol.http import (
     DEFAULT_TIMEOUT,
     MAX_BODY,
     MAX_OPEN_FETCHES,
+    MAX_TIMEOUT,
     MAX_WRITE,
     AwaitHead,
     BeginFetch,
@@ -37,6 +39,7 @@ from inferd.protocol.http import (
     WriteBody,
     check_fetch,
 )
+from inferd.protocol.ranges import check_number
 from inferd.transport import Port, current_port
 
 Body = bytes | bytearray | str | AsyncIterable[bytes] | None
@@ -181,7 +184,9 @@ async def fetch(
     nobody answers; LimitExceeded with the limit's name; InvalidRequest for what is no URL or header. Cancelling the task ends
     the request.
     """
-    fields = [_field(name, value) for name, value in (headers or {}).items()]
+    checked_text("url", url)
+    check_number("timeout", timeout, 0, MAX_TIMEOUT)
+    fields = [_field(name, value) for name, value in checked_mapping("headers", headers).items()]
     if json is not None:
         if body is not None:
             raise InvalidRequest("a request has a body or json, not both")
@@ -193,6 +198,10 @@ async def fetch(
         if len(data) <= MAX_BODY:
             return await _answered(StartFetch(method, url, fields, data, float(timeout), redirects))
         body = _whole(data)
+    if not isinstance(body, AsyncIterable):
+        raise InvalidRequest(
+            f"body must be bytes, text or an async iterator of bytes, not {type(body).__name__}: use json="
+        )
     return await _answered(BeginFetch(method, url, fields, float(timeout), redirects), body)
 
 
@@ -289,8 +298,11 @@ async def _whole(data: bytes) -> AsyncIterator[bytes]:
 
 
 def _field(name: str, value: str | Secret) -> HeaderField:
+    checked_text("a header's name", name)
     if isinstance(value, Secret):
-        return HeaderField(name, value.prefix, value.name)
+        return HeaderField(
+            name, checked_text("a secret's prefix", value.prefix), checked_text("a secret's name", value.name)
+        )
     if not isinstance(value, str):
         raise InvalidRequest(f"the header {name} must be text or http.secret(NAME), not {type(value).__name__}")
     return HeaderField(name, value)

@@ -42,6 +42,9 @@ def chain(*stages: Stage, temperature: float = 1.0, k: int = WIDE, seed: int | N
     ``k=0``, and otherwise of those ``k``.
     """
     check_number("temperature", temperature, 0.0, 1e9)
+    for stage in stages:
+        if isinstance(stage, type) or not hasattr(stage, "start"):
+            raise InvalidRequest(f"a stage of a chain must be one such as Typical(0.9), not {stage!r}")
 
     def start() -> ChooseToken:
         running = [stage.start() for stage in stages]

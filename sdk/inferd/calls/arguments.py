@@ -65,19 +65,22 @@ def checked_chooser(sampler: Sampler | CustomSampler | ChooseToken) -> Sampler |
     return sampler if isinstance(sampler, (Sampler, CustomSampler)) else CustomSampler.of(sampler)
 
 
-def checked_stop(stop: Sequence[str]) -> tuple[str, ...]:
+def checked_texts(name: str, texts: Sequence[str]) -> tuple[str, ...]:
     """Return a sequence of strings as a tuple."""
-    if isinstance(stop, str) or not isinstance(stop, Sequence):
-        raise InvalidRequest(f"stop must be a list of strings, not {stop!r}")
-    if not all(isinstance(text, str) for text in stop):
-        raise InvalidRequest(f"stop must hold strings, not {list(stop)!r}")
-    return tuple(stop)
+    if isinstance(texts, str) or not isinstance(texts, Sequence):
+        raise InvalidRequest(f"{name} must be a list of strings, not {texts!r}")
+    if not all(isinstance(text, str) for text in texts):
+        raise InvalidRequest(f"{name} must hold strings, not {list(texts)!r}")
+    return tuple(texts)
 
 
 def checked_reasoning(reasoning: ReasoningSpec | None) -> ReasoningSpec | None:
     """Return a ReasoningSpec, or None."""
     if reasoning is not None and not isinstance(reasoning, ReasoningSpec):
         raise InvalidRequest(f"reasoning must be a ReasoningSpec, not {reasoning!r}")
+    if reasoning is not None:
+        checked_text("reasoning: begin", reasoning.begin)
+        checked_text("reasoning: end", reasoning.end)
     return reasoning
 
 

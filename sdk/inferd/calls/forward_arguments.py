@@ -18,6 +18,8 @@ KINDS = (Logits, Distribution, Logprob, Logprobs, Entropy)
 
 def wire_probes(probes: Iterable[RowProbe]) -> list[Probe]:
     """Return the probes as requests. Raises InvalidRequest for something else."""
+    if not isinstance(probes, Iterable):
+        raise InvalidRequest(f"probes must be a list of probes, not {probes!r}")
     asked = list(probes)
     for index, probe in enumerate(asked):
         if not isinstance(probe, KINDS):
@@ -56,7 +58,7 @@ def attention_runs(rows: Sequence[Sequence[bool]] | None, count: int) -> list[li
 
 
 def _runs(index: int, row: Sequence[bool]) -> list[int]:
-    if isinstance(row, (str, bytes)) or not all(seen in (0, 1) for seen in row):
+    if not isinstance(row, Iterable) or isinstance(row, (str, bytes)) or not all(seen in (0, 1) for seen in row):
         raise InvalidRequest(f"attention_mask[{index}] must hold True and False only")
     runs = [(bool(seen), sum(1 for _ in run)) for seen, run in groupby(row)]
     return [*([0] if runs and runs[0][0] else []), *(length for _, length in runs)]

@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 from inferd.protocol.carrying import shown
 from inferd.protocol.errors import InvalidRequest, LimitExceeded
 from inferd.protocol.operations import Done, operation
+from inferd.protocol.ranges import check_whole
 
 METHODS = frozenset({"GET", "HEAD", "POST", "PUT", "PATCH", "DELETE", "OPTIONS"})
 """CONNECT would be a tunnel, and TRACE an echo of headers with secrets."""
@@ -144,8 +145,7 @@ def check_fetch(request: StartFetch | BeginFetch) -> None:
         raise LimitExceeded(f"a URL may have {MAX_URL} characters", limit="url_characters", value=MAX_URL)
     if not 0 < request.timeout_s <= MAX_TIMEOUT:
         raise InvalidRequest(f"timeout must be above 0 and at most {MAX_TIMEOUT:g} seconds, not {request.timeout_s}")
-    if not 0 <= request.redirects <= MAX_REDIRECTS:
-        raise InvalidRequest(f"redirects must be in 0..{MAX_REDIRECTS}, not {request.redirects}")
+    check_whole("redirects", request.redirects, 0, MAX_REDIRECTS)
     check_header_fields(request.headers)
     if isinstance(request, StartFetch) and len(request.body) > MAX_BODY:
         text = f"a body that is sent as a whole may have {MAX_BODY} bytes, this one has {len(request.body)}"

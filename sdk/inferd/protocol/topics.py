@@ -8,6 +8,7 @@ from typing import Any
 from inferd.protocol.carrying import shown
 from inferd.protocol.errors import InvalidRequest
 from inferd.protocol.operations import Done, operation
+from inferd.protocol.ranges import check_whole
 
 MAX_TOPIC_NAME = 128
 """Characters of the name of a topic or queue."""
@@ -128,5 +129,4 @@ def check_values(values: list[Any]) -> None:
 def check_pull(request: PullValues) -> None:
     """Raise InvalidRequest unless the request is in range."""
     check_topic_name(request.queue)
-    if not 0 < request.most <= MAX_VALUES:
-        raise InvalidRequest(f"most must be 1 to {MAX_VALUES}, not {request.most}")
+    check_whole("most", request.most, 1, MAX_VALUES)

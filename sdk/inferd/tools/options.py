@@ -8,8 +8,9 @@ from dataclasses import dataclass, field
 from typing import Any, Literal, TypedDict
 
 from inferd.adapter import Adapter, adapter_name
-from inferd.calls.arguments import checked_flag, checked_sampler
+from inferd.calls.arguments import checked_flag, checked_mapping, checked_sampler
 from inferd.protocol import InvalidRequest
+from inferd.protocol.ranges import check_whole
 from inferd.sampling import Sampler
 
 OnError = Literal["tell", "raise"]
@@ -75,7 +76,10 @@ class CheckedToolOptions:
             value = getattr(self, name)
             if not isinstance(value, int) or isinstance(value, bool) or value < 1:
                 raise InvalidRequest(f"{name} must be a number of at least 1, not {value!r}")
-        if self.timeout is not None and not (0 < self.timeout < math.inf):
+        checked_mapping("template_arguments", self.template_arguments)
+        if self.reasoning_budget is not None:
+            check_whole("reasoning_budget", self.reasoning_budget, 0)
+        if self.timeout is not None and not (isinstance(self.timeout, (int, float)) and 0 < self.timeout < math.inf):
             raise InvalidRequest(f"timeout must be seconds above 0, or None, not {self.timeout!r}")
         if self.on_error not in ("tell", "raise"):
             raise InvalidRequest(f"on_error must be 'tell' or 'raise', not {self.on_error!r}")

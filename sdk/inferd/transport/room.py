@@ -10,6 +10,7 @@ from collections.abc import Awaitable, Callable
 from typing import Any, TypeVar
 
 from inferd.protocol import OPERATIONS, LimitExceeded, ReceiveMessage
+from inferd.protocol.ranges import check_number
 
 T = TypeVar("T")
 MOST_AT_ONCE = 896
@@ -63,6 +64,7 @@ class LaunchLine:
         """Return what ``ask`` returns. Where it raises LimitExceeded with ``retry_after_s``, ask again after so long, until for
         ``wait_s`` seconds no launch of the line has found room; then raise that.
         """
+        check_number("wait_s", wait_s, 0, math.inf)
         called = time.monotonic()
         async with self._room:
             try:
