@@ -6,16 +6,18 @@ import base64
 from collections.abc import Mapping
 from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass
+from os import PathLike
 from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, Any
 from urllib.parse import quote
 
-from inferd.calls.arguments import checked_mapping
+from inferd.calls.arguments import checked_mapping, checked_text
 from inferd.client.http_link import HttpLink
 from inferd.client.run_handle import RunHandle
 from inferd.program.json_values import to_json_value
 from inferd.program.sources import ENTRY, ProgramSources, read_program
+from inferd.protocol import InvalidRequest
 from inferd.transport.room import LaunchLine
 
 if TYPE_CHECKING:
@@ -77,6 +79,10 @@ class Client:
         ``name`` and ``version`` win over the program's own. Raises InvalidRequest, ProgramSyntaxError and LimitExceeded for
         what is no program that the server takes.
         """
+        if not isinstance(program, (str, PathLike, Mapping)):
+            raise InvalidRequest(
+                f"program must be a path, or source texts by relative path, not {type(program).__name__}"
+            )
         sources = _given(program) if isinstance(program, Mapping) else read_program(Path(program))
         body = {
             "files": sources.files, "entry": sources.entry, "name": name or sources.named(), "version": version,
@@ -178,5 +184,7 @@ class Client:
 
 
 def _given(files: Mapping[str, str]) -> ProgramSources:
+    for path, text in files.items():
+        checked_text(f"the source of {path}", text)
     entry = ENTRY if ENTRY in files or len(files) != 1 else next(iter(files))
     return ProgramSources(entry.removesuffix(".py"), dict(files), entry)

@@ -19,6 +19,7 @@ from inferd.protocol import ErrorInfo, InferdError, InternalError, InvalidReques
 TIMEOUT_S = 30.0
 STREAM_TIMEOUT_S = 60.0
 """A stream that says nothing sends an empty line every 15 s."""
+CLOSED = "this client is closed: its `with` block has ended"
 OF_CONNECTIONS = ("connections", "max_connections")
 VISIBLE_ASCII = frozenset(map(chr, range(0x21, 0x7F)))
 SCHEMES = {"http": "http", "https": "https", "ws": "http", "wss": "https"}
@@ -100,6 +101,8 @@ class HttpLink:
 
         Where the tenant has too many connections, nothing was done: it is sent again, for the client's patience.
         """
+        if self._http.is_closed:
+            raise InvalidRequest(CLOSED)
         end = anyio.current_time() + self.patience_s
         try:
             while True:

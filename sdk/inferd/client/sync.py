@@ -12,6 +12,7 @@ from anyio.from_thread import BlockingPortal, start_blocking_portal
 
 from inferd.client.client import DEFAULT_SERVER, PATIENCE_S, Client, ServerProgram, Sources
 from inferd.client.event_cursor import StreamEvent
+from inferd.client.http_link import CLOSED
 from inferd.client.run_handle import RunHandle
 from inferd.protocol import InvalidRequest
 from inferd.protocol.files import ANY_TYPE, FileHead
@@ -30,7 +31,10 @@ class _Waiting:
 
     def call(self, function: Callable[[], Awaitable[T]]) -> T:
         """Return what a coroutine returns. An interrupt cancels it."""
-        future = self.portal.start_task_soon(function)
+        try:
+            future = self.portal.start_task_soon(function)
+        except RuntimeError as error:  # the portal's thread has ended
+            raise InvalidRequest(CLOSED) from error
         try:
             return future.result()
         except BaseException:

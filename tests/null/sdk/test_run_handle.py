@@ -77,3 +77,25 @@ async def test_arguments_and_limits_that_are_not_by_name_are_refused_by_what_the
             for name in ("arguments", "limits"):
                 with pytest.raises(InvalidRequest, match=f"{name} must be a dict"):
                     await launch("program", **{name: wrong})
+
+
+@pytest.mark.parametrize(
+    ("wrong", "says"),
+    [(5, "program must be a path, or source texts"), ({"main.py": 5}, "the source of main.py must be a")],
+)
+async def test_what_is_no_program_is_refused_by_what_it_is(wrong: Any, says: str) -> None:
+    async with inferd.Client() as client:
+        with pytest.raises(InvalidRequest, match=says):
+            await client.upload(wrong)
+
+
+async def test_a_client_that_is_used_behind_its_block_says_so() -> None:
+    async with inferd.Client() as client:
+        run = RunHandle(client._link, dict(WAITING))
+    with inferd.SyncClient() as blocking:
+        pass
+    for use in (client.programs, run.result, run.cancel):
+        with pytest.raises(InvalidRequest, match="its `with` block has ended"):
+            await use()
+    with pytest.raises(InvalidRequest, match="its `with` block has ended"):
+        blocking.programs()

@@ -26,11 +26,13 @@ NO_MODULE = (
     "a program has the standard library, inferd, its own files, and the packages that it names as its dependencies, which have "
     "to be Python alone (docs/guides/dependencies.md)"
 )
+SCRIPTS = "the sandbox has inferd without what scripts and tests use: inferd.client, inferd.outlines, inferd.testing"
 COMPILED = "it is compiled, and programs are Python alone"
 FETCH = "`await inferd.http.fetch(url)` fetches in the sandbox, which has no sockets"
 INSTEAD = {
     "anyio": 'asyncio has task groups, time-outs and queues; or name "anyio" among the dependencies',
     **dict.fromkeys(("aiohttp", "httpx", "requests", "ssl", "_ssl", "urllib3"), FETCH),
+    "inferd": SCRIPTS,
     "pydantic": 'name "pydantic<2" among its dependencies, as version 2 is compiled',
     **dict.fromkeys(("multiprocessing", "_multiprocessing"), "`await inferd.launch(...)` starts another program"),
     **dict.fromkeys(

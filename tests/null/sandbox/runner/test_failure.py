@@ -58,3 +58,8 @@ def test_a_package_that_wants_what_is_not_there_is_told_of_and_not_only_what_it_
     with pytest.raises(ModuleNotFoundError) as caught:
         finder.loader.exec_module(module_from_spec(finder))
     assert "asyncio has task groups" in describe(caught.value, {__file__}).message
+
+
+def test_a_part_of_inferd_that_the_sandbox_lacks_is_told_of_as_such() -> None:
+    error = ModuleNotFoundError("No module named 'inferd.outlines'", name="inferd.outlines")
+    assert "what scripts and tests use: inferd.client, inferd.outlines" in describe(error, set()).message
