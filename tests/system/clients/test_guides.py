@@ -14,6 +14,7 @@ import inferd
 
 from .conftest import TOKEN, LiveServer
 
+README = "../../README.md"
 SUMMARIZE = """
 # /// script
 # [tool.inferd]
@@ -40,6 +41,16 @@ def run_as_script(server: LiveServer, guide: str, blocks: list[tuple[int, str]])
 
     asyncio.run(script())
     return names
+
+
+def test_the_readme(server: LiveServer, capsys: pytest.CaptureFixture[str]) -> None:
+    (program,) = [block for block in indented(README) if "async def main" in block[1]]
+    (line, script), *_ = [block for block in indented(README) if "inferd.connect" in block[1]]
+    returned = run_as_script(server, README, [program])["returned"]
+    assert (type(returned).__name__, returned.age) == ("Person", 36)
+    here = script.replace("ws://127.0.0.1:7070", server.url).replace("token=...", f"token={TOKEN!r}")
+    asyncio.run(run_block(README, (line, here), {**vars(inferd), "inferd": inferd}))
+    assert capsys.readouterr().out
 
 
 def test_tools(server: LiveServer) -> None:
