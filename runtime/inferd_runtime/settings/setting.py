@@ -25,6 +25,7 @@ class Check:
 
 POSITIVE = Check("be positive", lambda value: value > 0)
 NOT_NEGATIVE = Check("not be negative", lambda value: value >= 0)
+WANTED: dict[Any, str] = {int: "a whole number", float: "a number", bool: "true or false"}
 
 
 def setting(
@@ -75,7 +76,8 @@ class SettingField:
         except InvalidRequest as error:
             raise InvalidRequest(f"{place}: {error.message}") from None
         except msgspec.ValidationError as error:
-            raise InvalidRequest(f"{place}: {error}, got {value!r}") from None
+            wanted = f"expected {WANTED[self.kind]}" if self.kind in WANTED else error
+            raise InvalidRequest(f"{place}: {wanted}, got {value!r}") from None
 
     def validate(self, value: Any) -> None:
         """Raise InvalidRequest if a number does not pass this setting's check."""

@@ -62,9 +62,10 @@ def test_directories_follow_the_environment(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("flags", "environment", "text", "named"),
     [
-        ({"port": "x"}, {}, "", "--port"),
+        ({"port": "x"}, {}, "", "^--port: expected a whole number, got 'x'$"),
         ({"memory_mb": "1.5"}, {}, "", "--limit-memory"),
         ({}, {"INFERD_MAX_WORKERS": "many"}, "", "INFERD_MAX_WORKERS"),
+        ({"insecure": "perhaps"}, {}, "", "--insecure: expected true or false"),
         ({}, {}, 'port = "x"', "key port of the configuration file"),
         ({}, {}, "prot = 1", "no setting prot"),
         ({}, {}, "port = ", "config.toml"),

@@ -185,7 +185,8 @@ def assemble_program(bundle: Bundle, interface: Interface, name: str = "", versi
 def check_names(name: str, version: str) -> None:
     """Raises InvalidRequest for what can be no program's name or version; a version may be ""."""
     if not NAME.fullmatch(name):
-        raise InvalidRequest(f"{name[:SHOWN]!r} cannot be a program's name: it must match {NAME.pattern}")
+        text = f"{name[:SHOWN]!r} cannot be a program's name: it must match {NAME.pattern}"
+        raise InvalidRequest(f"{text}; `name` under [tool.inferd] gives a program another one than its file's")
     if version and not VERSION.fullmatch(version):
         raise InvalidRequest(f"{version[:SHOWN]!r} cannot be a program's version: it must match {VERSION.pattern}")
 
