@@ -48,6 +48,7 @@ def run(argv: list[str]) -> int:
     phases = Phases()
     command, program = read_command(argv)
     logging.basicConfig(level=logging.ERROR, format="inferd: %(message)s", stream=sys.stderr)
+    logging.getLogger("inferd.egress").setLevel(logging.WARNING)  # why a server of tools ended: its operator runs this
     if command.settings.engine.timings:
         logging.getLogger("inferd").setLevel(logging.INFO)
     phases.end("command")

@@ -200,8 +200,10 @@ class EgressProcess:
         if not stopped:
             self._not_before = self._clock() + self._backoff.next(seconds)
             self._last = life.ended.message
-            tail = "" if life.child is None or said is not None else life.child.tail
-            log.warning("%s %s: %s", self._launch.name, ending, tail or life.ended.message)
+            tail = "" if life.child is None else life.child.tail
+            printed = tail if said is None else tail.rpartition("\n")[0]  # the last line is what was said
+            why = "\n".join(filter(None, (printed, "" if said is None else said.message)))
+            log.warning("%s %s: %s", self._launch.name, ending, why or life.ended.message)
         life.socket.close()
         life.ready.set()
         for future in life.waiting.values():

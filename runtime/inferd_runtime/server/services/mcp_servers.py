@@ -68,7 +68,7 @@ class ServerTable:
         """Return a server that may be used. Raises NotFound, which does not tell of other tenants' servers, and Forbidden."""
         entry = self._servers.get(name)
         if entry is None or not entry.allows(tenant):
-            raise NotFound(f"this tenant has no server of tools named {shown(name)}")
+            raise NotFound(f"this tenant has no server of tools named {shown(name)}: --mcp-file names them")
         check_declared(name, declared)
         return entry
 

@@ -54,6 +54,20 @@ async def test_what_a_server_of_tools_leaves_goes_with_it(tmp_path: Path) -> Non
             await anyio.sleep(0.01)
 
 
+async def test_the_log_has_what_a_process_printed_before_its_error(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """It had the error alone, which does not say why a server of tools ended."""
+    error = '{"code": "unavailable", "message": "it ended", "detail": {}}'
+    async with process_of(
+        script(tmp_path, f"print('no such file: tools.py'); print({error!r}); raise SystemExit(2)"), tmp_path / "home"
+    ) as process:
+        with pytest.raises(Unavailable, match=r"^it ended$"):
+            await process.call("x", Done(), Done)
+    (said,) = [record.getMessage() for record in caplog.records if record.levelname == "WARNING"]
+    assert said.endswith("no such file: tools.py\nit ended")
+
+
 async def test_who_waits_is_told_why_a_process_was_stopped(tmp_path: Path) -> None:
     async with process_of(script(tmp_path, "import time; time.sleep(600)"), tmp_path / "home") as process:
         async with anyio.create_task_group() as tasks:
