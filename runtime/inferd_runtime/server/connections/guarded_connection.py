@@ -98,7 +98,8 @@ class GuardedConnection(asyncio.Protocol):
             self._feeder.cancel()
         self._pending.clear()
         self._keeper.ended(self)
-        self.inner.connection_lost(exc)
+        lost, self.inner = self.inner, asyncio.Protocol()  # or only a collection of garbage would free the two
+        lost.connection_lost(exc)
 
     def data_received(self, data: bytes) -> None:
         """Queue bytes for the HTTP server, and parse what is due."""

@@ -8,6 +8,7 @@ import errno
 import logging
 import socket
 import time
+import weakref
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
@@ -19,6 +20,7 @@ import zmq
 from inferd.protocol import Unavailable
 from inferd_runtime.accepting import accept
 from inferd_runtime.cli.client import Server
+from inferd_runtime.garbage import no_collections
 from inferd_runtime.server.connections import acceptor as acceptor_module
 from inferd_runtime.server.connections.acceptor import ACCEPTED_IN_A_ROW, Acceptor, Listener
 from inferd_runtime.server.connections.connection_table import ConnectionTable, close_frame
@@ -191,6 +193,16 @@ class FullTransport:
 
     def resume_reading(self) -> None:
         """Do nothing."""
+
+
+def test_what_served_a_connection_that_is_over_is_freed_at_once() -> None:
+    """Connections that came and went by the thousand held the loop for half a second, when a collection of garbage freed them."""
+    connection = new_table().arrived(("127.0.0.1", 1), Echo)
+    connection.connection_made(cast(asyncio.Transport, FullTransport(0)))
+    serving = weakref.ref(connection.inner)
+    with no_collections():
+        connection.connection_lost(None)
+        assert serving() is None
 
 
 class Silent(asyncio.Protocol):
