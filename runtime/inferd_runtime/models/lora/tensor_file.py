@@ -40,7 +40,8 @@ def tensors_of(file: bytearray, what: str, most_header: int) -> dict[str, Tensor
             f"{what}: its header takes more than {most_header} bytes, which this model's modules do not need"
         )
     try:
-        header = msgspec.json.decode(file[LENGTH_BYTES:start], type=dict[str, msgspec.Raw])
+        text = file[LENGTH_BYTES:start].decode()  # all of it: what is passed over could be no UTF-8
+        header = msgspec.json.decode(text, type=dict[str, msgspec.Raw])
         entries = {key: msgspec.json.decode(raw, type=_Entry) for key, raw in header.items() if key != METADATA}
     except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
         raise InvalidRequest(f"{what}: its header cannot be read: {error}") from None
