@@ -75,9 +75,7 @@ class TypedHttp(H11Protocol):
         super().handle_websocket_upgrade(event)
         behind, protocol = self.conn.trailing_data[0], self.transport.get_protocol()
         if behind and not self.transport.is_closing() and isinstance(protocol, asyncio.Protocol):
-            protocol.data_received(
-                behind
-            )  # frames that came in the same read: in the next one they would be heard, too
+            protocol.data_received(behind)  # frames that came in the same read as the handshake
 
     def _refuse(self, error: InferdError) -> None:
         if (
