@@ -84,17 +84,23 @@ def _named(file: str) -> tuple[str, Version]:
 
 
 def _required(packages: Packages, wanted: Iterable[str], environment: dict[str, str]) -> Iterator[str]:
-    """Yield what the packages require in the sandbox and is not among them."""
+    """Yield what the packages require in the sandbox and is not among them. Extras that nothing needed asks for bring nothing."""
     there = {package.name for package in packages.lock}
-    declared = [requirement for path, text in packages.files.items() for requirement in _declared(path, text)]
+    left = [requirement for path, text in packages.files.items() for requirement in _declared(path, text)]
     extras: dict[str, set[str]] = {}
-    for one in (*map(Requirement, wanted), *(requirement for _, requirement in declared)):
+    needed = list(map(Requirement, wanted))
+    for one in needed:  # which grows
         extras.setdefault(canonicalize_name(one.name), set()).update(one.extras)
-    for owner, one in declared:
-        needed = any(_holds(one.marker, environment, extra) for extra in ("", *extras.get(owner, ())))
-        if needed and canonicalize_name(one.name) not in there:
-            one.marker = None
-            yield str(one)
+        split: dict[bool, list[tuple[str, Requirement]]] = {True: [], False: []}
+        for owner, each in left:
+            held = any(_holds(each.marker, environment, extra) for extra in ("", *extras.get(owner, ())))
+            split[held].append((owner, each))
+        left = split[False]
+        for _, each in split[True]:
+            needed.append(each)
+            if canonicalize_name(each.name) not in there:
+                each.marker = None
+                yield str(each)
 
 
 def _declared(path: str, text: bytes) -> Iterator[tuple[str, Requirement]]:

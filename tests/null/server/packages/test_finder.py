@@ -98,6 +98,21 @@ async def test_packages_come_with_what_they_need_in_the_sandbox(index: Path, fin
     assert {one.name for one in with_extra.lock} == {"top", "low", "some"}
 
 
+async def test_an_extra_that_names_others_of_its_package_brings_nothing_where_nobody_asks_for_it(
+    index: Path, finder: PackageFinder
+) -> None:
+    """mpmath brought numpy and matplotlib, which are of its extra "tests": its extra "develop" names that."""
+    make_wheel(
+        index, "top", {"top.py": ""},
+        requires=["some; extra == 'tests'", "top[tests]; extra == 'all'", "other; extra == 'all'"],
+    )  # fmt: skip
+    for name in ("some", "other"):
+        make_wheel(index, name, {f"{name}.py": ""})
+    assert [one.name for one in (await found(finder, "top")).lock] == ["top"]
+    assert {one.name for one in (await found(finder, "top[tests]")).lock} == {"top", "some"}
+    assert {one.name for one in (await found(finder, "top[all]")).lock} == {"top", "some", "other"}
+
+
 async def test_what_was_found_once_needs_no_index_again(index: Path, finder: PackageFinder) -> None:
     wheel = make_wheel(index, "p", {"p.py": ""})
     first = await found(finder, "p>=1")
