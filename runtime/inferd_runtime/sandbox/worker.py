@@ -26,6 +26,7 @@ from inferd.protocol import Cancelled, InternalError, InvalidRequest
 from inferd_runtime.isolation.child import Child
 from inferd_runtime.log_lines import configure_logging
 from inferd_runtime.sandbox.host.inbox import Inbox
+from inferd_runtime.sandbox.host.kept_code import KeptCode
 from inferd_runtime.sandbox.host.run import EngineAddress, SandboxRun
 from inferd_runtime.sandbox.messages import (
     Answered,
@@ -71,6 +72,7 @@ class Worker:
         self._runner = runner
         self._runs: dict[str, SandboxRun] = {}
         self._programs: dict[str, Bundle] = {}
+        self._code = KeptCode()
         self._outbox = Outbox()
         self._decoder: msgspec.msgpack.Decoder[ToWorker] = msgspec.msgpack.Decoder(ToWorker)
         self._busy = threading.Event()
@@ -121,7 +123,7 @@ class Worker:
             return
         if launch.program:
             launch = msgspec.structs.replace(launch, bundle=self._programs[launch.program])
-        run = SandboxRun(launch, self._runner, self._engine, self._outbox.put)
+        run = SandboxRun(launch, self._runner, self._engine, self._outbox.put, self._code)
         self._runs[launch.run] = run
         self._starting.add(launch.run)
         self._busy.set()

@@ -73,14 +73,22 @@ class Gateway:
         self._socket.send_multipart([SECRET.encode(), msgspec.msgpack.encode(message)])
 
     def launch(
-        self, program: str | dict[str, str], limits: Limits | None = None, entry: str = "main.py", /, **arguments: Any
+        self,
+        program: str | dict[str, str],
+        limits: Limits | None = None,
+        entry: str = "main.py",
+        /,
+        packages: dict[str, bytes] | None = None,
+        kept: str = "",
+        **arguments: Any,
     ) -> str:
+        """Start a program, with the files of its packages; or one that the worker has, under this name."""
         files = {"main.py": program} if isinstance(program, str) else program
         files = {path: textwrap.dedent(text) for path, text in files.items()}
         run = f"run-{next(self._numbers)}"
-        bundle = Bundle("test", files, entry)
+        bundle = Bundle("test", files, entry, packages=packages or {})
         grant = GRANTS.issue(RUN_SESSION + run, "tenant")
-        self.send(LaunchRun(run, grant, bundle, json.dumps(arguments), limits or Limits()))
+        self.send(LaunchRun(run, grant, bundle, json.dumps(arguments), limits or Limits(), program=kept))
         return run
 
     def cancel(self, run: str, error: ErrorInfo) -> None:

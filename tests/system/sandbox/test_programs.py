@@ -412,7 +412,7 @@ def test_nothing_of_the_host_is_there(gateway: Gateway) -> None:
                 "environment": dict(os.environ),
                 "argv": sys.argv,
                 "read": attempt(lambda: open("/etc/passwd").read()),
-                "write": attempt(lambda: open("/tmp/x", "w")),
+                "write": attempt(lambda: open("/etc/x", "w")),
                 "list": os.listdir("/"),
                 "tcp": attempt(lambda: socket.create_connection(("127.0.0.1", 80), 1)),
                 "socket": attempt(lambda: socket.socket(socket.AF_INET, socket.SOCK_DGRAM)),

@@ -7,7 +7,7 @@ import json
 
 import pytest
 
-from inferd_runtime.sandbox.messages import Deliver, Sent
+from inferd_runtime.sandbox.messages import Bundle, Deliver, ForgetProgram, KeepProgram, Sent
 
 from .conftest import Gateway
 
@@ -45,11 +45,9 @@ from .conftest import Gateway
         ("import numpy\ndef main(): pass", "it is compiled"),
         ("def main(): open('out.txt', 'w')", "session.send_file"),
         ("from pathlib import Path\ndef main(): Path('a').mkdir()", "session.send_file"),
-        ("import tempfile\ndef main(): tempfile.NamedTemporaryFile()", "session.send_file"),
-        ("import tempfile\ndef main(): tempfile.mkdtemp()", "session.send_file"),
         ("def main(): open('data.txt')", "inferd.files.names()"),
         ("import hashlib\ndef main(): hashlib.scrypt(b'', salt=b'', n=2, r=1, p=1)", "the sandbox has no users"),
-        ("import os\ndef main(): os.getuid()", "the sandbox has no users"),
+        ("import os\ndef main(): os.getlogin()", "the sandbox has no users"),
     ],
 )
 def test_what_is_not_there_is_refused_with_what_to_do_instead(gateway: Gateway, program: str, words: str) -> None:
@@ -70,6 +68,74 @@ def test_packages_that_import_a_missing_compression_work_without_it(gateway: Gat
                 return [str(error)[-18:], zipfile.bz2, "bztar" in dict(shutil.get_archive_formats()), hasattr(bz2, "__path__")]
     """
     assert gateway.value(program) == ["and gzip are there", None, False, False]
+
+
+def test_files_below_tmp_are_written_and_gone_with_the_run(gateway: Gateway) -> None:
+    program = """
+        import os, shutil, tempfile, zipfile
+        from pathlib import Path
+        def main():
+            before = os.listdir("/tmp")
+            with tempfile.TemporaryDirectory() as folder:
+                Path(folder, "a").mkdir()
+                Path(folder, "a", "x.txt").write_text("x")
+                shutil.copytree(f"{folder}/a", "/tmp/copy")
+            with tempfile.NamedTemporaryFile("w+") as named, zipfile.ZipFile("/tmp/z.zip", "w") as archive:
+                print("y", file=named, flush=True)
+                archive.write(named.name, "y.txt")
+            with zipfile.ZipFile("/tmp/z.zip") as archive:
+                read = archive.read("y.txt").decode()
+            return [before, sorted(os.listdir("/tmp")), os.listdir("/tmp/copy"), read, tempfile.gettempdir()]
+    """
+    for _ in range(2):
+        assert gateway.value(program) == [[], ["copy", "z.zip"], ["x.txt"], "y\n", "/tmp"]
+
+
+def test_modules_of_the_library_can_be_run_again(gateway: Gateway) -> None:
+    """The packages markdown and defusedxml do: they change their own copies."""
+    program = """
+        import html.parser, importlib.util, inspect, json, sys
+        def main():
+            spec = importlib.util.find_spec("html.parser")
+            copy = importlib.util.module_from_spec(spec)
+            spec.loader.exec_module(copy)
+            importlib.reload(json)
+            before = sys.modules.pop("xml.etree.ElementTree", None)
+            import xml.etree.ElementTree as again
+            text = inspect.getsource(json.JSONDecoder)
+            return [copy.HTMLParser is not html.parser.HTMLParser, again is not before, again.fromstring("<a/>").tag, text[:18]]
+    """
+    assert gateway.value(program) == [True, True, "a", "class JSONDecoder("]
+
+
+def test_packages_import_what_the_sandbox_has_not(gateway: Gateway) -> None:
+    """PyJWT and ollama import ssl, and could not be imported."""
+    packages = {
+        "top.py": b"import ssl, fcntl\ntry:\n    import ctypes\nexcept ImportError:\n    ctypes = 0\ndef use(): ssl.SSLContext()",
+        "traced.py": b"import inspect\ndef f():\n    return 1\nlines = inspect.getsource(f)",
+    }
+    program = """
+        import os, sys, top, traced
+        def main():
+            try:
+                top.use()
+            except OSError as error:
+                return [str(error), top.ctypes, "ssl" in sys.modules, traced.lines, os.getuid() > 0]
+    """
+    said, ctypes, there, lines, user = gateway.value({"main.py": program}, packages=packages)
+    assert "inferd.http.fetch" in said
+    assert [ctypes, there, lines, user] == [0, False, "def f():\n    return 1\n", True]
+
+
+def test_a_programs_packages_are_compiled_once_in_a_worker(gateway: Gateway) -> None:
+    """Half of a second went into that in each run of a program with jinja2, PyYAML and pydantic 1."""
+    packages = {"large.py": b"\n".join(b"def f%d(x): return [x + %d, x * 2]" % (n, n) for n in range(8000))}
+    bundle = Bundle("kept", {"main.py": "import large\ndef main(): return large.f7(1)"}, packages=packages)
+    gateway.send(KeepProgram("kept", bundle))
+    first, second = (gateway.wait(gateway.launch({}, kept="kept")) for _ in range(2))
+    assert first.result == second.result == "[8,2]"
+    assert second.usage.cpu_ms < first.usage.cpu_ms / 2
+    gateway.send(ForgetProgram("kept"))
 
 
 def test_python_reads_the_programs_own_files(gateway: Gateway) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import base64
 import contextlib
 import math
 import time
@@ -31,6 +32,7 @@ from inferd_runtime.sandbox.host.argument_window import REPLY_WINDOW_BYTES, Argu
 from inferd_runtime.sandbox.host.carried import check_json
 from inferd_runtime.sandbox.host.event_queue import EventQueue
 from inferd_runtime.sandbox.host.inbox import MAX_MESSAGES, Inbox, too_many_messages
+from inferd_runtime.sandbox.host.kept_code import KeptCode
 from inferd_runtime.sandbox.host.meter import MemoryMeter, Meter
 from inferd_runtime.sandbox.host.pending_calls import MAX_OPEN, PendingCalls, Waits
 from inferd_runtime.sandbox.host.use_reports import UseReports
@@ -62,11 +64,13 @@ Report = Callable[[FromWorker], None]
 class GuestCalls:
     """Answers one guest. Made and used in the run's thread, whose processor time it charges; nothing here raises on purpose."""
 
-    def __init__(self, launch: LaunchRun, inbox: Inbox, link: EngineLink, report: Report) -> None:
+    def __init__(self, launch: LaunchRun, inbox: Inbox, link: EngineLink, report: Report, code: KeptCode) -> None:
         self.meter = Meter(launch.limits, time.monotonic(), time.thread_time())
         self.memory = MemoryMeter(launch.limits, lambda: 0)
         self.session_replies = 0
         self._run = launch.run
+        self._launch = launch
+        self._code = code
         self._launched_bytes = len(launch.arguments) + launch.bundle.size
         self._inbox = inbox
         self._link = link
@@ -137,6 +141,18 @@ class GuestCalls:
             self._pass_on(self._events.write(stream, written, time.monotonic()))
         if error is not None:
             self._end(error)
+
+    def file(self, path: str) -> bytes:
+        """Return a file of the program's packages in Base64; empty for one that is not there."""
+        return base64.b64encode(self._launch.bundle.packages.get(path, b""))
+
+    def code(self, path: str) -> bytes:
+        """Return what an earlier run compiled a module of the program to; empty where none did."""
+        return self._code.of(self._launch.program, path)
+
+    def keep(self, code: bytes) -> None:
+        """Keep what the program's modules were compiled to, for its later runs here."""
+        self._code.add(self._launch.program, self._launch.bundle, code)
 
     def finish(self) -> None:
         """Pass on what is held back, at the program's end."""

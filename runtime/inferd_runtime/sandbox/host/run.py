@@ -24,6 +24,7 @@ from inferd.protocol import (
 from inferd_runtime.sandbox.host.carried import check_json
 from inferd_runtime.sandbox.host.guest_calls import GuestCalls, Report, sandbox_failure
 from inferd_runtime.sandbox.host.inbox import Inbox
+from inferd_runtime.sandbox.host.kept_code import KeptCode
 from inferd_runtime.sandbox.host.meter import MemoryMeter, exceeded
 from inferd_runtime.sandbox.messages import LaunchRun, Limits, RunFinished, RunUsage, Started
 from inferd_runtime.sandbox.threads import ThreadPool
@@ -59,8 +60,11 @@ class GuestEnd:
 class SandboxRun:
     """A run that was launched. It sends exactly one RunFinished, whatever happens."""
 
-    def __init__(self, launch: LaunchRun, runner: LoadedRunner, engine: EngineAddress, report: Report) -> None:
+    def __init__(
+        self, launch: LaunchRun, runner: LoadedRunner, engine: EngineAddress, report: Report, code: KeptCode
+    ) -> None:
         self._launch = launch
+        self._code = code
         self._runner = runner
         self._engine = engine
         self._report = report
@@ -97,7 +101,7 @@ class SandboxRun:
         try:
             link.socket.setsockopt(zmq.SNDTIMEO, 0)  # an engine that takes nothing must not block this thread
             link.open(self._launch.grant, self._launch.bundle.name)
-            calls = GuestCalls(self._launch, self.inbox, link, self._report)
+            calls = GuestCalls(self._launch, self.inbox, link, self._report, self._code)
             end = self._execute(calls, closing)
             calls.finish()
             asked = _ask_to_close(link)
@@ -152,8 +156,9 @@ class SandboxRun:
 
 
 def _bundle_json(launch: LaunchRun) -> str:
-    """Return the bundle as the runner reads it, with the run's seed."""
-    bundle = {**msgspec.structs.asdict(launch.bundle), "seed": launch.seed}
+    """Return the bundle as the runner reads it, with the run's seed and the names of its packages' files."""
+    bundle = {**msgspec.structs.asdict(launch.bundle), "seed": launch.seed, "keeps_code": bool(launch.program)}
+    bundle["packages"] = list(launch.bundle.packages)
     del bundle["lock"]  # the runner has no use for it
     return msgspec.json.encode(bundle).decode()
 

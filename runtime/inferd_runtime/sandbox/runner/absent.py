@@ -40,6 +40,7 @@ CONNECTED = "a program is connected: leave inferd.connect out, as in `async def 
 NO_CLIENT = "a program has no client of runs: `await inferd.launch(...)` starts another program"
 NO_COMPRESSION = "the sandbox has no C libraries, and so neither bz2 nor lzma: zlib and gzip are there"
 NO_MORE_MESSAGES = "a program's input is the messages of its launcher, and there are no more"
+NOBODY = 65534
 STARTERS = ("start_new_thread", "start_joinable_thread", "_start_new_thread", "_start_joinable_thread")
 COMMANDS = ("system", "popen", "fork", "execv", "execve", "execvp", "spawnv", "posix_spawn")
 NAMES_AND_SOCKETS = ("getaddrinfo", "gethostbyname", "create_connection", "create_server")
@@ -64,6 +65,13 @@ def install(ask: Callable[[Any], Any]) -> None:
         sys.modules[name] = RefusingModule(name, NO_COMPRESSION)
     builtins.input = _input(ask)
     hashlib.pbkdf2_hmac = _pbkdf2_hmac
+    for name in (
+        "getuid",
+        "geteuid",
+        "getgid",
+        "getegid",
+    ):  # there are no users: packages ask for theirs when they are imported
+        setattr(os, name, lambda: NOBODY)
     for name in ("thread_time", "thread_time_ns"):  # there is one thread
         setattr(time, name, getattr(time, name.replace("thread", "process")))
 

@@ -3,32 +3,15 @@
 from __future__ import annotations
 
 import contextvars
-import sys
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from types import ModuleType
 from typing import Any
 
-from inferd_runtime.sandbox.runner.absent import NO_SOCKETS, NO_THREADS, RefusingModule
-
 BACKEND = "anyio._backends._asyncio"
-LENT = {"ssl": NO_SOCKETS, "concurrent.interpreters": NO_THREADS}
-"""What it imports for its sockets and interpreters. Others are to see that these are not there: they do without."""
 
 
-@contextmanager
-def adapted(module: ModuleType) -> Iterator[None]:
-    """While a module of anyio loads it finds what it imports; where it would start a thread it does not."""
-    if module.__name__.partition(".")[0] != "anyio":
-        yield
-        return
-    lent = [name for name in LENT if name not in sys.modules]
-    sys.modules.update({name: RefusingModule(name, LENT[name]) for name in lent})
-    try:
-        yield
-    finally:
-        for name in lent:
-            del sys.modules[name]
+def adapt(module: ModuleType) -> None:
+    """Have a module of anyio that has just been loaded do at once what it would start a thread for."""
     if module.__name__ == BACKEND:
         _work_at_once(module)
 

@@ -8,8 +8,7 @@ from __future__ import annotations
 
 import atexit
 import sys
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from types import ModuleType
 
 import wit_world  # type: ignore[import-not-found]  # made by componentize-py from world.wit
@@ -26,18 +25,22 @@ blocking.install(_sleep)  # before anything is imported that takes the names tha
 
 from inferd_runtime.sandbox.runner import absent, anyio_library, entry, preload, rehearsal  # noqa: E402
 from inferd_runtime.sandbox.runner.http_libraries import HttpLibraries  # noqa: E402
+from inferd_runtime.sandbox.runner.lending import Lender  # noqa: E402
+from inferd_runtime.sandbox.runner.library_sources import keep_sources  # noqa: E402
 from inferd_runtime.sandbox.runner.own_files import OwnFiles  # noqa: E402
-from inferd_runtime.sandbox.runner.program import LoadedProgram  # noqa: E402
+from inferd_runtime.sandbox.runner.program import PACKAGES, LoadedProgram  # noqa: E402
 from inferd_runtime.sandbox.runner.transport import GuestTransport  # noqa: E402
 
 ABSENT_IN_GUEST = frozenset({"_ssl", "anyio", "httpx", "msgpack", "websockets"})
 """What the SDK's client needs and the sandbox does not have."""
 
 
-@contextmanager
-def _adapted(module: ModuleType) -> Iterator[None]:
-    with anyio_library.adapted(module):
-        yield
+def _execute(module: ModuleType, code: Callable[[], None]) -> None:
+    if (module.__file__ or "").lstrip("/").startswith(f"{PACKAGES}/"):
+        LENDER.run(code)
+    else:  # its author is told now what to do instead
+        code()
+    anyio_library.adapt(module)
     LIBRARIES.adapt(module)
 
 
@@ -46,9 +49,9 @@ def _prepare(program: LoadedProgram) -> None:
     OwnFiles(program).install()
 
 
-RUNNER = entry.Runner(wit_world, _prepare, atexit._run_exitfuncs, _adapted)
+RUNNER = entry.Runner(wit_world, _prepare, atexit._run_exitfuncs, _execute)
 entry.use_everywhere(RUNNER)
-preload.standard_library()
+LENDER = Lender(preload.standard_library())
 preload.package("inferd", ABSENT_IN_GUEST)
 preload.package("inferlet", ABSENT_IN_GUEST)
 rehearsal.rehearse()
@@ -57,6 +60,7 @@ absent.install(ASK)
 LIBRARIES = HttpLibraries(ASK)
 LIBRARIES.adapt_urllib()
 RUNNER.streams.install(input)
+keep_sources()
 FILLERS = preload.settle()
 
 

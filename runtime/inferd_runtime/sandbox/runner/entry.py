@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import asyncio
+import base64
 import gc
 import inspect
 import json
+import marshal
 import random
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Protocol
 
 from inferd.files import use_folder
 from inferd.program.interface import coerce_arguments, to_result
@@ -19,7 +21,7 @@ from inferd.transport import current_port, restore_transport, use_transport
 from inferd_runtime.sandbox.runner import failure
 from inferd_runtime.sandbox.runner.completions import Completions, Host
 from inferd_runtime.sandbox.runner.eventloop import GuestEventLoop, run_to_end
-from inferd_runtime.sandbox.runner.program import Adapt, LoadedProgram, as_it_is, let_go, load
+from inferd_runtime.sandbox.runner.program import Execute, LoadedProgram, ProgramLibrary, let_go, load, plainly
 from inferd_runtime.sandbox.runner.stdio import Streams
 from inferd_runtime.sandbox.runner.transport import GuestTransport, checked_text
 
@@ -35,21 +37,30 @@ class RunOutcome:
     text: str
 
 
+class RunnerHost(Host, ProgramLibrary, Protocol):
+    """A host that has the program's packages, and keeps what they were compiled to, too."""
+
+    def keep(self, code: str) -> None:
+        """Keep code for later runs of the program; ``world.wit`` says in which form."""
+        ...
+
+
 class Runner:
-    """Runs one program on a host. ``prepare`` is called with it before its own code is, ``leave`` behind its end, and ``adapt``
-    around each module of it and its packages (``Adapt``).
+    """Runs one program on a host. ``prepare`` is called with it before its own code is, ``leave`` behind its end, and ``execute``
+    runs the code of each module of it and its packages.
     """
 
     def __init__(
         self,
-        host: Host,
+        host: RunnerHost,
         prepare: Callable[[LoadedProgram], None] = lambda program: None,
         leave: Callable[[], None] = lambda: None,
-        adapt: Adapt = as_it_is,
+        execute: Execute = plainly,
     ) -> None:
+        self._host = host
         self._prepare = prepare
         self._leave = leave
-        self._adapt = adapt
+        self._execute = execute
         self._reserve = bytes(RESERVE_BYTES)
         self.streams = Streams(host)
         self.completions = Completions(host, self.streams.flush)
@@ -62,7 +73,7 @@ class Runner:
         """Run a program to its end. The sandbox's boundary: every exception becomes an error to report."""
         program = LoadedProgram("", {}, "")
         try:
-            program = LoadedProgram(**json.loads(bundle))
+            program = _program(json.loads(bundle), self._host)
             outcome = RunOutcome(True, self._run(program, _decode(arguments)))
         except BaseException as error:  # noqa: BLE001 - nothing may leave but as a reported error
             self._reserve = b""
@@ -79,7 +90,8 @@ class Runner:
         if program.seed is not None:
             random.seed(program.seed)
         try:
-            main = load(program, self._adapt)
+            main = load(program, self._execute)
+            self._keep(program)
             if _is_for_pie(program) and takes_input(main):
                 arguments = input_of(arguments)
             value = self._call(main, coerce_arguments(main, arguments))
@@ -88,11 +100,24 @@ class Runner:
             return _encode(to_result(value))
         finally:
             self._leave()
+            self._keep(program)
             restore_transport(before)
+
+    def _keep(self, program: LoadedProgram) -> None:
+        """Have the host keep what has been compiled, where later runs get it."""
+        compiled = program.compiled
+        if compiled and program.keeps_code:
+            texts = {path: base64.b64encode(marshal.dumps(code)).decode() for path, code in compiled.items()}
+            self._host.keep(json.dumps(texts))
+        compiled.clear()
 
     def _call(self, main: Callable[..., Any], arguments: dict[str, Any]) -> Any:
         value = main(**arguments)
         return run_to_end(self.new_event_loop(), _awaited(value)) if inspect.isawaitable(value) else value
+
+
+def _program(bundle: dict[str, Any], library: ProgramLibrary) -> LoadedProgram:
+    return LoadedProgram(**{**bundle, "packages": frozenset(bundle.get("packages", ()))}, library=library)
 
 
 async def _awaited(value: Any) -> Any:

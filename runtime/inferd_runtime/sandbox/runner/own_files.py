@@ -1,6 +1,7 @@
 """Python's own ways to read files, on those of the program: its folder is the root, and there is nothing else.
 
-``open``, ``pathlib``, ``os.walk``, ``glob`` and what stands on them read; what would write is refused with what to do instead.
+``open``, ``pathlib``, ``os.walk``, ``glob`` and what stands on them read. Below ``/tmp`` they write as well
+(:mod:`.temporary_files`); elsewhere what would write is refused with what to do instead.
 """
 
 from __future__ import annotations
@@ -10,27 +11,29 @@ import errno
 import io
 import os
 import posixpath
+import shutil
 import stat
 import tempfile
+import tokenize
 import zlib
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from functools import cached_property
 from types import TracebackType
 from typing import Any, NoReturn
 
 from inferd.files import ALL_FILES
 from inferd_runtime.sandbox.runner.program import LoadedProgram
+from inferd_runtime.sandbox.runner.temporary_files import FOLDER, TemporaryFiles, WrittenFile
 
 NO_SUCH_FILE = f"the program has no such file (inferd.{ALL_FILES})"
 READ_ONLY = (
-    "a program writes no files: keep it in memory (io.StringIO, io.BytesIO), send it with inferd.session.send_file, or keep it "
-    "for later runs in a durable queue (inferd.queue)"
+    "a program writes files below /tmp alone, which are gone when it ends: send what it made with inferd.session.send_file, or "
+    "keep it for later runs in a durable queue (inferd.queue)"
 )
-NO_DESCRIPTORS = "a program has no file descriptors: open() reads the files of its folder"
-WRITERS = (
-    "chmod", "chown", "ftruncate", "link", "mkdir", "mkfifo", "mknod", "remove", "rename", "replace", "rmdir", "symlink",
-    "truncate", "unlink", "utime",
-)  # fmt: skip
+NO_DESCRIPTORS = "a program has file descriptors below /tmp alone: open() reads the files of its folder"
+EPOCH = 315532800
+"""When a program's own files were made: 1980, before which archives know no time."""
+WRITERS = ("ftruncate", "link", "mkfifo", "mknod", "symlink", "truncate")
 
 
 class OwnFile(io.BytesIO):
@@ -114,6 +117,7 @@ class OwnFiles:
 
     def __init__(self, program: LoadedProgram) -> None:
         self._program = program
+        self._written = TemporaryFiles()
 
     @cached_property
     def _folders(self) -> dict[str, list[str]]:
@@ -137,18 +141,31 @@ class OwnFiles:
         opener: Any = None,
     ) -> Any:
         """Open a file as the built-in does; text is UTF-8 where ``encoding`` says nothing."""
-        if set(mode) - set("rbtU"):
-            raise OSError(errno.EROFS, READ_ONLY, _shown(file))
-        data = OwnFile(_shown(file), self.read(file))
+        if opener is not None:
+            file = opener(file, os.O_RDWR | os.O_CREAT)
+        data = self._binary(file, mode)
         if "b" in mode:
             return data
         return io.TextIOWrapper(data, encoding or "utf-8", errors, newline)
+
+    def _binary(self, file: Any, mode: str) -> OwnFile | WrittenFile:
+        writes = bool(set(mode) - set("rbtU"))
+        if isinstance(file, int):
+            opened = self._written.opened(file)
+            return (
+                WrittenFile(opened.name, mode, opened.content) if writes else OwnFile(opened.name, opened.content.data)
+            )
+        if not writes:
+            return OwnFile(_shown(file), self.read(file))
+        return WrittenFile(_shown(file), mode, self._written.for_writing(self._writable(file), mode))
 
     def read(self, file: Any) -> bytes:
         """Return a file's bytes."""
         path = _inside(file)
         if path in self._folders:
             raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR), _shown(file))
+        if path not in self._program and self._written.holds(path):
+            return self._written.content(path).data
         try:
             return self._program.read(path)
         except FileNotFoundError:
@@ -156,38 +173,80 @@ class OwnFiles:
 
     def stat(self, path: Any, *, dir_fd: int | None = None, follow_symlinks: bool = True) -> os.stat_result:
         """Return what ``os.stat`` and ``os.lstat`` tell of a file or folder."""
+        if isinstance(path, int):
+            path = self._written.opened(path).name
         inside = _inside(path)
-        folder = inside in self._folders
+        folder = self._is_folder(inside)
         mode = stat.S_IFDIR | 0o555 if folder else stat.S_IFREG | 0o444
         size = 0 if folder else len(self.read(path))
-        return os.stat_result((mode, zlib.crc32(inside.encode()), 0, 1, 0, 0, size, 0, 0, 0))
+        at = int(self._written.content(inside).modified) if self._written.has(inside) else EPOCH
+        return os.stat_result((mode, zlib.crc32(inside.encode()), 0, 1, 0, 0, size, at, at, at))
 
     def listdir(self, path: Any = ".") -> list[str]:
         """Return the names in a folder."""
-        names = self._folders.get(_inside(path))
-        if names is None:
+        inside = _inside(path)
+        if not self._is_folder(inside):
             self.read(path)  # raises where it is not there
             raise NotADirectoryError(errno.ENOTDIR, os.strerror(errno.ENOTDIR), _shown(path))
-        return list(names)
+        written = self._written.names(inside) if self._written.is_folder(inside) else ()
+        return sorted({*self._folders.get(inside, ()), *written})
 
     def scandir(self, path: Any = ".") -> OwnEntries:
         """Return the entries of a folder."""
         return OwnEntries([OwnEntry(self, os.fspath(path), name) for name in self.listdir(path)])
 
     def access(self, path: Any, mode: int, **options: Any) -> bool:
-        """Return True for a file or folder that is there, unless it is to be written."""
+        """Return True for a file or folder that is there, and for one below ``/tmp`` that is to be written."""
         inside = _inside(path)
+        if self._written.holds(inside):
+            return self._is_folder(inside) or inside in self._program or self._written.has(inside)
         return not mode & os.W_OK and (inside in self._folders or inside in self._program)
+
+    def open_descriptor(self, path: Any, flags: int, mode: int = 0o777, *, dir_fd: int | None = None) -> int:
+        """Open a file below ``/tmp`` as ``os.open`` does."""
+        inside = _inside(path)
+        if not self._written.holds(inside):
+            raise OSError(errno.ENOTSUP, NO_DESCRIPTORS, _shown(path))
+        return self._written.open(inside, flags)
 
     def install(self) -> None:
         """Put these in the place of the built-ins."""
-        builtins.open = io.open = self.open
-        os.stat = os.lstat = self.stat
+        builtins.open = io.open = tokenize._builtin_open = self.open  # type: ignore[attr-defined]  # lines of packages
+        os.stat = os.lstat = os.fstat = self.stat  # type: ignore[assignment]
         os.listdir, os.scandir, os.access = self.listdir, self.scandir, self.access  # type: ignore[assignment]
-        os.open = _no_descriptors
+        os.open, os.close = self.open_descriptor, self._written.close  # type: ignore[assignment]
+        os.read, os.write = self._written.read, self._written.write
+        unlink = os.unlink
+        os.remove = os.unlink = self._changing(self._written.remove)
+        for function in vars(tempfile._TemporaryFileCloser).values():  # type: ignore[attr-defined]  # which has its own
+            if unlink in (getattr(function, "__defaults__", None) or ()):
+                function.__defaults__ = tuple(os.unlink if each is unlink else each for each in function.__defaults__)
+        os.mkdir, os.rmdir = self._changing(self._written.mkdir), self._changing(self._written.rmdir)
+        os.rename = os.replace = self._rename
+        os.chmod = os.chown = os.utime = self._changing(lambda path: None)
         for name in WRITERS:
             setattr(os, name, _read_only)
-        tempfile.tempdir = "/"  # it is not looked for by writing to folders
+        shutil._use_fd_functions = False  # type: ignore[attr-defined]  # folders have no descriptors
+        tempfile.tempdir = f"/{FOLDER}"
+
+    def _is_folder(self, inside: str) -> bool:
+        return inside in self._folders or self._written.is_folder(inside)
+
+    def _writable(self, path: Any) -> str:
+        """Return a path below ``/tmp`` from the root on. Raises OSError for others."""
+        inside = _inside(path)
+        if inside in self._program or not self._written.holds(inside):
+            _read_only(path)
+        return inside
+
+    def _changing(self, change: Callable[[str], None]) -> Callable[..., None]:
+        def changed(path: Any, *more: Any, **options: Any) -> None:
+            change(self._writable(path))
+
+        return changed
+
+    def _rename(self, src: Any, dst: Any, **options: Any) -> None:
+        self._written.rename(self._writable(src), self._writable(dst))
 
 
 def _inside(path: Any) -> str:
@@ -203,7 +262,3 @@ def _shown(path: Any) -> str:
 
 def _read_only(path: Any, *more: Any, **options: Any) -> NoReturn:
     raise OSError(errno.EROFS, READ_ONLY, _shown(path))
-
-
-def _no_descriptors(path: Any, *more: Any, **options: Any) -> NoReturn:
-    raise OSError(errno.ENOTSUP, NO_DESCRIPTORS, _shown(path))

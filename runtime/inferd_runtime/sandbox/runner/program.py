@@ -9,15 +9,15 @@ import importlib.machinery
 import importlib.metadata
 import importlib.util
 import linecache
+import marshal
 import posixpath
 import re
 import sys
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, nullcontext
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
-from types import ModuleType
-from typing import Any, TypeAlias
+from types import CodeType, ModuleType
+from typing import Any, Protocol, TypeAlias
 
 from inferd.protocol import InvalidRequest
 from inferd_runtime.sandbox.runner.installed import InstalledPackage, PackageFiles, packages_named
@@ -31,12 +31,25 @@ PACKAGES = "site-packages"
 """The folder that packages seem to be in."""
 
 
+class ProgramLibrary(Protocol):
+    """Where a program's packages are; ``world.wit`` says in which form."""
+
+    def file(self, path: str) -> str:
+        """Return a file of the packages."""
+        ...
+
+    def code(self, path: str) -> str:
+        """Return what a module of the program was compiled to; "" where it was not."""
+        ...
+
+
 @dataclass(frozen=True)
 class LoadedProgram:
     """A bundle: ``files`` maps relative paths to text, ``entry`` is the one that defines ``main``.
 
     ``seed``: of the module ``random``, and of samplers without a seed of their own. ``data`` and ``packages`` are other files of
-    the program's folder, and of what it depends on, in Base64.
+    the program's folder, in Base64, and the names of its packages' files, which ``library`` has. ``keeps_code``: that has what
+    earlier runs compiled as well, and gets what this one ``compiled``.
     """
 
     name: str
@@ -44,7 +57,10 @@ class LoadedProgram:
     entry: str
     seed: int | None = None
     data: Mapping[str, str] = field(default_factory=dict)
-    packages: Mapping[str, str] = field(default_factory=dict)
+    packages: Collection[str] = frozenset()
+    library: ProgramLibrary | None = None
+    keeps_code: bool = False
+    compiled: dict[str, CodeType] = field(default_factory=dict, compare=False)
 
     @property
     def sources(self) -> dict[str, str]:
@@ -68,37 +84,49 @@ class LoadedProgram:
         """Return a file. Raises FileNotFoundError."""
         if path in self.files:
             return self.files[path].encode()
-        encoded = self.data.get(path, self.packages.get(_installed(path)))
-        if encoded is None:
+        if path in self.data:
+            return base64.b64decode(self.data[path])
+        if self.library is None or _installed(path) not in self.packages:
             raise FileNotFoundError(path)
-        return base64.b64decode(encoded)
+        return base64.b64decode(self.library.file(_installed(path)))
+
+    def code(self, path: str) -> CodeType | None:
+        """Return what an earlier run compiled a module to."""
+        kept = self.library.code(path) if self.library is not None and self.keeps_code else ""
+        return marshal.loads(base64.b64decode(kept)) if kept else None
 
 
 def _installed(path: str) -> str:
     return path.removeprefix(f"{PACKAGES}/") if path.startswith(f"{PACKAGES}/") else ""
 
 
-Adapt: TypeAlias = Callable[[ModuleType], AbstractContextManager[None]]
-"""Called with a module; what it returns is entered before the module's code runs, and left behind that."""
+Execute: TypeAlias = Callable[[ModuleType, Callable[[], None]], None]
+"""Runs a module's code, which is the second argument."""
 
 
-def as_it_is(module: ModuleType) -> AbstractContextManager[None]:
-    """Change nothing about a module."""
-    return nullcontext()
+def plainly(module: ModuleType, code: Callable[[], None]) -> None:
+    """Run a module's code, and no more."""
+    code()
 
 
 class BundleLoader(importlib.abc.ExecutionLoader):
     """Loads one module of a program. ``get_data`` reads any file of the bundle, for ``pkgutil.get_data``."""
 
-    def __init__(self, program: LoadedProgram, path: str, adapt: Adapt) -> None:
+    def __init__(self, program: LoadedProgram, path: str, execute: Execute) -> None:
         self._program = program
         self._path = path
-        self._adapt = adapt
+        self._execute = execute
 
     def exec_module(self, module: ModuleType) -> None:
         """Run the module's code."""
-        with self._adapt(module):
-            super().exec_module(module)
+        self._execute(module, partial(super().exec_module, module))
+
+    def get_code(self, fullname: str) -> CodeType | None:
+        """Return the module's code, which is compiled unless an earlier run did that."""
+        code = self._program.code(self._path)
+        if code is None and (code := super().get_code(fullname)) is not None:
+            self._program.compiled[self._path] = code
+        return code
 
     def get_filename(self, fullname: str) -> str:
         """Return the module's path in the bundle."""
@@ -124,9 +152,9 @@ class BundleLoader(importlib.abc.ExecutionLoader):
 class BundleFinder(importlib.metadata.DistributionFinder):
     """Finds a program's modules: beside its entry first, then from the top of the bundle, then in its packages."""
 
-    def __init__(self, program: LoadedProgram, roots: Sequence[str], adapt: Adapt) -> None:
+    def __init__(self, program: LoadedProgram, roots: Sequence[str], execute: Execute) -> None:
         self._program = program
-        self._adapt = adapt
+        self._execute = execute
         self._roots = roots
         self._folders = {folder for path in (*program.own, *program.installed) for folder in _parents(path)}
 
@@ -162,14 +190,14 @@ class BundleFinder(importlib.metadata.DistributionFinder):
         return self._program.read(f"{PACKAGES}/{folder}/{name}")
 
     def _spec(self, fullname: str, file: str) -> importlib.machinery.ModuleSpec | None:
-        loader = BundleLoader(self._program, file, self._adapt)
+        loader = BundleLoader(self._program, file, self._execute)
         spec = importlib.util.spec_from_file_location(fullname, file, loader=loader)
         if spec is not None and loader.is_package(fullname):
             spec.submodule_search_locations = [posixpath.dirname(file)]
         return spec
 
 
-def load(program: LoadedProgram, adapt: Adapt = as_it_is) -> Callable[..., Any]:
+def load(program: LoadedProgram, execute: Execute = plainly) -> Callable[..., Any]:
     """Make the program's files importable, import its entry, and return its ``main``.
 
     Raises whatever the program's own code raises, and InvalidRequest for an entry that is not there, for one that defines no
@@ -183,8 +211,8 @@ def load(program: LoadedProgram, adapt: Adapt = as_it_is) -> Callable[..., Any]:
     name, root = _module_name(program)
     roots = list(dict.fromkeys([root, ""]))
     _refuse_hiding(program, roots)
-    sys.meta_path.insert(0, BundleFinder(program, [*roots, PACKAGES], adapt))
-    module = _import_alias(program, adapt) if name in sys.modules else importlib.import_module(name)
+    sys.meta_path.insert(0, BundleFinder(program, [*roots, PACKAGES], execute))
+    module = _import_alias(program, execute) if name in sys.modules else importlib.import_module(name)
     main = getattr(module, "main", None)
     if not callable(main):
         raise InvalidRequest(f"{program.entry} defines no function `main`")
@@ -221,8 +249,8 @@ def _refuse_hiding(program: LoadedProgram, roots: Sequence[str]) -> None:
                 )
 
 
-def _import_alias(program: LoadedProgram, adapt: Adapt) -> ModuleType:
-    loader = BundleLoader(program, program.entry, adapt)
+def _import_alias(program: LoadedProgram, execute: Execute) -> ModuleType:
+    loader = BundleLoader(program, program.entry, execute)
     spec = importlib.util.spec_from_file_location(ENTRY_ALIAS, program.entry, loader=loader)
     assert spec is not None
     module = importlib.util.module_from_spec(spec)

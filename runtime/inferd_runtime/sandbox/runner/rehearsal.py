@@ -110,6 +110,17 @@ class AnsweringHost:
     def log(self, target: str, text: str) -> None:
         """Drop the text."""
 
+    def file(self, path: str) -> str:
+        """Return nothing: there are no packages."""
+        return ""
+
+    def code(self, path: str) -> str:
+        """Return nothing: every module is compiled."""
+        return ""
+
+    def keep(self, code: str) -> None:
+        """Keep nothing."""
+
 
 def rehearse(rounds: int = ROUNDS) -> dict[str, RunOutcome]:
     """Run every program ``rounds`` times; returns how each ended the last time. What all replies consist of is looked up, too."""

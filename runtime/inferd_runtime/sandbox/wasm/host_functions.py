@@ -20,6 +20,8 @@ from typing import Any, Protocol
 from wasmtime import Engine, WasmtimeError, _bindings, _ffi as ffi
 from wasmtime.component import Component, Linker, LinkerInstance
 
+IMPORTS = ("submit", "wait", "ask", "cancel", "log", "file", "code", "keep")
+"""Of the world `runner`."""
 CLOCK = "wasi:clocks/monotonic-clock@"
 NO_FINALIZER = ctypes.cast(0, ctypes.CFUNCTYPE(None, ctypes.c_void_p))
 _BYTES = ctypes.POINTER(ctypes.c_uint8)
@@ -61,6 +63,18 @@ class HostCalls(Protocol):
 
     def log(self, target: str, text: str) -> None:
         """Pass on text that the guest wrote."""
+        ...
+
+    def file(self, path: str) -> bytes:
+        """Return a file of the program's packages."""
+        ...
+
+    def code(self, path: str) -> bytes:
+        """Return what a module was compiled to."""
+        ...
+
+    def keep(self, code: bytes) -> None:
+        """Keep what the guest's modules were compiled to."""
         ...
 
     def tick(self) -> None:
@@ -134,6 +148,18 @@ def _log(calls: HostCalls, args: Any, _results: Any) -> None:
     calls.log(_text(args[0]).decode(), _text(args[1]).decode())
 
 
+def _file(calls: HostCalls, args: Any, results: Any) -> None:
+    _return_text(results[0], calls.file(_text(args[0]).decode()))
+
+
+def _code(calls: HostCalls, args: Any, results: Any) -> None:
+    _return_text(results[0], calls.code(_text(args[0]).decode()))
+
+
+def _keep(calls: HostCalls, args: Any, _results: Any) -> None:
+    calls.keep(_text(args[0]))
+
+
 def _blocked(calls: HostCalls, _args: Any, _results: Any) -> None:
     calls.blocked()
 
@@ -176,6 +202,9 @@ def host_callbacks(current: Callable[[], HostCalls | None]) -> dict[str, Any]:
         "ask": _guarded(current, _ask),
         "cancel": _guarded(current, _cancel),
         "log": _guarded(current, _log),
+        "file": _guarded(current, _file),
+        "code": _guarded(current, _code),
+        "keep": _guarded(current, _keep),
         "epoch": _epoch(current),
         "now": _clock(time.monotonic_ns()),
         "resolution": _guarded(current, _resolution),
@@ -191,7 +220,7 @@ def link(engine: Engine, component: Component, callbacks: dict[str, Any]) -> Lin
     linker.add_wasip2()
     clock = next(name for name in component.type.imports(engine) if name.startswith(CLOCK))
     with linker.root() as root:
-        for name in ("submit", "wait", "ask", "cancel", "log"):
+        for name in IMPORTS:
             _define(root, name, callbacks[name])
         with root.add_instance(clock) as instance:
             for name in ("now", "resolution", "subscribe-instant", "subscribe-duration"):

@@ -19,14 +19,27 @@ Run = Callable[..., dict[str, Any]]
 
 
 class Host(AnsweringHost):
-    """Keeps what is written."""
+    """Keeps what is written, and what was compiled; has packages."""
 
-    def __init__(self) -> None:
+    def __init__(self, packages: dict[str, bytes] | None = None, kept: dict[str, str] | None = None) -> None:
         super().__init__()
         self.written: dict[str, str] = {"stdout": "", "stderr": ""}
+        self.packages = packages or {}
+        self.kept = {} if kept is None else kept
+        self.read: list[str] = []
 
     def log(self, target: str, text: str) -> None:
         self.written[target] += text
+
+    def file(self, path: str) -> str:
+        self.read.append(path)
+        return b64encode(self.packages[path]).decode()
+
+    def code(self, path: str) -> str:
+        return self.kept.get(path, "")
+
+    def keep(self, code: str) -> None:
+        self.kept |= json.loads(code)
 
 
 @pytest.fixture
@@ -36,13 +49,22 @@ def run() -> Iterator[Run]:
         arguments: Any = None,
         entry: str = "main.py",
         seed: int | None = None,
-        **more: dict[str, bytes],
+        data: dict[str, bytes] | None = None,
+        packages: dict[str, bytes] | None = None,
+        host: Host | None = None,
     ) -> dict[str, Any]:
-        sources = {"main.py": files} if isinstance(files, str) else files
-        encoded = {kind: {path: b64encode(data).decode() for path, data in held.items()} for kind, held in more.items()}
-        bundle = {"name": "test", "files": sources, "entry": entry, "seed": seed, **encoded}
+        host = host or Host(packages)
+        bundle = {
+            "name": "test",
+            "files": {"main.py": files} if isinstance(files, str) else files,
+            "entry": entry,
+            "seed": seed,
+            "data": {path: b64encode(content).decode() for path, content in (data or {}).items()},
+            "packages": list(host.packages),
+            "keeps_code": True,
+        }
         text = arguments if isinstance(arguments, str) else json.dumps(arguments or {})
-        outcome = Runner(Host()).run(json.dumps(bundle), text)
+        outcome = Runner(host).run(json.dumps(bundle), text)
         decoded = json.loads(outcome.text)
         return {"value": decoded} if outcome.ok else dict(decoded)
 
@@ -280,6 +302,33 @@ def test_packages_are_imported_behind_the_programs_own_modules(run: Run) -> None
     files = {"main.py": source, "low.py": "x = 'own'"}
     packages = {"top/__init__.py": b"import low", "low.py": b"x = 'package'"}
     assert run(files, packages=packages)["value"] == ["own", "own", True]
+
+
+def test_what_a_run_has_compiled_the_next_one_need_not(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+    """jinja2, PyYAML and pydantic 1 took half a second to compile in every run."""
+    files = {
+        "main.py": "import top, own\nfrom inferd import session\ndef main():\n    import late\n    return late.x + own.x",
+        "own.py": "x = 1",
+    }
+    packages = {"top.py": b"", "late.py": b"x = 2", "unused.py": b"no python"}
+    host = Host(packages)
+    assert run(files, host=host) == {"value": 3}
+    assert set(host.kept) == {"main.py", "own.py", "site-packages/top.py", "site-packages/late.py"}
+    assert host.read == ["top.py", "late.py"]
+    again = Host(packages, dict(host.kept))
+    again.keep = pytest.fail  # type: ignore[assignment]
+    with rehearsal.left_as_found():
+        for name in ("main", "own", "top", "late"):
+            monkeypatch.delitem(sys.modules, name)
+        assert run(files, host=again) == {"value": 3}
+    assert again.read == []
+
+
+def test_a_run_that_fails_keeps_what_it_has_compiled(run: Run) -> None:
+    host = Host({"top.py": b"", "bad.py": b"1 +"})
+    outcome = run("import top\nimport bad\ndef main(): pass", host=host)
+    assert "SyntaxError" in outcome["message"]
+    assert set(host.kept) == {"main.py", "site-packages/top.py"}
 
 
 def test_importlib_finds_what_packages_bring(run: Run) -> None:

@@ -2,10 +2,19 @@
 
 from __future__ import annotations
 
+import builtins
+import io
 import os
+import shutil
 import stat
+import tempfile
+import tokenize
+import zipfile
 from base64 import b64encode
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -13,6 +22,10 @@ from inferd_runtime.sandbox.runner.own_files import OwnFiles
 from inferd_runtime.sandbox.runner.program import LoadedProgram
 
 DATA = {"table.json": b'{"a": 1}', "notes/ä b.txt": "grüß\r\n".encode(), "notes/deep/x.bin": b"\x00\xff"}
+CHANGED = (
+    "access", "chmod", "chown", "close", "fstat", "ftruncate", "link", "listdir", "lstat", "mkdir", "mkfifo", "mknod", "open",
+    "read", "remove", "rename", "replace", "rmdir", "scandir", "stat", "symlink", "truncate", "unlink", "utime", "write",
+)  # fmt: skip
 FILES = OwnFiles(
     LoadedProgram("test", {"main.py": "x = 1\n"}, "main.py", data={k: b64encode(v).decode() for k, v in DATA.items()})
 )
@@ -63,7 +76,9 @@ def test_what_is_not_there_or_no_file_is_said_by_type_and_name() -> None:
         FILES.open("notes")
     with pytest.raises(NotADirectoryError):
         FILES.listdir("main.py")
-    with pytest.raises(OSError, match="no file descriptors"):
+    with pytest.raises(OSError, match="descriptors below /tmp alone"):
+        FILES.open_descriptor("main.py", os.O_RDONLY)
+    with pytest.raises(OSError, match="Bad file descriptor"):
         FILES.stat(3)
 
 
@@ -71,3 +86,107 @@ def test_what_is_not_there_or_no_file_is_said_by_type_and_name() -> None:
 def test_writing_is_refused_with_what_to_do_instead(mode: str) -> None:
     with pytest.raises(OSError, match=r"session.send_file.*'out.txt'"):
         FILES.open("out.txt", mode)
+
+
+@contextmanager
+def in_a_program() -> Iterator[None]:
+    """Have Python's own functions use the files of a program while a test's body runs, but not while pytest works."""
+    owners: dict[Any, tuple[str, ...]] = {
+        os: CHANGED, builtins: ("open",), io: ("open",), tokenize: ("_builtin_open",), tempfile: ("tempdir",),
+        shutil: ("_use_fd_functions",),
+    }  # fmt: skip
+    before = [(owner, name, getattr(owner, name)) for owner, names in owners.items() for name in names]
+    removing = tempfile._TemporaryFileCloser.close  # type: ignore[attr-defined]
+    before.append((removing, "__defaults__", removing.__defaults__))
+    OwnFiles(LoadedProgram("test", {"main.py": "x = 1\n"}, "main.py")).install()
+    try:
+        yield
+    finally:
+        for owner, name, value in before:
+            setattr(owner, name, value)
+
+
+@in_a_program()
+def test_text_and_bytes_are_written_changed_and_removed() -> None:
+    path = Path("/tmp/a.txt")
+    assert path.write_text("grüß\n") == 5
+    with open("/tmp/a.txt", "a") as file:
+        file.write("b")
+    with open("tmp/a.txt", "r+b") as binary:
+        assert binary.read(2) == b"gr"
+        binary.seek(0)
+        binary.write(b"G")
+    assert (path.read_text(), path.stat().st_size, os.listdir("/tmp")) == ("Grüß\nb", 8, ["a.txt"])
+    assert os.access(path, os.R_OK | os.W_OK)
+    os.replace(path, "/tmp/b.txt")
+    with pytest.raises(FileNotFoundError):
+        path.read_text()
+    with pytest.raises(FileExistsError), open("/tmp/b.txt", "x"):
+        pass
+    os.remove("/tmp/b.txt")
+    assert os.listdir("/tmp") == []
+
+
+@in_a_program()
+def test_what_was_written_is_seen_when_it_is_flushed() -> None:
+    with open("/tmp/a", "w") as file:
+        file.write("one")
+        file.flush()
+        assert Path("/tmp/a").read_text() == "one"
+        file.write("two")
+    assert Path("/tmp/a").read_text() == "onetwo"
+
+
+@in_a_program()
+def test_folders_are_made_walked_and_removed() -> None:
+    os.makedirs("/tmp/a/b")
+    Path("/tmp/a/b/c").write_bytes(b"x")
+    assert list(os.walk("/tmp")) == [("/tmp", ["a"], []), ("/tmp/a", ["b"], []), ("/tmp/a/b", [], ["c"])]
+    with pytest.raises(OSError, match="not empty"):
+        os.rmdir("/tmp/a")
+    with pytest.raises(FileNotFoundError):
+        Path("/tmp/none/x").write_text("")
+    shutil.copy("/tmp/a/b/c", "/tmp/d")
+    shutil.rmtree("/tmp/a")
+    assert [path.as_posix() for path in Path("/tmp").rglob("*")] == ["/tmp/d"]
+
+
+@in_a_program()
+def test_pythons_temporary_files_and_archives_work() -> None:
+    """openpyxl could not save a table: it writes each sheet into a temporary file."""
+    with tempfile.NamedTemporaryFile("w+", suffix=".csv") as named:
+        named.write("a,b\n")
+        named.flush()
+        assert Path(named.name).read_text() == "a,b\n"
+        with zipfile.ZipFile("/tmp/x.zip", "w") as archive:
+            archive.write(named.name, "a.csv")
+    with zipfile.ZipFile("/tmp/x.zip") as archive:
+        assert archive.read("a.csv") == b"a,b\n"
+    with tempfile.TemporaryFile() as unnamed:
+        unnamed.write(b"x")
+        unnamed.seek(0)
+        assert unnamed.read() == b"x"
+    with tempfile.TemporaryDirectory() as folder:
+        Path(folder, "y").touch()
+    descriptor, path = tempfile.mkstemp()
+    assert os.write(descriptor, b"one") == 3
+    with os.fdopen(descriptor, "a") as file:
+        file.write("two")
+    assert (Path(path).read_text(), os.fstat(descriptor).st_size) == ("onetwo", 6)
+    os.close(descriptor)
+    os.unlink(path)
+    assert os.listdir("/tmp") == ["x.zip"]
+
+
+@pytest.mark.parametrize("path", ["main.py", "/out.txt", "/tmp/../out.txt", "/tmpx"])
+@in_a_program()
+def test_everything_else_is_read_only(path: str) -> None:
+    for change in (
+        lambda: Path(path).write_text(""),
+        lambda: os.mkdir(path),
+        lambda: os.rename("/tmp/a", path),
+        lambda: os.remove(path),
+    ):
+        Path("/tmp/a").write_text("")
+        with pytest.raises(OSError, match="below /tmp alone"):
+            change()

@@ -1,0 +1,53 @@
+"""Modules of the standard library that the sandbox has not, lent to packages that import them and mostly do without."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Container
+
+from inferd_runtime.sandbox.runner.absent import NO_SOCKETS, RefusingModule
+from inferd_runtime.sandbox.runner.failure import NOT_IN_SANDBOX
+
+REASONS = {"ssl": NO_SOCKETS}
+
+
+class Lender:
+    """Lends the modules of ``absent``. What is lent refuses when it is called."""
+
+    def __init__(self, absent: Container[str]) -> None:
+        self._absent = absent
+
+    def run(self, code: Callable[[], None]) -> None:
+        """Run a module's code: again, with what it lacked lent for so long, where it ended because of an absent module.
+
+        Code that looks whether there is one sees that there is none.
+        """
+        lent: list[str] = []
+        first: ImportError | None = None
+        try:
+            while True:
+                try:
+                    return code()
+                except ImportError as error:
+                    name = self._wanted(error)
+                    if name is None or name in lent:
+                        if first is None:
+                            raise
+                        raise first from None
+                    first = first or error
+                    lent.append(name)
+                    sys.modules[name] = RefusingModule(name, REASONS.get(name, NOT_IN_SANDBOX))
+                except Exception:
+                    if first is None:
+                        raise
+                    raise first from None  # it needs the module at once
+        finally:
+            for name in lent:
+                sys.modules.pop(name, None)
+
+    def _wanted(self, error: ImportError) -> str | None:
+        """Return the absent module that an import asked for: ``import name``, or ``from owner import name``."""
+        name, part = error.name or "", f"{error.name}.{getattr(error, 'name_from', None)}"
+        if name in self._absent or name.rpartition(".")[0] in self._absent:
+            return name
+        return part if part in self._absent else None

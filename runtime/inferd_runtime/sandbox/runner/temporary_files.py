@@ -1,0 +1,170 @@
+"""Files that a program writes below ``/tmp``: they are in its own memory, and gone when it ends."""
+
+from __future__ import annotations
+
+import errno
+import io
+import os
+import posixpath
+import time
+from dataclasses import dataclass, field
+from typing import Any
+
+FOLDER = "tmp"
+FIRST_DESCRIPTOR = 1000
+"""Far above those that Python has open itself."""
+
+
+@dataclass(eq=False)
+class Content:
+    """What a file holds, also once its name is gone, and when it was written (Unix seconds)."""
+
+    data: bytes = b""
+    modified: float = field(default_factory=time.time)
+
+
+class WrittenFile(io.BytesIO):
+    """A file that is open to be written. Others see what was written once it is flushed or closed."""
+
+    def __init__(self, name: str, mode: str, content: Content) -> None:
+        super().__init__(b"" if "w" in mode else content.data)
+        self.name, self.content = name, content
+        self._mode = mode
+        self._appends = "a" in mode
+        if self._appends:
+            self.seek(0, io.SEEK_END)
+
+    @property
+    def mode(self) -> str:
+        """The mode that it was opened in."""
+        return self._mode
+
+    def readable(self) -> bool:
+        """Return True where the mode has a plus."""
+        return "+" in self._mode
+
+    def write(self, data: Any, /) -> int:
+        """Write bytes where it stands, or at the end of a file that is appended to."""
+        if self._appends:
+            self.seek(0, io.SEEK_END)
+        return super().write(data)
+
+    def flush(self) -> None:
+        """Let others see what was written."""
+        super().flush()
+        self.content.data, self.content.modified = self.getvalue(), time.time()
+
+    def close(self) -> None:
+        """Flush, and close."""
+        if not self.closed:
+            self.flush()
+        super().close()
+
+
+class TemporaryFiles:
+    """Files and folders by their paths, which begin with ``FOLDER``, and descriptors of files that are open."""
+
+    def __init__(self) -> None:
+        self._files: dict[str, Content] = {}
+        self._folders = {FOLDER}
+        self._open: dict[int, WrittenFile] = {}
+
+    def holds(self, path: str) -> bool:
+        """Return True for the paths that can be written."""
+        return path == FOLDER or path.startswith(f"{FOLDER}/")
+
+    def is_folder(self, path: str) -> bool:
+        """Return True for a folder."""
+        return path in self._folders
+
+    def has(self, path: str) -> bool:
+        """Return True for a file that is there."""
+        return path in self._files
+
+    def content(self, path: str) -> Content:
+        """Return a file. Raises OSError where there is none."""
+        if path in self._folders:
+            raise _failed(errno.EISDIR, path)
+        if path not in self._files:
+            raise _failed(errno.ENOENT, path)
+        return self._files[path]
+
+    def names(self, path: str) -> list[str]:
+        """Return the names in a folder. Raises OSError where there is none."""
+        if path not in self._folders:
+            raise _failed(errno.ENOTDIR if path in self._files else errno.ENOENT, path)
+        within = (posixpath.split(each) for each in (*self._files, *self._folders))
+        return sorted(name for folder, name in within if folder == path)
+
+    def for_writing(self, path: str, mode: str) -> Content:
+        """Return a file to open in a mode that writes, which makes it unless the mode is ``r+``."""
+        if path in self._files and "x" in mode:
+            raise _failed(errno.EEXIST, path)
+        if path in self._folders or path in self._files or "r" in mode:
+            return self.content(path)
+        if posixpath.dirname(path) not in self._folders:
+            raise _failed(errno.ENOENT, path)
+        return self._files.setdefault(path, Content())
+
+    def remove(self, path: str) -> None:
+        """Remove a file."""
+        self.content(path)
+        del self._files[path]
+
+    def mkdir(self, path: str) -> None:
+        """Make a folder."""
+        if path in self._folders or path in self._files:
+            raise _failed(errno.EEXIST, path)
+        if posixpath.dirname(path) not in self._folders:
+            raise _failed(errno.ENOENT, path)
+        self._folders.add(path)
+
+    def rmdir(self, path: str) -> None:
+        """Remove an empty folder."""
+        if self.names(path) or path == FOLDER:
+            raise _failed(errno.ENOTEMPTY, path)
+        self._folders.remove(path)
+
+    def rename(self, path: str, new: str) -> None:
+        """Give a file another name, in the place of what has that."""
+        content = self.content(path)
+        if posixpath.dirname(new) not in self._folders or new in self._folders:
+            raise _failed(errno.EISDIR if new in self._folders else errno.ENOENT, new)
+        del self._files[path]
+        self._files[new] = content
+
+    def open(self, path: str, flags: int) -> int:
+        """Return a descriptor, as ``os.open`` does."""
+        mode = "r" if not flags & os.O_CREAT else "x" if flags & os.O_EXCL else "a"
+        content = self.for_writing(path, mode)
+        if flags & os.O_TRUNC:
+            content.data = b""
+        descriptor = max(self._open, default=FIRST_DESCRIPTOR) + 1
+        self._open[descriptor] = WrittenFile(f"/{path}", "a+" if flags & os.O_APPEND else "r+", content)
+        return descriptor
+
+    def opened(self, descriptor: int) -> WrittenFile:
+        """Return the file of a descriptor. Raises OSError for others."""
+        if descriptor not in self._open:
+            raise OSError(errno.EBADF, os.strerror(errno.EBADF))
+        return self._open[descriptor]
+
+    def close(self, descriptor: int) -> None:
+        """Close a descriptor."""
+        self.opened(descriptor)
+        del self._open[descriptor]
+
+    def write(self, descriptor: int, data: Any) -> int:
+        """Write bytes where a descriptor stands; returns how many."""
+        file = self.opened(descriptor)
+        count = file.write(data)
+        file.flush()
+        return count
+
+    def read(self, descriptor: int, count: int) -> bytes:
+        """Return bytes from where a descriptor stands."""
+        return self.opened(descriptor).read(count)
+
+
+def _failed(number: int, path: str) -> OSError:
+    return OSError(number, os.strerror(number), f"/{path}")
