@@ -6,6 +6,7 @@ import json
 import sys
 import traceback
 from collections.abc import Callable, Container
+from importlib.metadata import PackageNotFoundError, version
 from types import ModuleType
 from typing import Any
 from zoneinfo import ZoneInfoNotFoundError
@@ -109,15 +110,23 @@ def _said(value: object, way: Callable[[Any], str] = str) -> str:
 
 
 def _instead_of(error: ImportError | AttributeError) -> str:
-    """Return what to do without a module, or without a name of Pie's or of the standard library; "" for others' names."""
+    """Return what to do without a module, or without a name of Pie's, of the standard library or of a package; "" for others'."""
     top = _module_of(error).partition(".")[0]
     if top == "inferlet":
         return PIE
     if not isinstance(error, ModuleNotFoundError):
-        return LACKS if top in sys.stdlib_module_names else ""
+        return LACKS if top in sys.stdlib_module_names else _version_of(top)
     general = NOT_IN_SANDBOX if top in sys.stdlib_module_names else NO_MODULE
     instead = next((INSTEAD[name] for name in (*_importers(error), top) if name in INSTEAD), None)
     return general if instead is None else f"{instead}; {general}"
+
+
+def _version_of(package: str) -> str:
+    """Return which version of a package the program has, an old one if newer ones are compiled; "" for other modules."""
+    try:
+        return f"the dependencies brought {package} {version(package)}"
+    except (PackageNotFoundError, ValueError):
+        return ""
 
 
 def _importers(error: ImportError) -> list[str]:

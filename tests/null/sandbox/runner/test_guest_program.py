@@ -331,6 +331,13 @@ def test_a_run_that_fails_keeps_what_it_has_compiled(run: Run) -> None:
     assert set(host.kept) == {"main.py", "site-packages/top.py"}
 
 
+@pytest.mark.parametrize("use", ["import top\ndef main(): top.new()", "from top import new"])
+def test_what_a_package_lacks_is_said_with_its_version(run: Run, use: str) -> None:
+    """ "dateparser" brought a version of 2014, because newer ones need compiled code: `parse` was not in it."""
+    packages = {"top.py": b"", "top-0.1.dist-info/METADATA": b"Name: top\nVersion: 0.1\n"}
+    assert "the dependencies brought top 0.1" in run(use, packages=packages)["message"]
+
+
 def test_importlib_finds_what_packages_bring(run: Run) -> None:
     packages = {
         "top/__init__.py": b"", "top/part/words.txt": "größer".encode(),
