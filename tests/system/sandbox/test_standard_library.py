@@ -16,10 +16,6 @@ from .conftest import Gateway
     ("program", "words"),
     [
         ("import threading\ndef main(): threading.Thread(target=print).start()", "asyncio.to_thread"),
-        (
-            "from concurrent.futures import ThreadPoolExecutor\ndef main(): ThreadPoolExecutor().submit(print)",
-            "asyncio.to_thread",
-        ),
         ("import subprocess\ndef main(): subprocess.run(['ls'])", "inferd.launch"),
         ("import os\ndef main(): os.system('ls')", "inferd.launch"),
         (
@@ -89,6 +85,46 @@ def test_files_below_tmp_are_written_and_gone_with_the_run(gateway: Gateway) -> 
     """
     for _ in range(2):
         assert gateway.value(program) == [[], ["copy", "z.zip"], ["x.txt"], "y\n", "/tmp"]
+
+
+def test_what_programs_take_for_granted_is_there(gateway: Gateway) -> None:
+    """Each of these failed, or did nothing: pools of threads, the zone UTC, a home, archives and shelves below /tmp."""
+    program = """
+        import asyncio, dbm, glob, os, shelve, sqlite3, tarfile, threading
+        from concurrent.futures import ThreadPoolExecutor
+        from datetime import datetime
+        from pathlib import Path
+        from zoneinfo import ZoneInfo
+        async def main():
+            began = []
+            with ThreadPoolExecutor(4, initializer=began.append, initargs=(1,)) as pool:
+                texts = list(pool.map(str.upper, "ab"))
+                failed = pool.submit(int, "x").exception()
+                more = await asyncio.get_running_loop().run_in_executor(pool, sum, [1, 2])
+            with shelve.open("/tmp/shelf") as shelf:
+                shelf["a"] = [1]
+            with shelve.open("/tmp/shelf") as shelf:
+                kept = shelf["a"]
+            Path("/tmp/f/g").mkdir(parents=True)
+            Path("/tmp/f/g/x.txt").touch()
+            with tarfile.open("/tmp/a.tar.gz", "w:gz") as archive:
+                archive.add("/tmp/f", "f")
+            with tarfile.open("/tmp/a.tar.gz") as archive:
+                archive.extractall("/tmp/out", filter="data")
+            try:
+                sqlite3.connect("/tmp/x.db")
+            except sqlite3.OperationalError as error:
+                said = str(error)
+            zone = datetime(2026, 7, 1, tzinfo=ZoneInfo("UTC"))
+            return [
+                began, texts, type(failed).__name__, more, kept, glob.glob("/tmp/**/*.txt", recursive=True), said,
+                zone.isoformat(), zone.tzname(), str(Path.home()), sqlite3.connect(":memory:").execute("select 1").fetchone(),
+            ]
+    """
+    found = gateway.value(program)
+    assert found[:6] == [[1], ["A", "B"], "ValueError", 3, [1], ["/tmp/f/g/x.txt", "/tmp/out/f/g/x.txt"]]
+    assert "in its memory" in found[6]
+    assert found[7:] == ["2026-07-01T00:00:00+00:00", "UTC", "/", [1]]
 
 
 def test_modules_of_the_library_can_be_run_again(gateway: Gateway) -> None:

@@ -5,19 +5,26 @@ from __future__ import annotations
 import _thread
 import builtins
 import concurrent.futures.process
+import concurrent.futures.thread
+import dbm
 import errno
 import hashlib
 import hmac
 import http.client
+import io
 import json
 import multiprocessing.process
 import os
 import socket
+import sqlite3
+import struct
 import subprocess
 import sys
 import threading
 import time
+import zoneinfo
 from collections.abc import Callable
+from functools import partial
 from types import ModuleType
 from typing import Any, NoReturn
 
@@ -39,6 +46,15 @@ NO_SOCKETS = (
 CONNECTED = "a program is connected: leave inferd.connect out, as in `async def main(): ctx = inferd.Context()`"
 NO_CLIENT = "a program has no client of runs: `await inferd.launch(...)` starts another program"
 NO_COMPRESSION = "the sandbox has no C libraries, and so neither bz2 nor lzma: zlib and gzip are there"
+NO_DATABASES = "a program's databases are in its memory: sqlite3.connect(':memory:')"
+UTC_ZONE = (
+    b"".join(
+        b"TZif2" + bytes(15) + struct.pack(">6l", 0, 0, 0, 0, 1, 4) + struct.pack(">lBB", 0, 0, 0) + b"UTC\0"
+        for _ in range(2)
+    )
+    + b"\nUTC0\n"
+)
+"""A time zone's file (RFC 9636): a header and one kind of local time, in both versions of the format, and a rule."""
 NO_MORE_MESSAGES = "a program's input is the messages of its launcher, and there are no more"
 NOBODY = 65534
 STARTERS = ("start_new_thread", "start_joinable_thread", "_start_new_thread", "_start_joinable_thread")
@@ -63,6 +79,10 @@ def install(ask: Callable[[Any], Any]) -> None:
     _replace(inferd, ["Client", "SyncClient"], ProgramError(NO_CLIENT))
     for name in ("bz2", "lzma"):
         sys.modules[name] = RefusingModule(name, NO_COMPRESSION)
+    concurrent.futures.ThreadPoolExecutor = concurrent.futures.thread.ThreadPoolExecutor = AtOnceExecutor  # type: ignore[assignment, misc]
+    dbm._names = ["dbm.dumb"]  # type: ignore[attr-defined]  # the others have files of their own
+    sqlite3.connect = _connect(sqlite3.connect)
+    zoneinfo._common.load_tzdata = _load_zone(zoneinfo._common.load_tzdata)  # type: ignore[assignment]
     builtins.input = _input(ask)
     hashlib.pbkdf2_hmac = _pbkdf2_hmac
     for name in (
@@ -115,6 +135,61 @@ def _input(ask: Callable[[Any], Any]) -> Callable[..., str]:
         return message if isinstance(message, str) else json.dumps(message, ensure_ascii=False)
 
     return guest_input
+
+
+class AtOnceExecutor(concurrent.futures.Executor):
+    """In the place of ``ThreadPoolExecutor``: runs each function when it is submitted, as there is no thread for it."""
+
+    def __init__(
+        self,
+        max_workers: int | None = None,
+        thread_name_prefix: str = "",
+        initializer: Callable[..., object] | None = None,
+        initargs: tuple[Any, ...] = (),
+    ) -> None:
+        self._initialize = None if initializer is None else partial(initializer, *initargs)
+        self._open = True
+
+    def submit(self, fn: Callable[..., Any], /, *args: Any, **kwargs: Any) -> concurrent.futures.Future[Any]:
+        """Run a function. Returns a future that is done."""
+        if not self._open:
+            raise RuntimeError("cannot schedule new futures after shutdown")
+        if self._initialize is not None:
+            self._initialize()
+            self._initialize = None
+        future: concurrent.futures.Future[Any] = concurrent.futures.Future()
+        try:
+            future.set_result(fn(*args, **kwargs))
+        except Exception as error:  # noqa: BLE001 - whatever the function raises is its caller's
+            future.set_exception(error)
+        return future
+
+    def shutdown(self, wait: bool = True, *, cancel_futures: bool = False) -> None:
+        """Take no more."""
+        self._open = False
+
+
+def _connect(connect: Callable[..., Any]) -> Callable[..., Any]:
+    def in_memory(database: Any, *positional: Any, **named: Any) -> Any:
+        """Connect to a database in memory."""
+        if database not in ("", ":memory:") and not (named.get("uri") and "mode=memory" in str(database)):
+            raise sqlite3.OperationalError(f"{NO_DATABASES}: {database!r}")
+        return connect(database, *positional, **named)
+
+    return in_memory
+
+
+def _load_zone(load: Callable[[str], Any]) -> Callable[[str], Any]:
+    def load_zone(key: str) -> Any:
+        """Return the file of a time zone: that of UTC is there in any case."""
+        try:
+            return load(key)
+        except zoneinfo.ZoneInfoNotFoundError:
+            if key != "UTC":
+                raise
+            return io.BytesIO(UTC_ZONE)
+
+    return load_zone
 
 
 def _pbkdf2_hmac(hash_name: str, password: Any, salt: Any, iterations: int, dklen: int | None = None) -> bytes:

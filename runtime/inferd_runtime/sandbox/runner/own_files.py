@@ -13,6 +13,7 @@ import os
 import posixpath
 import shutil
 import stat
+import tarfile
 import tempfile
 import tokenize
 import zlib
@@ -33,7 +34,7 @@ READ_ONLY = (
 NO_DESCRIPTORS = "a program has file descriptors below /tmp alone: open() reads the files of its folder"
 EPOCH = 315532800
 """When a program's own files were made: 1980, before which archives know no time."""
-WRITERS = ("ftruncate", "link", "mkfifo", "mknod", "symlink", "truncate")
+WRITERS = ("link", "mkfifo", "mknod", "symlink")
 
 
 class OwnFile(io.BytesIO):
@@ -152,12 +153,11 @@ class OwnFiles:
         writes = bool(set(mode) - set("rbtU"))
         if isinstance(file, int):
             opened = self._written.opened(file)
-            return (
-                WrittenFile(opened.name, mode, opened.content) if writes else OwnFile(opened.name, opened.content.data)
-            )
+            name, content = opened.name, opened.content
+            return self._written.file(name, mode, content) if writes else OwnFile(name, content.data)
         if not writes:
             return OwnFile(_shown(file), self.read(file))
-        return WrittenFile(_shown(file), mode, self._written.for_writing(self._writable(file), mode))
+        return self._written.file(_shown(file), mode, self._written.for_writing(self._writable(file), mode))
 
     def read(self, file: Any) -> bytes:
         """Return a file's bytes."""
@@ -211,7 +211,8 @@ class OwnFiles:
 
     def install(self) -> None:
         """Put these in the place of the built-ins."""
-        builtins.open = io.open = tokenize._builtin_open = self.open  # type: ignore[attr-defined]  # lines of packages
+        builtins.open = io.open = self.open
+        tokenize._builtin_open = tarfile.bltn_open = self.open  # type: ignore[attr-defined]  # they have names of their own for it
         os.stat = os.lstat = os.fstat = self.stat  # type: ignore[assignment]
         os.listdir, os.scandir, os.access = self.listdir, self.scandir, self.access  # type: ignore[assignment]
         os.open, os.close = self.open_descriptor, self._written.close  # type: ignore[assignment]
@@ -223,7 +224,9 @@ class OwnFiles:
                 function.__defaults__ = tuple(os.unlink if each is unlink else each for each in function.__defaults__)
         os.mkdir, os.rmdir = self._changing(self._written.mkdir), self._changing(self._written.rmdir)
         os.rename = os.replace = self._rename
-        os.chmod = os.chown = os.utime = self._changing(lambda path: None)
+        os.chmod = os.chown = os.utime = self._changing(self.stat)  # which raises where there is none
+        os.fsync, os.ftruncate, os.truncate = self._sync, self._truncate, self._truncate  # type: ignore[assignment]
+        os.path.expanduser = _expanduser
         for name in WRITERS:
             setattr(os, name, _read_only)
         shutil._use_fd_functions = False  # type: ignore[attr-defined]  # folders have no descriptors
@@ -239,11 +242,19 @@ class OwnFiles:
             _read_only(path)
         return inside
 
-    def _changing(self, change: Callable[[str], None]) -> Callable[..., None]:
+    def _changing(self, change: Callable[[str], object]) -> Callable[..., None]:
         def changed(path: Any, *more: Any, **options: Any) -> None:
             change(self._writable(path))
 
         return changed
+
+    def _sync(self, descriptor: int) -> None:
+        self._written.opened(descriptor).flush()
+
+    def _truncate(self, path: Any, length: int) -> None:
+        file = self._written.opened(path) if isinstance(path, int) else self._binary(path, "r+b")
+        file.truncate(length)
+        file.flush()
 
     def _rename(self, src: Any, dst: Any, **options: Any) -> None:
         self._written.rename(self._writable(src), self._writable(dst))
@@ -258,6 +269,14 @@ def _inside(path: Any) -> str:
 
 def _shown(path: Any) -> str:
     return str(path) if isinstance(path, int) else os.fsdecode(path)
+
+
+def _expanduser(path: Any) -> Any:
+    """Return a path with ``~`` as the root: packages ask for the user's folder when they are imported."""
+    text = os.fspath(path)
+    parts = os.fsdecode(text).partition("/")
+    home = f"/{parts[2].lstrip('/')}" if parts[0] == "~" else os.fsdecode(text)
+    return home if isinstance(text, str) else os.fsencode(home)
 
 
 def _read_only(path: Any, *more: Any, **options: Any) -> NoReturn:

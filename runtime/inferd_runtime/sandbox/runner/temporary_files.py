@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import errno
 import io
+import itertools
 import os
 import posixpath
 import time
 from dataclasses import dataclass, field
 from typing import Any
+from weakref import WeakValueDictionary
 
 FOLDER = "tmp"
 FIRST_DESCRIPTOR = 1000
@@ -26,10 +28,10 @@ class Content:
 class WrittenFile(io.BytesIO):
     """A file that is open to be written. Others see what was written once it is flushed or closed."""
 
-    def __init__(self, name: str, mode: str, content: Content) -> None:
+    def __init__(self, name: str, mode: str, content: Content, number: int) -> None:
         super().__init__(b"" if "w" in mode else content.data)
         self.name, self.content = name, content
-        self._mode = mode
+        self._mode, self._number = mode, number
         self._appends = "a" in mode
         if self._appends:
             self.seek(0, io.SEEK_END)
@@ -38,6 +40,10 @@ class WrittenFile(io.BytesIO):
     def mode(self) -> str:
         """The mode that it was opened in."""
         return self._mode
+
+    def fileno(self) -> int:
+        """Return its descriptor."""
+        return self._number
 
     def readable(self) -> bool:
         """Return True where the mode has a plus."""
@@ -48,6 +54,18 @@ class WrittenFile(io.BytesIO):
         if self._appends:
             self.seek(0, io.SEEK_END)
         return super().write(data)
+
+    def truncate(self, size: int | None = None, /) -> int:
+        """Cut the file, or fill it up with zeros."""
+        at = self.tell()
+        size = at if size is None else size
+        missing = size - len(self.getbuffer())
+        if missing <= 0:
+            return super().truncate(size)
+        self.seek(0, io.SEEK_END)
+        super().write(bytes(missing))
+        self.seek(at)
+        return size
 
     def flush(self) -> None:
         """Let others see what was written."""
@@ -67,7 +85,10 @@ class TemporaryFiles:
     def __init__(self) -> None:
         self._files: dict[str, Content] = {}
         self._folders = {FOLDER}
-        self._open: dict[int, WrittenFile] = {}
+        self._numbers = itertools.count(FIRST_DESCRIPTOR)
+        self._open: WeakValueDictionary[int, WrittenFile] = WeakValueDictionary()
+        self._held: dict[int, WrittenFile] = {}
+        """Those of ``os.open``, which nobody else holds."""
 
     def holds(self, path: str) -> bool:
         """Return True for the paths that can be written."""
@@ -126,12 +147,27 @@ class TemporaryFiles:
         self._folders.remove(path)
 
     def rename(self, path: str, new: str) -> None:
-        """Give a file another name, in the place of what has that."""
-        content = self.content(path)
-        if posixpath.dirname(new) not in self._folders or new in self._folders:
-            raise _failed(errno.EISDIR if new in self._folders else errno.ENOENT, new)
-        del self._files[path]
-        self._files[new] = content
+        """Give a file or folder another name, in the place of a file or an empty folder that has that."""
+        if path not in self._folders:
+            self.content(path)
+        if new in self._folders and (path in self._files or self.names(new) or new == FOLDER):
+            raise _failed(errno.EISDIR if path in self._files else errno.ENOTEMPTY, new)
+        if posixpath.dirname(new) not in self._folders or new.startswith(f"{path}/"):
+            raise _failed(errno.ENOENT, new)
+
+        def moved(each: str) -> str:
+            return new + each[len(path) :] if each == path or each.startswith(f"{path}/") else each
+
+        self._files = {
+            moved(each): content for each, content in sorted(self._files.items(), key=lambda item: item[0] == path)
+        }
+        self._folders = set(map(moved, self._folders))
+
+    def file(self, name: str, mode: str, content: Content) -> WrittenFile:
+        """Open a file to be written."""
+        number = next(self._numbers)
+        self._open[number] = file = WrittenFile(name, mode, content, number)
+        return file
 
     def open(self, path: str, flags: int) -> int:
         """Return a descriptor, as ``os.open`` does."""
@@ -139,20 +175,21 @@ class TemporaryFiles:
         content = self.for_writing(path, mode)
         if flags & os.O_TRUNC:
             content.data = b""
-        descriptor = max(self._open, default=FIRST_DESCRIPTOR) + 1
-        self._open[descriptor] = WrittenFile(f"/{path}", "a+" if flags & os.O_APPEND else "r+", content)
-        return descriptor
+        file = self.file(f"/{path}", "a+" if flags & os.O_APPEND else "r+", content)
+        self._held[file.fileno()] = file
+        return file.fileno()
 
     def opened(self, descriptor: int) -> WrittenFile:
         """Return the file of a descriptor. Raises OSError for others."""
-        if descriptor not in self._open:
+        file = self._open.get(descriptor)
+        if file is None or file.closed:
             raise OSError(errno.EBADF, os.strerror(errno.EBADF))
-        return self._open[descriptor]
+        return file
 
     def close(self, descriptor: int) -> None:
         """Close a descriptor."""
         self.opened(descriptor)
-        del self._open[descriptor]
+        self._held.pop(descriptor, None)
 
     def write(self, descriptor: int, data: Any) -> int:
         """Write bytes where a descriptor stands; returns how many."""

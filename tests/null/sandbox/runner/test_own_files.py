@@ -7,6 +7,7 @@ import io
 import os
 import shutil
 import stat
+import tarfile
 import tempfile
 import tokenize
 import zipfile
@@ -23,8 +24,8 @@ from inferd_runtime.sandbox.runner.program import LoadedProgram
 
 DATA = {"table.json": b'{"a": 1}', "notes/ä b.txt": "grüß\r\n".encode(), "notes/deep/x.bin": b"\x00\xff"}
 CHANGED = (
-    "access", "chmod", "chown", "close", "fstat", "ftruncate", "link", "listdir", "lstat", "mkdir", "mkfifo", "mknod", "open",
-    "read", "remove", "rename", "replace", "rmdir", "scandir", "stat", "symlink", "truncate", "unlink", "utime", "write",
+    "access", "chmod", "chown", "close", "fstat", "fsync", "ftruncate", "link", "listdir", "lstat", "mkdir", "mkfifo", "mknod",
+    "open", "read", "remove", "rename", "replace", "rmdir", "scandir", "stat", "symlink", "truncate", "unlink", "utime", "write",
 )  # fmt: skip
 FILES = OwnFiles(
     LoadedProgram("test", {"main.py": "x = 1\n"}, "main.py", data={k: b64encode(v).decode() for k, v in DATA.items()})
@@ -93,7 +94,7 @@ def in_a_program() -> Iterator[None]:
     """Have Python's own functions use the files of a program while a test's body runs, but not while pytest works."""
     owners: dict[Any, tuple[str, ...]] = {
         os: CHANGED, builtins: ("open",), io: ("open",), tokenize: ("_builtin_open",), tempfile: ("tempdir",),
-        shutil: ("_use_fd_functions",),
+        shutil: ("_use_fd_functions",), tarfile: ("bltn_open",), os.path: ("expanduser",),
     }  # fmt: skip
     before = [(owner, name, getattr(owner, name)) for owner, names in owners.items() for name in names]
     removing = tempfile._TemporaryFileCloser.close  # type: ignore[attr-defined]
@@ -149,6 +150,63 @@ def test_folders_are_made_walked_and_removed() -> None:
     shutil.copy("/tmp/a/b/c", "/tmp/d")
     shutil.rmtree("/tmp/a")
     assert [path.as_posix() for path in Path("/tmp").rglob("*")] == ["/tmp/d"]
+
+
+@in_a_program()
+def test_a_folder_is_renamed_with_all_in_it_and_never_over_another() -> None:
+    os.makedirs("/tmp/a/b")
+    Path("/tmp/a/b/x").write_text("x")
+    Path("/tmp/ab").touch()
+    os.mkdir("/tmp/empty")
+    os.rename("/tmp/a", "/tmp/empty")
+    assert Path("/tmp/empty/b/x").read_text() == "x"
+    assert sorted(os.listdir("/tmp")) == ["ab", "empty"]
+    os.mkdir("/tmp/c")
+    for target in ("/tmp/empty", "/tmp/c/none/d", "/tmp/c/inside"):
+        with pytest.raises(OSError, match="/tmp"):
+            os.rename("/tmp/c", target)
+    with pytest.raises(IsADirectoryError):
+        os.replace("/tmp/ab", "/tmp/c")
+    Path("/tmp/other").write_text("other")
+    os.replace("/tmp/other", "/tmp/ab")
+    assert Path("/tmp/ab").read_text() == "other"
+
+
+@in_a_program()
+def test_files_have_descriptors_lengths_and_times() -> None:
+    with open("/tmp/a", "w") as file:
+        file.write("abc")
+        file.flush()
+        os.fsync(file.fileno())
+        assert os.fstat(file.fileno()).st_size == 3
+        number = file.fileno()
+    with pytest.raises(OSError, match="Bad file descriptor"):
+        os.fsync(number)
+    os.truncate("/tmp/a", 1)
+    with open("/tmp/a", "r+") as file:
+        file.truncate(3)
+    assert Path("/tmp/a").read_bytes() == b"a\0\0"
+    os.utime("/tmp/a")
+    with pytest.raises(FileNotFoundError):
+        os.utime("/tmp/none")
+    with pytest.raises(FileNotFoundError):
+        os.chmod("/tmp/none", 0o600)
+    Path("/tmp/touched").touch()
+    assert Path("/tmp/touched").exists()
+    open("/tmp/unclosed", "w").write("seen when nobody has the file any more")  # noqa: SIM115
+    assert Path("/tmp/unclosed").stat().st_size == 38
+
+
+@in_a_program()
+def test_the_users_folder_is_the_root() -> None:
+    assert [os.path.expanduser(path) for path in ("~", "~/.cache", "~other/x", "a/~")] == [
+        "/",
+        "/.cache",
+        "~other/x",
+        "a/~",
+    ]
+    assert os.path.expanduser(b"~/x") == b"/x"
+    assert Path.home() == Path("/")
 
 
 @in_a_program()
