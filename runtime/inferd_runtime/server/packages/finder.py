@@ -8,6 +8,7 @@ import json
 import logging
 import shutil
 import tempfile
+from collections import defaultdict
 from collections.abc import AsyncIterator, Iterable
 from contextlib import asynccontextmanager
 from functools import partial
@@ -49,9 +50,11 @@ class PackageFinder:
         self._allowed = allowed
         self._places = anyio.CapacityLimiter(PROCESSES)
         self._searches: dict[anyio.CancelScope, float] = {}
+        self._turns: defaultdict[str, anyio.Lock] = defaultdict(anyio.Lock)
 
-    async def find(self, requirements: tuple[str, ...]) -> Packages:
-        """Return the packages that meet requirements, those that were found for the same ones before if there are any.
+    async def find(self, requirements: tuple[str, ...], tenant: str = "") -> Packages:
+        """Return the packages that meet requirements, those that were found for the same ones before if there are any. One search
+        of a tenant goes on at a time.
 
         Raises Forbidden where the operator allows none, InvalidRequest for what the index does not have or the sandbox cannot
         run, LimitExceeded for too much, Unavailable when the index does not answer.
@@ -64,13 +67,14 @@ class PackageFinder:
         known = await anyio.to_thread.run_sync(self._kept, key)  # which needs no place: those may be taken for minutes
         if known is not None:
             return known
-        if not self._places.available_tokens:
-            for search, started in self._searches.items():
-                search.deadline = min(search.deadline, started + SHARED_SECONDS)
-        async with self._places:
-            packages = await self._ask(requirements)
-            await anyio.to_thread.run_sync(self._keep, key, packages)
-            return packages
+        async with self._turns[tenant]:
+            if not self._places.available_tokens:
+                for search, started in self._searches.items():
+                    search.deadline = min(search.deadline, started + SHARED_SECONDS)
+            async with self._places:
+                packages = await self._ask(requirements)
+                await anyio.to_thread.run_sync(self._keep, key, packages)
+                return packages
 
     async def _ask(self, requirements: tuple[str, ...]) -> Packages:
         async with _temporary_folder() as folder:
@@ -121,14 +125,16 @@ class PackageFinder:
             log.warning("packages that were found are not kept: %s", error)
 
 
-async def with_packages(bundle: Bundle, dependencies: Iterable[str], finder: PackageFinder | None) -> Bundle:
+async def with_packages(
+    bundle: Bundle, dependencies: Iterable[str], finder: PackageFinder | None, tenant: str = ""
+) -> Bundle:
     """Return a program with the packages that it depends on. Raises what checking and :meth:`PackageFinder.find` raise."""
     wanted = checked_requirements(dependencies)
     if not wanted:
         return bundle
     if finder is None:
         raise InvalidRequest("dependencies are found where programs are uploaded, which is not here")
-    found = await finder.find(wanted)
+    found = await finder.find(wanted, tenant)
     return msgspec.structs.replace(bundle, packages=found.files, lock=found.lock)
 
 

@@ -134,7 +134,8 @@ class ProgramLibrary:
         async with self._parsers.in_line(tenant):
             upload = await read()
             async with self._parsers.turn(tenant):
-                parsed = await self._with_packages(await self._parsers.parse(upload))
+                parsed = await self._parsers.parse(upload)
+            parsed = await self._with_packages(parsed, tenant)  # which may take minutes: others of the tenant go on
             return await self._change(lambda: self._keep(parsed, tenant), tenant)
 
     async def find(self, reference: str, tenant: str) -> Program:
@@ -163,11 +164,11 @@ class ProgramLibrary:
         found: StoredProgram = await self._in_thread(lambda: self._registry.find(key))
         return found
 
-    async def _with_packages(self, parsed: ParsedUpload) -> ParsedUpload:
+    async def _with_packages(self, parsed: ParsedUpload, tenant: str) -> ParsedUpload:
         """Return an upload with the packages that it depends on."""
         if parsed.bundle.packages or parsed.bundle.lock:
             raise InvalidRequest("an upload brings no packages: the program names them as its dependencies")
-        bundle = await with_packages(parsed.bundle, parsed.interface.manifest.dependencies, self._packages)
+        bundle = await with_packages(parsed.bundle, parsed.interface.manifest.dependencies, self._packages, tenant)
         return msgspec.structs.replace(parsed, bundle=bundle)
 
     async def _resolve(self, reference: str, tenant: str) -> Key:

@@ -242,7 +242,7 @@ async def test_searches_that_take_long_end_once_another_tenant_waits(
 
     async def search(package: str) -> None:
         with pytest.raises(LimitExceeded) as caught:
-            await found(finder, package)
+            await finder.find((package,), tenant=package)
         ended.append(str(caught.value.detail["limit"]))
 
     with silent_index(monkeypatch), anyio.fail_after(30):

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import threading
+from collections.abc import Callable
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, cast
 
@@ -10,7 +12,11 @@ import anyio
 import anyio.lowlevel
 import pytest
 
+from inferd_runtime.sandbox.messages import Bundle
+from inferd_runtime.server.packages.finder import PackageFinder
+from inferd_runtime.server.packages.messages import Packages
 from inferd_runtime.server.programs.library import ProgramLibrary
+from inferd_runtime.server.programs.parser_messages import ParsedUpload
 from inferd_runtime.server.programs.parser_pool import ParserPool
 from inferd_runtime.server.tenancy.quotas import Quotas, same_for_all
 
@@ -47,36 +53,73 @@ async def test_a_flood_of_names_of_programs_leaves_the_thread_to_others() -> Non
     assert len(registry.asked) == 201
 
 
-async def test_one_tenants_uploads_take_one_place_of_those_where_packages_are_found() -> None:
-    """A tenant whose dependencies take minutes to find would keep everybody's uploads waiting."""
-    asked: list[str] = []
+class StillFinder(PackageFinder):
+    """Notes what it is asked for, and finds nothing until it is told to."""
 
-    class Finder:
-        async def find(self, requirements: tuple[str, ...]) -> Any:
-            asked.extend(requirements)
-            await anyio.sleep_forever()
+    def __init__(self, folder: Path) -> None:
+        super().__init__(folder, allowed=True)
+        self.asked: list[str] = []
+        self.go = anyio.Event()
 
-    class Parsers(ParserPool):
-        async def parse(self, upload: bytes) -> Any:
-            manifest = SimpleNamespace(dependencies=[upload.decode()])
-            return SimpleNamespace(
-                bundle=SimpleNamespace(packages={}, lock=[]), interface=SimpleNamespace(manifest=manifest)
-            )
+    async def _ask(self, requirements: tuple[str, ...]) -> Packages:
+        self.asked.extend(requirements)
+        await self.go.wait()
+        return Packages({}, ())
 
-    finder: Any = Finder()
-    library = ProgramLibrary(cast(Any, None), Parsers(), same_for_all(Quotas()), finder)
 
-    async def upload(tenant: str, name: str) -> None:
+class Parsers(ParserPool):
+    """Reads an upload as the names of what it depends on."""
+
+    async def parse(self, upload: bytes) -> Any:
+        interface = SimpleNamespace(manifest=SimpleNamespace(dependencies=upload.decode().split()))
+        return ParsedUpload(Bundle("p", {}), cast(Any, interface), "p", "1")
+
+
+class Searches:
+    """Uploads of tenants to a library whose packages are slow to find."""
+
+    def __init__(self, folder: Path) -> None:
+        self.finder = StillFinder(folder)
+        self.library = ProgramLibrary(cast(Any, None), Parsers(), same_for_all(Quotas()), self.finder)
+        self.kept: list[str] = []
+
+    async def upload(self, tenant: str, needs: str) -> None:
         async def read() -> bytes:
-            return name.encode()
+            return needs.encode()
 
-        await library.upload(read, tenant)
+        async def change(work: Any, of: str) -> Any:
+            self.kept.append(needs)
 
+        self.library._change = change  # type: ignore[method-assign]
+        await self.library.upload(read, tenant)
+
+    async def until(self, condition: Callable[[], bool]) -> None:
+        with anyio.fail_after(20):
+            while not condition():  # noqa: ASYNC110 - nothing else tells
+                await anyio.sleep(0.01)
+
+
+async def test_one_tenants_uploads_take_one_place_of_those_where_packages_are_found(tmp_path: Path) -> None:
+    """A tenant whose dependencies take minutes to find would keep everybody's uploads waiting."""
+    searches = Searches(tmp_path)
     async with anyio.create_task_group() as tasks:
         for number in range(4):
-            tasks.start_soon(upload, "mallory", f"slow{number}")
-        await anyio.wait_all_tasks_blocked()
-        tasks.start_soon(upload, "bob", "other")
-        await anyio.wait_all_tasks_blocked()
-        tasks.cancel_scope.cancel()
-    assert asked == ["slow0", "other"]
+            tasks.start_soon(searches.upload, "mallory", f"slow{number}")
+        await searches.until(lambda: len(searches.finder.asked) == 1)
+        tasks.start_soon(searches.upload, "bob", "other")
+        await searches.until(lambda: "other" in searches.finder.asked)
+        assert len(searches.finder.asked) == 2
+        searches.finder.go.set()
+    assert len(searches.kept) == 5
+
+
+async def test_an_upload_without_packages_does_not_wait_for_those_of_another(tmp_path: Path) -> None:
+    """While one of a tenant's uploads asked the index, for up to two minutes, its others waited, and so did launches."""
+    searches = Searches(tmp_path)
+    async with anyio.create_task_group() as tasks:
+        tasks.start_soon(searches.upload, "bob", "slow")
+        await searches.until(lambda: searches.finder.asked == ["slow"])
+        with anyio.fail_after(20):
+            await searches.upload("bob", "")
+        assert searches.kept == [""]
+        searches.finder.go.set()
