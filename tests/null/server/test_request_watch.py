@@ -117,3 +117,28 @@ async def test_a_websockets_message_that_waits_for_its_turn_is_still_counted(mon
     scope = {"type": "websocket", "client": connection.peer, "headers": []}
     await RequestWatch(application, table)(scope, message, message)
     assert happened == [50.0, "came", await message()]
+
+
+@pytest.mark.parametrize("started", [False, True])
+async def test_a_request_that_outlasts_the_drain_is_told_so(started: bool) -> None:
+    """An upload that looked for packages got no answer, and left a traceback in the log."""
+    table = ConnectionTable(TenantUse(same_for_all(Quotas())))
+    connection = table.arrived(("127.0.0.1", 1), asyncio.Protocol)
+    sent: list[Any] = []
+
+    async def application(scope: Scope, receive: Receive, send: Send) -> None:
+        if started:
+            await send({"type": "http.response.start", "status": 200, "headers": []})
+        await anyio.sleep_forever()
+
+    async def send(message: Any) -> None:
+        sent.append(message)
+
+    scope = {"type": "http", "path": "/v1/programs", "method": "POST", "client": connection.peer, "headers": []}
+    task = asyncio.create_task(RequestWatch(application, table)(scope, send, send))  # type: ignore[arg-type]
+    await anyio.wait_all_tasks_blocked()
+    task.cancel("Task cancelled, timeout graceful shutdown exceeded")
+    await task
+    assert [message.get("status") for message in sent] == ([200] if started else [503, None])
+    if not started:
+        assert b"shutting down" in sent[1]["body"]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import time
 import types
 from collections.abc import Callable, Coroutine, Generator
@@ -12,7 +13,9 @@ import anyio
 from starlette.datastructures import Headers
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
+from inferd.protocol import Unavailable
 from inferd_runtime.server.connections.connection_table import ConnectionTable
+from inferd_runtime.server.gateway.replies import deny
 
 CONNECTION_KEY = "inferd.connection"
 CHARGE_KEY = "inferd.charge"
@@ -54,11 +57,23 @@ class RequestWatch:
             await anyio.sleep(wait)
             connection.deadlines.head_came(time.monotonic(), has_body)
 
+        started = False
+
+        async def noted(message: Message) -> None:
+            nonlocal started
+            started = True
+            await send(message)
+
         async def answer() -> None:
-            await self._app(scope, watched, send)
+            await self._app(scope, watched, noted)
 
         try:
             await timed(answer(), charge)
+        except (
+            asyncio.CancelledError
+        ):  # uvicorn's, when the time to drain is over
+            if not started:
+                await deny(Unavailable("the server is shutting down"), scope, receive, send)
         finally:
             connection.deadlines.answered(time.monotonic())
 
