@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Container
+from collections.abc import Callable, Container, Iterable
+from types import ModuleType
 
 from inferd_runtime.sandbox.runner.absent import NO_SOCKETS, RefusingModule
 from inferd_runtime.sandbox.runner.failure import NOT_IN_SANDBOX
@@ -16,34 +17,39 @@ class Lender:
 
     def __init__(self, absent: Container[str]) -> None:
         self._absent = absent
+        self._lent: dict[str, ModuleType] = {}
 
     def run(self, code: Callable[[], None]) -> None:
         """Run a module's code: again, with what it lacked lent for so long, where it ended because of an absent module.
 
-        Code that looks whether there is one sees that there is none.
+        Code that looks whether there is one sees that there is none: so do the modules that it imports, each for itself.
         """
-        lent: list[str] = []
-        first: ImportError | None = None
+        outer, self._lent = self._lent, {}
+        _take_back(outer)
         try:
-            while True:
-                try:
-                    return code()
-                except ImportError as error:
-                    name = self._wanted(error)
-                    if name is None or name in lent:
-                        if first is None:
-                            raise
-                        raise first from None
-                    first = first or error
-                    lent.append(name)
-                    sys.modules[name] = RefusingModule(name, REASONS.get(name, NOT_IN_SANDBOX))
-                except Exception:
+            self._run(code)
+        finally:
+            _take_back(self._lent)
+            self._lent = outer
+            sys.modules.update(outer)
+
+    def _run(self, code: Callable[[], None]) -> None:
+        first: ImportError | None = None
+        while True:
+            try:
+                return code()
+            except ImportError as error:
+                name = self._wanted(error)
+                if name is None or name in self._lent:
                     if first is None:
                         raise
-                    raise first from None  # it needs the module at once
-        finally:
-            for name in lent:
-                sys.modules.pop(name, None)
+                    raise first from None
+                first = first or error
+                sys.modules[name] = self._lent[name] = RefusingModule(name, REASONS.get(name, NOT_IN_SANDBOX))
+            except Exception:
+                if first is None:
+                    raise
+                raise first from None  # it needs the module at once
 
     def _wanted(self, error: ImportError) -> str | None:
         """Return the absent module that an import asked for: ``import name``, or ``from owner import name``."""
@@ -51,3 +57,8 @@ class Lender:
         if name in self._absent or name.rpartition(".")[0] in self._absent:
             return name
         return part if part in self._absent else None
+
+
+def _take_back(lent: Iterable[str]) -> None:
+    for name in lent:
+        sys.modules.pop(name, None)

@@ -179,6 +179,25 @@ class BundleFinder(importlib.metadata.DistributionFinder):
         spec.submodule_search_locations = [folder]
         return spec
 
+    def folder(self, path: str) -> BundleFolder:
+        """Return what is in a folder of the bundle, for ``pkgutil``. Raises ImportError for what is none."""
+        inside = posixpath.normpath(f"/{path}").lstrip("/")
+        if inside not in self._folders:
+            raise ImportError(f"no folder of the program: {path}", path=path)
+        return BundleFolder(self, inside)
+
+    def names_in(self, folder: str) -> Iterator[tuple[str, bool]]:
+        """Yield the modules in a folder, and whether they are packages."""
+        found: dict[str, bool] = {}
+        within = f"{folder}/" if folder else ""
+        for path in (*self._program.own, *self._program.installed):
+            name, _, inner = path.removeprefix(within).partition("/") if path.startswith(within) else ("", "", "")
+            if inner == "__init__.py":
+                found[name] = True
+            elif not inner and name.endswith(".py") and name != "__init__.py":
+                found.setdefault(name.removesuffix(".py"), False)
+        yield from sorted(found.items())
+
     def find_distributions(
         self, context: importlib.metadata.DistributionFinder.Context | None = None
     ) -> Iterator[InstalledPackage]:
@@ -197,6 +216,23 @@ class BundleFinder(importlib.metadata.DistributionFinder):
         return spec
 
 
+class BundleFolder(importlib.abc.PathEntryFinder):
+    """One folder of a bundle, whose modules ``pkgutil`` lists: so packages find their plugins."""
+
+    def __init__(self, finder: BundleFinder, folder: str) -> None:
+        self._finder = finder
+        self._folder = folder
+
+    def find_spec(self, fullname: str, target: ModuleType | None = None) -> importlib.machinery.ModuleSpec | None:
+        """Return the spec of a module in the folder."""
+        return self._finder.find_spec(fullname, [self._folder])
+
+    def iter_modules(self, prefix: str = "") -> Iterator[tuple[str, bool]]:
+        """Yield the modules in the folder, and whether they are packages."""
+        for name, is_package in self._finder.names_in(self._folder):
+            yield prefix + name, is_package
+
+
 def load(program: LoadedProgram, execute: Execute = plainly) -> Callable[..., Any]:
     """Make the program's files importable, import its entry, and return its ``main``.
 
@@ -211,7 +247,9 @@ def load(program: LoadedProgram, execute: Execute = plainly) -> Callable[..., An
     name, root = _module_name(program)
     roots = list(dict.fromkeys([root, ""]))
     _refuse_hiding(program, roots)
-    sys.meta_path.insert(0, BundleFinder(program, [*roots, PACKAGES], execute))
+    finder = BundleFinder(program, [*roots, PACKAGES], execute)
+    sys.meta_path.insert(0, finder)
+    sys.path_hooks.insert(0, finder.folder)
     module = _import_alias(program, execute) if name in sys.modules else importlib.import_module(name)
     main = getattr(module, "main", None)
     if not callable(main):

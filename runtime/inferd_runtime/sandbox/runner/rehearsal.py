@@ -139,11 +139,11 @@ def _run(name: str, text: str) -> RunOutcome:
 @contextmanager
 def left_as_found() -> Iterator[None]:
     """Undo what running a program leaves behind: its modules, where they are found, and their sources."""
-    modules, finders, lines = set(sys.modules), list(sys.meta_path), dict(linecache.cache)
+    modules, finders, hooks, lines = set(sys.modules), list(sys.meta_path), list(sys.path_hooks), dict(linecache.cache)
     try:
         yield
     finally:
-        sys.meta_path[:] = finders
+        sys.meta_path[:], sys.path_hooks[:] = finders, hooks
         for name in set(sys.modules) - modules:
             del sys.modules[name]
         linecache.cache.clear()

@@ -69,9 +69,7 @@ class RequestWatch:
 
         try:
             await timed(answer(), charge)
-        except (
-            asyncio.CancelledError
-        ):  # uvicorn's, when the time to drain is over
+        except asyncio.CancelledError:  # uvicorn's, when the time to drain is over
             if not started:
                 await deny(Unavailable("the server is shutting down"), scope, receive, send)
         finally:

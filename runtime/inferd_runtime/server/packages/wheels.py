@@ -18,7 +18,7 @@ from inferd.protocol import InvalidRequest, LimitExceeded
 from inferd_runtime.server.packages.guest_modules import GUEST_MODULES
 
 MAX_FILES = 4000
-MAX_BYTES = 8 << 20
+MAX_BYTES = 16 << 20
 """Of all files of a program's packages together."""
 MAX_PATH = 200
 NATIVE = (".so", ".pyd", ".dll", ".dylib", ".a", ".lib", ".o")

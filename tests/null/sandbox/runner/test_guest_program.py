@@ -338,6 +338,25 @@ def test_what_a_package_lacks_is_said_with_its_version(run: Run, use: str) -> No
     assert "the dependencies brought top 0.1" in run(use, packages=packages)["message"]
 
 
+def test_pkgutil_lists_what_packages_bring(run: Run) -> None:
+    """faker found none of its providers: it asks for the modules in the folder of its own file."""
+    packages = {
+        "top/__init__.py": b"", "top/plugins/__init__.py": b"", "top/plugins/one.py": b"", "top/plugins/two/__init__.py": b"",
+        "top/plugins/data/x.txt": b"", "top/plugins/two/deep.py": b"x = 1", "toplike.py": b"",
+    }  # fmt: skip
+    source = """
+        import pkgutil, top.plugins
+        def main():
+            found = [list(map(tuple, ((m.name, m.ispkg) for m in pkgutil.iter_modules(path)))) for path in (
+                top.plugins.__path__, ["/site-packages/top/plugins"], ["nowhere"])]
+            return [*found, [m.name for m in pkgutil.walk_packages(top.__path__, "top.")]]
+        """
+    outcome = run(textwrap.dedent(source), packages=packages)
+    plugins = [["one", False], ["two", True]]
+    names = ["top.plugins", "top.plugins.one", "top.plugins.two", "top.plugins.two.deep"]
+    assert outcome.get("value") == [plugins, plugins, [], names], outcome
+
+
 def test_importlib_finds_what_packages_bring(run: Run) -> None:
     packages = {
         "top/__init__.py": b"", "top/part/words.txt": "größer".encode(),

@@ -57,3 +57,21 @@ def test_a_module_that_uses_what_it_lacks_at_once_is_told_that_it_lacks_it() -> 
     with pytest.raises(ModuleNotFoundError, match="absent_one"):
         LENDER.run(code("import absent_one\nif absent_one.VERSION >= (1, 1): pass"))
     assert "absent_one" not in sys.modules
+
+
+def test_what_is_lent_to_one_module_is_not_seen_by_those_that_it_imports() -> None:
+    """stripe imports ssl, and then urllib3, which does without it where it sees that there is none."""
+    seen: list[object] = []
+
+    def inner() -> None:
+        LENDER.run(lambda: seen.append("absent_one" in sys.modules))
+
+    def outer() -> None:
+        import absent_one  # type: ignore[import-not-found]
+
+        inner()
+        seen.append(sys.modules["absent_one"] is absent_one)
+
+    LENDER.run(outer)
+    assert seen == [False, True]
+    assert "absent_one" not in sys.modules
