@@ -15,7 +15,9 @@ from starlette.responses import PlainTextResponse
 from uvicorn.config import Config
 from uvicorn.server import ServerState
 
+from inferd.protocol import Unauthorized
 from inferd_runtime.server.gateway.http_protocol import Headers, ServerConnection, TypedHttp, handshake_problem
+from inferd_runtime.server.gateway.replies import deny
 from inferd_runtime.server.gateway.socket_protocol import BinarySocket
 
 HANDSHAKE = (
@@ -73,6 +75,28 @@ async def test_a_frame_that_comes_with_its_handshake_is_heard() -> None:
         await asyncio.get_running_loop().connect_accepted_socket(lambda: protocol, own)
         protocol.data_received(HANDSHAKE + b"\x82\x82\0\0\0\0hi")
         assert (await heard)["bytes"] == b"hi"
+
+
+@pytest.mark.anyio
+async def test_a_handshake_that_is_refused_is_not_an_error_of_the_server(caplog: pytest.LogCaptureFixture) -> None:
+    """Each WebSocket without a valid token, as all that browsers open, had the log tell of a bug in the server."""
+
+    async def application(scope: Any, receive: Any, send: Any) -> None:
+        await deny(Unauthorized("no token"), scope, receive, send)
+
+    config = Config(application, ws=BinarySocket, log_config=None, lifespan="off")
+    config.load()
+    state = ServerState()
+    protocol = TypedHttp(config, state, {})
+    own, client = socket.socketpair()
+    own.setblocking(False)
+    with own, client, caplog.at_level(logging.ERROR), anyio.fail_after(10):
+        await asyncio.get_running_loop().connect_accepted_socket(lambda: protocol, own)
+        protocol.data_received(HANDSHAKE)
+        said = await anyio.to_thread.run_sync(lambda: b"".join(iter(lambda: client.recv(65536), b"")))
+        await asyncio.gather(*state.tasks)
+    assert said.startswith(b"HTTP/1.1 401 ")
+    assert not caplog.records
 
 
 def test_a_handshake_of_http_1_0_is_refused() -> None:

@@ -47,6 +47,12 @@ class BinarySocket(WebSocketsSansIOProtocol):
         self.pieces = bytearray()
         """Of a message that is not complete."""
 
+    async def send(self, message: Any) -> None:
+        """Send what the application says. A refusal completes a handshake: uvicorn logs an error for it, as for one forgotten."""
+        await super().send(message)
+        if message["type"] == "websocket.http.response.body" and not message.get("more_body", False):
+            self.handshake_complete = True
+
     def handle_cont(self, event: Frame) -> None:
         """Join the pieces of a message as they come: small ones, kept apart, take six times the bytes that are counted."""
         self.pieces += self.frames[0] + event.data
