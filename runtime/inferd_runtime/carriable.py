@@ -30,6 +30,7 @@ SURE_BYTES = 600_000
 """Of a longer message whatever could be a list or object is counted as one: to know better would take too long."""
 PLAIN_BYTES, PLAIN_CONTAINERS = 4096, 100
 LONG_NUMBER = re.compile(rb"\d{19}")
+HALF_PAIR = re.compile(rb"\\u[dD][89abAB][0-9a-fA-F]{2}(?!\\u)")
 MSGPACK_CONTAINERS = bytes([*range(0x80, 0xA0), *range(0xDC, 0xE0)])
 """Bytes that begin a list or a map in msgpack, and stand within numbers and in texts beyond ASCII as well."""
 MSGPACK_TEXTS = frozenset(bytes([first]) for first in (*range(0xA0, 0xC0), *range(0xC4, 0xC7), *range(0xD9, 0xDC)))
@@ -139,7 +140,7 @@ def _read(decode: Any, data: bytes | str, what: str, kind: Any, carried: Callabl
     except RecursionError:
         raise InvalidRequest(f"{what}: nested too deeply") from None
     except ValueError as error:  # msgspec's errors are, and those about UTF-8
-        raise InvalidRequest(f"{what}: {cut(str(error), MAX_REASON)}") from None
+        raise InvalidRequest(f"{what}: {_reason(error, data)}") from None
     try:
         check_carriable(value, what)
     except InvalidRequest:
@@ -147,6 +148,13 @@ def _read(decode: Any, data: bytes | str, what: str, kind: Any, carried: Callabl
             raise
         check_carriable(carried(value), what)
     return value
+
+
+def _reason(error: ValueError, data: bytes | str) -> str:
+    """Return what is wrong. Where half a surrogate pair ends a text, as of an emoji that was cut, msgspec says that JSON ends."""
+    if "truncated" in str(error) and isinstance(data, bytes) and HALF_PAIR.search(data):
+        return "a text has half a surrogate pair"
+    return cut(str(error), MAX_REASON)
 
 
 def _possible_containers(data: bytes, levels: int = SPLIT_LEVELS) -> int:

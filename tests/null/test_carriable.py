@@ -272,6 +272,16 @@ def test_brackets_in_a_string_are_no_lists(text: str) -> None:
     assert read_json(json.dumps([text]), "the body") == [text]
 
 
+@pytest.mark.parametrize(
+    ("text", "told"),
+    [(rb'["a\ud83d"]', "half a surrogate pair"), (rb'["a\ud83d and more"]', "surrogate pair"), (b'["a', "truncated")],
+)
+def test_a_text_that_ends_with_half_an_emoji_is_told_of_as_such(text: bytes, told: str) -> None:
+    """Scripts that cut a text by JavaScript's length send it, and were told that their body was truncated."""
+    with pytest.raises(p.InvalidRequest, match=told):
+        read_json(text, "the body")
+
+
 def test_a_string_that_never_ends_is_refused_in_one_pass() -> None:
     with pytest.raises(p.InvalidRequest):
         read_json("[" * MAX_CONTAINERS + '["' + '\\"' * 1_000_000, "the body")

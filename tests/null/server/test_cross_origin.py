@@ -32,11 +32,12 @@ async def ask(origins: tuple[str, ...], method: str, origin: str, **headers: str
         return await client.request(method, "/v1/models", headers={"origin": origin, **headers})
 
 
-async def test_a_browser_asks_without_a_token_and_calls_with_one() -> None:
-    asked = await ask((PAGE,), "OPTIONS", PAGE, **ASKS)
+@pytest.mark.parametrize("method", ["GET", "HEAD", "POST", "DELETE"])
+async def test_a_browser_asks_without_a_token_and_calls_with_one(method: str) -> None:
+    asked = await ask((PAGE,), "OPTIONS", PAGE, **{**ASKS, "access-control-request-method": method})
     assert asked.status_code == 200
     assert asked.headers["access-control-allow-origin"] == PAGE
-    assert "POST" in asked.headers["access-control-allow-methods"]
+    assert method in asked.headers["access-control-allow-methods"].split(", ")
     assert "authorization" in asked.headers["access-control-allow-headers"]
     answered = await ask((PAGE,), "POST", PAGE, authorization="Bearer secret")
     assert (answered.status_code, answered.headers["access-control-allow-origin"]) == (200, PAGE)

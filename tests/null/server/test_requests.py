@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from codecs import BOM_UTF8
 from collections.abc import Awaitable, Callable
 
 import anyio
@@ -20,9 +21,9 @@ PLACES = SharedPlaces(ShareRule(100, 50), "bytes", "a setting")
 BODY = b'{"model": "tiny"}'
 
 
-async def read(*headers: tuple[bytes, bytes]) -> bytes:
+async def read(*headers: tuple[bytes, bytes], body: bytes = BODY) -> bytes:
     async def receive() -> Message:
-        return {"type": "http.request", "body": BODY, "more_body": False}
+        return {"type": "http.request", "body": body, "more_body": False}
 
     scope = {"type": "http", "method": "POST", "headers": list(headers), TENANT_KEY: "a"}
     return await read_bytes(Request(scope, receive), 100, PLACES)
@@ -35,6 +36,11 @@ async def test_a_body_that_curl_sends_without_a_header_is_not_refused(kind: byte
 
 async def test_a_body_that_says_nothing_about_itself_is_not_refused() -> None:
     assert await read() == BODY
+
+
+async def test_a_body_that_begins_with_the_mark_of_windows_files_is_read() -> None:
+    """It was refused as malformed, although programs and batches with it are read."""
+    assert await read(body=BOM_UTF8 + BODY) == BODY
 
 
 @pytest.mark.parametrize("kind", [b"multipart/form-data; boundary=x", b"application/xml", b"text/plain"])

@@ -75,7 +75,7 @@ CLOSE_SECONDS = 5
 KEEP_ALIVE_OF_UVICORN = 3600
 """Longer than ours, which says when a connection has been idle for too long."""
 METHOD_NOT_ALLOWED = 405
-BROWSER_METHODS = ("GET", "POST", "DELETE")
+BROWSER_METHODS = ("GET", "HEAD", "POST", "DELETE")
 SHOWN = ("x-request-id", "request-id", "x-inferd-run", "retry-after", "x-should-retry")
 """Headers of answers that pages may read."""
 log = logging.getLogger("inferd.gateway")

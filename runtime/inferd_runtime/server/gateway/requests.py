@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import math
+from codecs import BOM_UTF8
 from collections.abc import Awaitable, Callable
 from typing import Annotated, Any, TypeVar
 
@@ -72,7 +73,8 @@ async def read_body(request: Request, kind: type[T], most: int, places: SharedPl
 
 
 async def read_bytes(request: Request, most: int, places: SharedPlaces) -> bytes:
-    """Return a body of at most ``most`` bytes, which take their ``places`` while they are read.
+    """Return a body of at most ``most`` bytes, which take their ``places`` while they are read, without the mark that begins
+    files of Windows.
 
     Raises LimitExceeded before more is read, and InvalidRequest for one that says it is no JSON, and if the client leaves.
     """
@@ -92,7 +94,7 @@ async def read_bytes(request: Request, most: int, places: SharedPlaces) -> bytes
         raise InvalidRequest(LEFT) from None
     finally:
         places.give_back(tenant, size)
-    return b"".join(chunks)
+    return b"".join(chunks).removeprefix(BOM_UTF8)
 
 
 async def unless_left(
