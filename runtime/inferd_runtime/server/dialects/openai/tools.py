@@ -16,11 +16,14 @@ ToolName = Annotated[str, Meta(pattern=r"^[a-zA-Z0-9_-]{1,64}\Z")]
 
 
 class FunctionDefinition(Struct, forbid_unknown_fields=True):
-    """A function. Its arguments are always held to the schema, strict or not. ``cache_control``: see :class:`FunctionTool`."""
+    """A function. Its arguments are always held to the schema, strict or not. ``required``: what ``parameters`` say, once more,
+    as Guardrails sends it. ``cache_control``: see :class:`FunctionTool`.
+    """
 
     name: ToolName
     description: str | None = None
     parameters: dict[str, Any] | None = None
+    required: list[str] | None = None
     strict: bool | None = None
     cache_control: Any = None
 
@@ -62,7 +65,7 @@ AnyToolChoice: TypeAlias = Literal["none", "auto", "required", "any"] | Function
 
 
 def read_tools(tools: list[FunctionTool]) -> list[Tool]:
-    """Return the tools. Raises InvalidRequest for a name that comes twice, and for arguments that are no object."""
+    """Return the tools. Raises InvalidRequest for a name that comes twice, and for arguments that are no object or told amiss."""
     return read_functions([(f"tools[{index}].function", tool.function) for index, tool in enumerate(tools)])
 
 
@@ -75,6 +78,8 @@ def read_functions(functions: list[tuple[str, FunctionDefinition]]) -> list[Tool
         parameters = {"type": "object", **(function.parameters or NO_ARGUMENTS)}
         if parameters["type"] != "object":
             raise refusal(f"{place}.parameters.type", 'arguments are an object: "object"')
+        if function.required is not None and function.required != parameters.get("required", []):
+            raise refusal(f"{place}.required", "it belongs into `parameters`")
         read.append(Tool(function.name, function.description or "", parameters))
     return read
 

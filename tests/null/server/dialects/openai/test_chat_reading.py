@@ -242,6 +242,12 @@ def test_tools_and_the_choice_among_them() -> None:
     assert read(tools=[TOOL], tool_choice="none").callable_tools() == []
 
 
+def test_what_arguments_are_required_may_be_said_twice_as_guardrails_says_it() -> None:
+    parameters = {"type": "object", "properties": {"a": {}}, "required": ["a"]}
+    tool = {"type": "function", "function": {"name": "f", "parameters": parameters, "required": ["a"]}}
+    assert read(tools=[tool]).tools == [Tool("f", "", parameters)]
+
+
 def test_log_probabilities_are_asked_for_in_two_fields() -> None:
     assert read(logprobs=True).logprobs == 0
     assert read(logprobs=True, top_logprobs=20).logprobs == 20
@@ -420,6 +426,7 @@ REFUSED: list[tuple[dict[str, Any], str]] = [
     ({"tools": [{"type": "custom", "custom": {"name": "c"}}]}, "tools[0].type"),
     ({"tools": [{"type": "function", "function": {"name": "a", "parameters": {"type": "string"}}}]},
      "tools[0].function.parameters.type"),
+    ({"tools": [{"type": "function", "function": {"name": "a", "required": ["x"]}}]}, "tools[0].function.required"),
     ({"tool_choice": "required"}, "tool_choice"),
     ({"tool_choice": "any"}, "tool_choice"),
     ({"tools": [TOOL], "tool_choice": {"type": "function", "function": {"name": "x"}}}, "tool_choice.function.name"),
