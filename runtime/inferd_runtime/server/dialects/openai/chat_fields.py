@@ -113,6 +113,7 @@ CHAT_FIELDS = FieldTable(
         RequestField("audio", "there is only text", ()),
         RequestField("moderation", "nothing is moderated", ()),
         RequestField("web_search_options", "the runtime searches nothing", ()),
+        RequestField("search_parameters", "xAI's; the runtime searches nothing", ({"mode": "off"},)),
         RequestField("include_reasoning", "what a model thinks is told apart", (True,)),
         RequestField("echo", "use continue_final_message", (False,)),
         RequestField("add_special_tokens", "the chat template writes them", (False,)),

@@ -341,6 +341,7 @@ HARMLESS = {
     "ignore_eos": False, "skip_special_tokens": True, "prompt_cache_key": "k", "functions": [], "echo": False,
     "stop_token_ids": [], "min_tokens": 0, "parallel_tool_calls": True, "documents": [], "guided_json": None,
     "safe_prompt": False,
+    "search_parameters": {"mode": "off"},
 }  # fmt: skip
 
 
@@ -476,6 +477,7 @@ REFUSED: list[tuple[dict[str, Any], str]] = [
     ({"regex": "a", "ebnf": "b"}, "ebnf"),
     ({"json_schema": "["}, "json_schema"),
     ({"web_search_options": {}}, "web_search_options"),
+    ({"search_parameters": {"mode": "auto"}}, "search_parameters"),
     ({"guided_json": "["}, "guided_json"),
     ({"guided_choice": []}, "guided_choice"),
     ({"guided_regex": "a", "guided_choice": ["a"]}, "guided_choice"),
