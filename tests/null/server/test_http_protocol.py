@@ -131,3 +131,12 @@ def test_a_target_that_is_a_whole_url_is_its_path(target: bytes, meant: bytes) -
     request = connection.next_event()
     assert (request.target, request.method, request.headers) == (meant, b"OPTIONS", [(b"host", b"x")])
     assert isinstance(connection.next_event(), h11.EndOfMessage)
+
+
+@pytest.mark.parametrize("start", [b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n", b"GET / HTTP/3.0\r\nHost: x\r\n\r\n"])
+def test_another_http_is_no_request(start: bytes) -> None:
+    """A client of gRPC, or of HTTP/2 without asking first, was told that its token was missing."""
+    connection = ServerConnection(h11.SERVER)
+    connection.receive_data(start)
+    with pytest.raises(h11.RemoteProtocolError):
+        connection.next_event()

@@ -33,7 +33,8 @@ Headers = list[tuple[bytes, bytes]]
 class ServerConnection(h11.Connection):
     """Refuses a request that says in two ways where its body ends (RFC 9112, 6.1), and takes whole URLs as targets (3.2.2).
 
-    A proxy before this server may go by the other way: then what is a body to it would be the next request here.
+    A proxy before this server may go by the other way: then what is a body to it would be the next request here. What begins
+    HTTP/2, as gRPC does, looks like a request, and was told that it has no token.
     """
 
     def next_event(self) -> Any:
@@ -41,6 +42,8 @@ class ServerConnection(h11.Connection):
         event = super().next_event()
         if not isinstance(event, h11.Request):
             return event
+        if not event.http_version.startswith(b"1."):
+            raise h11.RemoteProtocolError("another HTTP")
         names = {name for name, _ in event.headers}
         if b"transfer-encoding" in names and (b"content-length" in names or event.http_version == b"1.0"):
             raise h11.RemoteProtocolError("a length and chunks, or chunks in HTTP/1.0")
