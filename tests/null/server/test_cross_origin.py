@@ -24,12 +24,19 @@ async def hello(request: Request) -> PlainTextResponse:
     return PlainTextResponse("hello")
 
 
-async def ask(origins: tuple[str, ...], method: str, origin: str, **headers: str) -> httpx.Response:
+async def bug(request: Request) -> PlainTextResponse:
+    raise RuntimeError
+
+
+async def ask(
+    origins: tuple[str, ...], method: str, origin: str, path: str = "/v1/models", **headers: str
+) -> httpx.Response:
     tokens = AccessTokens({"secret": TokenRights("alice")})
     middleware = AppMiddleware(ConnectionTable(TenantUse(same_for_all(Quotas()))), origins=origins)
-    app = make_app([Route("/v1/models", hello, methods=["GET", "POST"])], tokens, middleware)
-    async with httpx.AsyncClient(transport=httpx.ASGITransport(app), base_url="http://x") as client:
-        return await client.request(method, "/v1/models", headers={"origin": origin, **headers})
+    app = make_app([Route("/v1/models", hello, methods=["GET", "POST"]), Route("/v1/bug", bug)], tokens, middleware)
+    transport = httpx.ASGITransport(app, raise_app_exceptions=False)
+    async with httpx.AsyncClient(transport=transport, base_url="http://x") as client:
+        return await client.request(method, path, headers={"origin": origin, **headers})
 
 
 @pytest.mark.parametrize("method", ["GET", "HEAD", "POST", "DELETE"])
@@ -54,6 +61,13 @@ async def test_a_page_of_the_internet_may_call_a_server_of_the_local_network() -
 async def test_a_page_may_read_why_it_was_refused() -> None:
     refused = await ask((PAGE,), "POST", PAGE)
     assert (refused.status_code, refused.headers["access-control-allow-origin"]) == (401, PAGE)
+
+
+async def test_a_page_may_read_that_the_server_has_a_bug() -> None:
+    """Its client was told that there was no connection, and tried again."""
+    failed = await ask((PAGE,), "GET", PAGE, "/v1/bug", authorization="Bearer secret")
+    assert (failed.status_code, failed.headers["access-control-allow-origin"]) == (500, PAGE)
+    assert failed.json()["error"]["code"] == "internal"
 
 
 @pytest.mark.parametrize("origins", [(), (PAGE,)])

@@ -20,6 +20,7 @@ from starlette.applications import Starlette
 from starlette.exceptions import HTTPException
 from starlette.middleware import Middleware
 from starlette.middleware.cors import CORSMiddleware
+from starlette.middleware.errors import ServerErrorMiddleware
 from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import BaseRoute, Match, Route
@@ -147,14 +148,17 @@ def all_routes(own: Api, models: ModelApi, chat: ChatApi, responses: ResponseSto
 
 
 def make_app(routes: Sequence[BaseRoute], tokens: AccessTokens, middleware: AppMiddleware | None = None) -> ASGIApp:
-    """Return the ASGI application. Without a ``middleware`` nothing is known of connections, as in a test without sockets."""
+    """Return the ASGI application. Without a ``middleware`` nothing is known of connections, as in a test without sockets.
+
+    A bug is answered inside of what pages need, so that they can read it, else by the application.
+    """
     handlers = {InferdError: _inferd_error, HTTPException: _http_error, Exception: _bug}
     table = None if middleware is None else middleware.connections
     outer = [] if table is None else [Middleware(RequestWatch, table=table)]
     if middleware is not None and middleware.audit is not None:
         outer.append(Middleware(Audited, audit=middleware.audit))
     if middleware is not None and middleware.origins:
-        outer.append(cross_origin(middleware.origins))
+        outer += [cross_origin(middleware.origins), Middleware(ServerErrorMiddleware, handler=_bug)]
     app = Starlette(
         routes=list(routes),
         middleware=[*outer, Middleware(BearerAuth, tokens=tokens, table=table)],
