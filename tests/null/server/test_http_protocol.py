@@ -77,26 +77,46 @@ async def test_a_frame_that_comes_with_its_handshake_is_heard() -> None:
         assert (await heard)["bytes"] == b"hi"
 
 
-@pytest.mark.anyio
-async def test_a_handshake_that_is_refused_is_not_an_error_of_the_server(caplog: pytest.LogCaptureFixture) -> None:
-    """Each WebSocket without a valid token, as all that browsers open, had the log tell of a bug in the server."""
+async def accepting(scope: Any, receive: Any, send: Any) -> None:
+    await receive()
+    await send({"type": "websocket.accept"})
 
-    async def application(scope: Any, receive: Any, send: Any) -> None:
-        await deny(Unauthorized("no token"), scope, receive, send)
 
-    config = Config(application, ws=BinarySocket, log_config=None, lifespan="off")
+async def refusing(scope: Any, receive: Any, send: Any) -> None:
+    await deny(Unauthorized("no token"), scope, receive, send)
+
+
+async def answer_to(application: Any, start: bytes) -> bytes:
+    """Return all that is sent to a client of an application that ends the connection."""
+    config, state = Config(application, ws=BinarySocket, log_config=None, lifespan="off"), ServerState()
     config.load()
-    state = ServerState()
     protocol = TypedHttp(config, state, {})
     own, client = socket.socketpair()
     own.setblocking(False)
-    with own, client, caplog.at_level(logging.ERROR), anyio.fail_after(10):
+    with own, client, anyio.fail_after(10):
         await asyncio.get_running_loop().connect_accepted_socket(lambda: protocol, own)
-        protocol.data_received(HANDSHAKE)
+        protocol.data_received(start)
         said = await anyio.to_thread.run_sync(lambda: b"".join(iter(lambda: client.recv(65536), b"")))
         await asyncio.gather(*state.tasks)
-    assert said.startswith(b"HTTP/1.1 401 ")
+    return said
+
+
+@pytest.mark.anyio
+async def test_a_handshake_that_is_refused_is_not_an_error_of_the_server(caplog: pytest.LogCaptureFixture) -> None:
+    """Each WebSocket without a valid token, as all that browsers open, had the log tell of a bug in the server."""
+    with caplog.at_level(logging.ERROR):
+        assert (await answer_to(refusing, HANDSHAKE)).startswith(b"HTTP/1.1 401 ")
     assert not caplog.records
+
+
+@pytest.mark.anyio
+@pytest.mark.parametrize("application", [accepting, refusing])
+async def test_a_token_in_an_address_is_not_logged(application: Any, caplog: pytest.LogCaptureFixture) -> None:
+    """A browser's WebSocket can send no header: whoever tries it puts the token there."""
+    with caplog.at_level(logging.INFO):
+        await answer_to(application, HANDSHAKE.replace(b"GET /", b"GET /v1/session?token=s3cret"))
+    assert "/v1/session" in caplog.text
+    assert "s3cret" not in caplog.text
 
 
 def test_a_handshake_of_http_1_0_is_refused() -> None:

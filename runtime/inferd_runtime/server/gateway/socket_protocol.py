@@ -48,7 +48,11 @@ class BinarySocket(WebSocketsSansIOProtocol):
         """Of a message that is not complete."""
 
     async def send(self, message: Any) -> None:
-        """Send what the application says. A refusal completes a handshake: uvicorn logs an error for it, as for one forgotten."""
+        """Send what the application says. A refusal completes a handshake: uvicorn logs an error for it, as for one forgotten.
+        Nor is a handshake's query logged: browsers, which can send no header, may have put their token there.
+        """
+        if not self.handshake_complete:
+            self.scope = {**self.scope, "query_string": NOTHING}
         await super().send(message)
         if message["type"] == "websocket.http.response.body" and not message.get("more_body", False):
             self.handshake_complete = True
