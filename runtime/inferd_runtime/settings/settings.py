@@ -206,6 +206,12 @@ class Settings:
     chat_program: str = setting(
         "", "NAME or NAME@VERSION: a tenant's own program of that name answers its chat requests, not the built-in one"
     )
+    alias: tuple[str, ...] = setting(
+        (),
+        "NAME=MODEL: another name under which LLM clients may ask for a model, or an adapter, that is served, as gpt-4o=tiny; "
+        "may be given several times",
+        read=read_texts,
+    )
     models_bytes: int = setting(0, "bytes that pulled models may take on disk; 0: no limit", NOT_NEGATIVE)
     packages: Literal["pure", "none"] = setting(
         "pure",

@@ -43,9 +43,25 @@ def limited(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LiveServer]:
     folder = tmp_path_factory.mktemp("limited")
     with live_server(
         folder, quota=("admin,sockets=2",), wall_s=4.0, max_body_bytes=65_536, chat_program="mine",
-        engine=EngineSettings(pages=PAGES),
+        alias=("gpt-4o:latest=tiny",), engine=EngineSettings(pages=PAGES),
     ) as live:  # fmt: skip
         yield live
+
+
+def test_a_tool_that_knows_its_vendors_names_alone_is_served(limited: LiveServer) -> None:
+    """Under an alias a model is listed, chats, completes and embeds as under its own name."""
+    asked = {"messages": ASK, "max_tokens": 4, "seed": 1}
+    with limited.http() as client:
+        listed = client.get("/v1/models").raise_for_status().json()["data"]
+        assert {entry["id"] for entry in listed} >= {"tiny", "gpt-4o:latest"}
+        assert client.get("/v1/models/gpt-4o:latest").raise_for_status().json()["id"] == "gpt-4o:latest"
+        for path, body in (
+            ("/v1/chat/completions", asked), ("/v1/messages", asked), ("/v1/completions", {"prompt": "a", "max_tokens": 2}),
+            ("/v1/responses", {"input": "a"}), ("/v1/embeddings", {"input": "a"}), ("/tokenize", {"prompt": "a"}),
+        ):  # fmt: skip
+            answer = client.post(path, json={"model": "gpt-4o:latest", **body})
+            assert answer.status_code == 200, answer.text
+            assert answer.json().get("model", "gpt-4o:latest") == "gpt-4o:latest"
 
 
 @pytest.mark.parametrize("path", ["/v1/chat/completions", "/v1/messages", "/v1/responses"])

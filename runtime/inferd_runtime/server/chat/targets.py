@@ -8,6 +8,7 @@ from dataclasses import dataclass, replace
 
 from inferd.chat import ChatRequest
 from inferd.protocol import AdapterInfo, Adapters, ListAdapters, NotFound
+from inferd_runtime.server.chat.aliases import read_aliases, served_names
 from inferd_runtime.server.chat.answer_source import AnswerSource
 from inferd_runtime.server.chat.direct import DirectChat
 from inferd_runtime.server.chat.launched import launched_answer
@@ -37,16 +38,23 @@ class ChatServing:
     def __init__(
         self, runtime: Runtime, programs: ProgramLibrary, sessions: TenantSessions, direct: DirectChat
     ) -> None:
+        """Raises InvalidRequest for an alias in the settings that stands for nothing."""
+        self._aliases = read_aliases(runtime.settings.alias, served_names(runtime.settings.engine))
         self._runtime = runtime
         self._programs = programs
         self._sessions = sessions
         self._direct = direct
         self._started = time.time()
 
+    def meant(self, name: str) -> str:
+        """Return what an alias stands for; any other name as it is."""
+        return self._aliases.get(name, name)
+
     async def target(self, name: str, tenant: str) -> ChatTarget:
         """Return what a name stands for: a served model, else a program, else an adapter. Raises NotFound, and Unavailable while
         no engine answers.
         """
+        name = self.meant(name)
         if name in (model.name for model in self._runtime.models.models):
             return ChatTarget(await self._chat_program(tenant), model=name)
         program = await self._find(name, tenant)
@@ -56,6 +64,7 @@ class ChatServing:
 
     async def model_target(self, name: str, tenant: str) -> ChatTarget:
         """Return the served model, or the adapter of one, that a name stands for. Raises NotFound."""
+        name = self.meant(name)
         if name in (model.name for model in self._runtime.models.models):
             return ChatTarget(model=name)
         for adapter in await self._adapters(tenant):
@@ -71,6 +80,8 @@ class ChatServing:
         for adapter in await self._adapters(tenant):
             owner = OWNER if adapter.shared else tenant
             found.append(ModelEntry(adapter.name, self._started, owner, adapter.model, sizes.get(adapter.model, 0)))
+        known = {entry.id: entry for entry in found}
+        found += [replace(known[model], id=name) for name, model in self._aliases.items() if model in known]
         newest: dict[str, Entry] = {}
         for entry in await self._programs.entries(tenant):
             newest.setdefault(entry.name, entry)

@@ -185,8 +185,9 @@ class ModelApi:
 
     def info(self, name: str = "") -> ModelInfo:
         """Return a served model, the default one for "". Raises NotFound."""
+        meant = self.chat.serving.meant(name)
         for info in self.chat.runtime.models.models:
-            if name in ("", info.name):
+            if meant in ("", info.name):
                 return info
         raise unknown_model(name)
 
