@@ -18,7 +18,7 @@ def test_an_alias_stands_for_a_model() -> None:
     ("texts", "words"),
     [
         (["gpt-4o"], "NAME=MODEL"), (["=tiny"], "NAME=MODEL"), (["a="], "NAME=MODEL"), (["a=nix"], "'nix' is not served"),
-        (["tiny=tiny"], "stands for something"), 
+        (["tiny=tiny"], "stands for something"),
         (["a=tiny", "a=other"], "stands for something"), (["a=tiny", "b=a"], "'a' is not served"),
     ],
 )  # fmt: skip
