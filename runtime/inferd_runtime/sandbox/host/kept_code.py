@@ -14,6 +14,8 @@ from inferd_runtime.sandbox.messages import Bundle
 
 MOST_OF_ONE = 16 << 20
 """Bytes of one program's code."""
+QUOTES = 4
+"""Of each entry: a million of entries are refused before they are made into a dictionary."""
 MOST_BYTES = 32 << 20
 """Of all programs'. What has not been asked for the longest goes first."""
 
@@ -39,7 +41,8 @@ class KeptCode:
 
     def add(self, program: str, bundle: Bundle, code: bytes) -> None:
         """Keep code of a program's modules; what is too much, or of no module of its, is not kept."""
-        if not program or len(code) > MOST_OF_ONE:
+        most = len(bundle.files) + len(bundle.packages)
+        if not program or len(code) > MOST_OF_ONE or code.count(b'"') > QUOTES * most:
             return
         try:
             said = msgspec.json.decode(code, type=dict[str, str])

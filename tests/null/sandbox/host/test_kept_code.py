@@ -34,6 +34,11 @@ def test_a_program_that_comes_anew_with_each_run_keeps_nothing() -> None:
     assert kept.of("", "main.py") == b""
 
 
+def test_a_million_of_entries_are_not_even_decoded(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(kept_code.msgspec.json, "decode", pytest.fail)
+    KeptCode().add("p", BUNDLE, said(main="a", lib="b", one_more="c"))
+
+
 @pytest.mark.parametrize("code", [b"no json", b"[1]", b'{"main.py": 1}', said(unknown="a"), b'{"main.py": "\xff"}'])
 def test_what_is_no_code_of_the_program_is_not_kept(code: bytes) -> None:
     kept = KeptCode()
