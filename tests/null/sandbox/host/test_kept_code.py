@@ -35,7 +35,7 @@ def test_a_program_that_comes_anew_with_each_run_keeps_nothing() -> None:
 
 
 def test_a_million_of_entries_are_not_even_decoded(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(kept_code.msgspec.json, "decode", pytest.fail)
+    monkeypatch.setattr("msgspec.json.decode", pytest.fail)
     KeptCode().add("p", BUNDLE, said(main="a", lib="b", one_more="c"))
 
 
