@@ -24,7 +24,7 @@ from typing import Any, NoReturn
 
 from inferd.files import ALL_FILES
 from inferd_runtime.sandbox.runner.program import LoadedProgram
-from inferd_runtime.sandbox.runner.temporary_files import FOLDER, TemporaryFiles, WrittenFile
+from inferd_runtime.sandbox.runner.temporary_files import FOLDER, Content, TemporaryFiles, WrittenFile
 
 NO_SUCH_FILE = f"the program has no such file (inferd.{ALL_FILES})"
 READ_ONLY = (
@@ -34,6 +34,7 @@ READ_ONLY = (
 NO_DESCRIPTORS = "a program has file descriptors below /tmp alone: open() reads the files of its folder"
 EPOCH = 315532800
 """When a program's own files were made: 1980, before which archives know no time."""
+NOTHING = Content(b"", EPOCH)
 WRITERS = ("link", "mkfifo", "mknod", "symlink")
 
 
@@ -150,7 +151,9 @@ class OwnFiles:
         return io.TextIOWrapper(data, encoding or "utf-8", errors, newline)
 
     def _binary(self, file: Any, mode: str) -> OwnFile | WrittenFile:
-        writes = bool(set(mode) - set("rbtU"))
+        if len(set(mode) & set("rwax")) != 1 or set(mode) - set("rwaxbt+"):
+            raise ValueError(f"invalid mode: {mode!r}")
+        writes = bool(set(mode) - set("rbt"))
         if isinstance(file, int):
             opened = self._written.opened(file)
             name, content = opened.name, opened.content
@@ -174,13 +177,14 @@ class OwnFiles:
     def stat(self, path: Any, *, dir_fd: int | None = None, follow_symlinks: bool = True) -> os.stat_result:
         """Return what ``os.stat`` and ``os.lstat`` tell of a file or folder."""
         if isinstance(path, int):
-            path = self._written.opened(path).name
+            return _stat(stat.S_IFREG | 0o666, str(path), self._written.opened(path).content)
         inside = _inside(path)
-        folder = self._is_folder(inside)
-        mode = stat.S_IFDIR | 0o555 if folder else stat.S_IFREG | 0o444
-        size = 0 if folder else len(self.read(path))
-        at = int(self._written.content(inside).modified) if self._written.has(inside) else EPOCH
-        return os.stat_result((mode, zlib.crc32(inside.encode()), 0, 1, 0, 0, size, at, at, at))
+        written = 0o222 if self._written.holds(inside) else 0
+        if self._is_folder(inside):
+            return _stat(stat.S_IFDIR | 0o555 | written, inside, NOTHING)
+        own = not self._written.has(inside)
+        content = Content(self.read(path), EPOCH) if own else self._written.content(inside)
+        return _stat(stat.S_IFREG | 0o444 | written, inside, content)
 
     def listdir(self, path: Any = ".") -> list[str]:
         """Return the names in a folder."""
@@ -217,11 +221,8 @@ class OwnFiles:
         os.listdir, os.scandir, os.access = self.listdir, self.scandir, self.access  # type: ignore[assignment]
         os.open, os.close = self.open_descriptor, self._written.close  # type: ignore[assignment]
         os.read, os.write = self._written.read, self._written.write
-        unlink = os.unlink
+        before = os.unlink
         os.remove = os.unlink = self._changing(self._written.remove)
-        for function in vars(tempfile._TemporaryFileCloser).values():  # type: ignore[attr-defined]  # which has its own
-            if unlink in (getattr(function, "__defaults__", None) or ()):
-                function.__defaults__ = tuple(os.unlink if each is unlink else each for each in function.__defaults__)
         os.mkdir, os.rmdir = self._changing(self._written.mkdir), self._changing(self._written.rmdir)
         os.rename = os.replace = self._rename
         os.chmod = os.chown = os.utime = self._changing(self.stat)  # which raises where there is none
@@ -230,7 +231,7 @@ class OwnFiles:
         for name in WRITERS:
             setattr(os, name, _read_only)
         shutil._use_fd_functions = False  # type: ignore[attr-defined]  # folders have no descriptors
-        tempfile.tempdir = f"/{FOLDER}"
+        _use_for_temporary_files(before)
 
     def _is_folder(self, inside: str) -> bool:
         return inside in self._folders or self._written.is_folder(inside)
@@ -265,6 +266,19 @@ def _inside(path: Any) -> str:
     if isinstance(path, int):
         raise OSError(errno.EBADF, NO_DESCRIPTORS)
     return posixpath.normpath("/" + os.fsdecode(path)).lstrip("/")
+
+
+def _use_for_temporary_files(unlink: Callable[..., None]) -> None:
+    """Have ``tempfile`` make its files below ``/tmp``, and remove them by the new ``os.unlink``: it holds the one of before."""
+    tempfile.tempdir = f"/{FOLDER}"
+    for function in vars(tempfile._TemporaryFileCloser).values():  # type: ignore[attr-defined]
+        if unlink in (getattr(function, "__defaults__", None) or ()):
+            function.__defaults__ = tuple(os.unlink if each is unlink else each for each in function.__defaults__)
+
+
+def _stat(mode: int, inside: str, content: Content) -> os.stat_result:
+    at = int(content.modified)
+    return os.stat_result((mode, zlib.crc32(inside.encode()), 0, 1, 0, 0, len(content.data), at, at, at))
 
 
 def _shown(path: Any) -> str:

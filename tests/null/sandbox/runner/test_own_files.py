@@ -129,6 +129,21 @@ def test_text_and_bytes_are_written_changed_and_removed() -> None:
 
 
 @in_a_program()
+def test_what_may_be_written_says_so_and_an_unknown_mode_writes_nothing() -> None:
+    Path("/tmp/a").touch()
+    assert [Path(path).stat().st_mode & 0o777 for path in ("/tmp/a", "/tmp", "main.py", "/")] == [
+        0o666,
+        0o777,
+        0o444,
+        0o555,
+    ]
+    for mode in ("q", "rw", "b", "rU", ""):
+        with pytest.raises(ValueError, match="invalid mode"):
+            Path("/tmp/new").open(mode)  # noqa: SIM115
+    assert os.listdir("/tmp") == ["a"]
+
+
+@in_a_program()
 def test_what_was_written_is_seen_when_it_is_flushed() -> None:
     with open("/tmp/a", "w") as file:
         file.write("one")
@@ -222,6 +237,8 @@ def test_pythons_temporary_files_and_archives_work() -> None:
         assert archive.read("a.csv") == b"a,b\n"
     with tempfile.TemporaryFile() as unnamed:
         unnamed.write(b"x")
+        unnamed.flush()
+        assert os.fstat(unnamed.fileno()).st_size == 1
         unnamed.seek(0)
         assert unnamed.read() == b"x"
     with tempfile.TemporaryDirectory() as folder:
