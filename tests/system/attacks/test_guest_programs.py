@@ -31,12 +31,27 @@ def parsed(head: str, source: str) -> Program:
 
 FLOODS = read("floods.txt")
 HOST_CALLS = read("host_calls.txt")
+KEEPS = """
+import json
+import wit_world as host
+async def main():
+    for _ in range(40): host.keep(json.dumps({"large.py": "x" * (15 << 20)}))
+    host.keep(json.dumps({str(n): "" for n in range(100_000)}))
+    host.keep("[" * 1_000_000)
+    host.keep('{"main.py": "no code"}')
+    for n in range(20_000): host.file("x" * n), host.code("main.py")
+"""
 SEVERAL_FILES = (
     Program("files that hide the library", {"main.py": "async def main(): pass", "json.py": "1 / 0"}, "client.invalid"),
     Program(
         "a file called __main__",
         {"main.py": "import __main__\nasync def main(): pass", "__main__.py": "1 / 0"},
         "program client.invalid ok",
+    ),
+    Program(
+        "keeps what is no code, again and again",
+        {"main.py": KEEPS, "large.py": "#" * 70_000},
+        "ok limit:cpu_s limit:memory_mb",
     ),
 )
 

@@ -93,7 +93,11 @@ class LoadedProgram:
     def code(self, path: str) -> CodeType | None:
         """Return what an earlier run compiled a module to."""
         kept = self.library.code(path) if self.library is not None and self.keeps_code else ""
-        return marshal.loads(base64.b64decode(kept)) if kept else None
+        try:
+            code = marshal.loads(base64.b64decode(kept)) if kept else None
+        except (ValueError, EOFError, TypeError):  # an earlier run can keep what it likes
+            return None
+        return code if isinstance(code, CodeType) else None
 
 
 def _installed(path: str) -> str:

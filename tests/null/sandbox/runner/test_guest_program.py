@@ -324,6 +324,11 @@ def test_what_a_run_has_compiled_the_next_one_need_not(run: Run, monkeypatch: py
     assert again.read == []
 
 
+@pytest.mark.parametrize("code", ["no Base64", "bm8gY29kZQ==", "", b64encode(b"i\x01\0\0\0").decode()])
+def test_what_an_earlier_run_kept_and_is_no_code_is_compiled_anew(run: Run, code: str) -> None:
+    assert run("def main(): return 7", host=Host({}, {"main.py": code})) == {"value": 7}
+
+
 def test_a_run_that_fails_keeps_what_it_has_compiled(run: Run) -> None:
     host = Host({"top.py": b"", "bad.py": b"1 +"})
     outcome = run("import top\nimport bad\ndef main(): pass", host=host)
