@@ -435,6 +435,8 @@ class _Parser:
             return union([named, doubtful]) if self._wide else named
         if char in "uxU":
             return self._hex({"u": 4, "x": 2, "U": 8}[char])
+        if char == "0" and self.rest()[:1].isdecimal():
+            raise NotUnderstood("an octal escape")
         if char in _CONTROLS:
             return ((_CONTROLS[char], _CONTROLS[char]),)
         if char.isalnum() or not char.isascii():

@@ -6,10 +6,11 @@ import json
 import random
 import re
 from itertools import product
+from typing import Any
 
 import pytest
 
-from inferd_grammar import GrammarCompiler, GrammarError, JsonSchemaGrammar, RegexGrammar, TokenTable
+from inferd_grammar import Constraint, GrammarCompiler, GrammarError, JsonSchemaGrammar, RegexGrammar, TokenTable
 
 BYTES = GrammarCompiler(TokenTable.of_bytes())
 READ = [
@@ -194,6 +195,19 @@ def test_what_the_library_does_not_read_is_refused_by_its_name(pattern: str, nam
     assert refusal.value.pointer == "/properties/a/pattern"
     with pytest.raises(GrammarError, match=name):
         BYTES.compile(RegexGrammar(pattern))
+
+
+@pytest.mark.parametrize("pattern", [r"^\07$", r"^[\07]$", r"^a\012$", r"^[\1]$", r"^[a\\\01]$"])
+@pytest.mark.parametrize("mode", ["strict", "best_effort"])
+def test_an_octal_escape_is_refused_instead_of_read_as_a_null_character_and_digits(pattern: str, mode: Any) -> None:
+    with pytest.raises(GrammarError, match="an octal escape"):
+        BYTES.compile(JsonSchemaGrammar({"type": "string", "pattern": pattern}, mode))
+
+
+@pytest.mark.parametrize("constraint", [RegexGrammar("a\\"), JsonSchemaGrammar({"type": "string", "pattern": "\\"})])
+def test_a_backslash_that_escapes_nothing_is_refused_instead_of_left_out(constraint: Constraint) -> None:
+    with pytest.raises(GrammarError, match="a backslash at the end"):
+        BYTES.compile(constraint)
 
 
 @pytest.mark.parametrize("pattern", [r"^[\[(]\d[\])]$", r"^\\1?$", r"^[\\1]$", "^[(?>]$", "/a$", r"^\(\?#$"])
