@@ -4,16 +4,19 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator
+from copy import deepcopy
 from typing import Any, NamedTuple
 from urllib.parse import quote, unquote, urldefrag, urljoin, urlsplit
 
 from inferd_grammar.errors import GrammarError
 from inferd_grammar.limits import CompileLimits
-from inferd_grammar.schema import check_keywords, nested_schemas, read_schema, resolve
+from inferd_grammar.schema import check_keywords, escape, nested_schemas, read_schema, resolve
 
 _LATEST = "https://json-schema.org/draft/2020-12/schema"
 _DRAFTS = re.compile(r"json-schema\.org/(schema|draft)")
 _OLD = ("draft-04", "draft-06", "draft-07")
+_DIALECTS = re.compile(r"http://json-schema\.org/draft-0[467]/schema")
+"""Drafts that one schema describes; those of later ones are several, which refer to each other dynamically."""
 _NAMES = ("$anchor", "$dynamicAnchor", "$recursiveAnchor")
 _REFERENCES = ("$ref", "$dynamicRef", "$recursiveRef")
 
@@ -39,10 +42,25 @@ def read_by_place(text: str, limits: CompileLimits) -> Any:
     """
     root = read_schema(text, limits)
     document = _Document(root) if isinstance(root, dict) and _DRAFTS.search(str(root.get("$schema", _LATEST))) else None
-    if document is not None and document.has_names:
+    if document is None:
+        return root
+    if document.has_names:
         document.refer_by_place()
         check_keywords(root, limits)
+    else:
+        document.forget_address()
     return root
+
+
+def _dialect(uri: str) -> dict[str, Any] | None:
+    """Return the schema that schemas of a draft satisfy; None without the package that has it."""
+    try:
+        from jsonschema_specifications import REGISTRY
+    except ImportError:
+        return None
+    schema: dict[str, Any] = deepcopy(REGISTRY.contents(f"{uri}#"))
+    del schema["$schema"]
+    return schema
 
 
 class _Document:
@@ -55,6 +73,7 @@ class _Document:
         self._anchors: dict[str, str] = {}
         self._dynamic: dict[str, dict[str, str]] = {}
         self._places = list(self._noted(root, "", "", ""))
+        self._add_dialect(urldefrag(draft)[0])
 
     @property
     def has_names(self) -> bool:
@@ -65,6 +84,10 @@ class _Document:
             or (place.pointer and self._id in place.schema)
             for place in self._places
         )
+
+    def forget_address(self) -> None:
+        """Leave out the address of the whole document, to which nothing refers: libraries refuse some, such as `#schema`."""
+        self._root.pop(self._id, None)
 
     def refer_by_place(self) -> None:
         """Change the document; leave it as it is where a target is not known."""
@@ -80,6 +103,17 @@ class _Document:
                 schema["$ref"] = f"#{quote(found[0])}"
             if found[1:]:
                 schema["allOf"] = [*schema.get("allOf", ()), *({"$ref": f"#{quote(target)}"} for target in found[1:])]
+
+    def _add_dialect(self, uri: str) -> None:
+        """Define the schema of the document's own draft, where the document refers to that: those of OpenAPI and AsyncAPI do."""
+        refers = any(urldefrag(str(place.schema.get("$ref")))[0] == uri for place in self._places)
+        if uri in self._resources or not refers or not _DIALECTS.fullmatch(uri):
+            return
+        dialect = _dialect(uri)
+        definitions = self._root.setdefault("definitions", {})
+        if dialect is not None and isinstance(definitions, dict):
+            definitions[uri] = dialect
+            self._places += self._noted(dialect, f"/definitions/{escape(uri)}", "", "")
 
     def _noted(self, schema: Any, pointer: str, base: str, resource: str) -> Iterator[_Place]:
         """Yield a schema and all in it, and note what names they have."""

@@ -78,6 +78,26 @@ def test_a_dynamic_reference_that_depends_on_its_user_is_held_at_the_end() -> No
     assert BYTES.compile(JsonSchemaGrammar(schema)).refusal is not None
 
 
+@pytest.mark.parametrize("address", ["https://a.example/s#schema", "#schema", "a schema"])
+def test_an_address_that_nothing_refers_to_is_passed_over(address: str) -> None:
+    """The library refuses some, and what was left of the schema was held at the end of the text alone."""
+    assert BYTES.compile(JsonSchemaGrammar({**LATEST, "$id": address, **INTEGER})).refusal is None
+
+
+@pytest.mark.parametrize("draft", ["draft-04", "draft-06", "draft-07"])
+def test_a_document_may_refer_to_the_schema_of_its_draft(draft: str) -> None:
+    """As that of OpenAPI 3.0 does: it was refused as one that refers to another document."""
+    dialect = f"http://json-schema.org/{draft}/schema#"
+    properties = {"any": {"$ref": dialect}, "text": {"$ref": f"{dialect}/properties/title"}}
+    schema = {"$schema": dialect, "type": "object", "properties": properties, "additionalProperties": False}
+    compiled = BYTES.compile(JsonSchemaGrammar(schema))
+    assert compiled.refusal is None
+    validator = jsonschema.validators.validator_for(schema)(schema)
+    for value in ({"any": {"items": {"type": "null"}}}, {"any": {"items": {"type": 1}}}, {"text": "a"}, {"text": 1}):
+        ids = [byte + 1 for byte in json.dumps(value, separators=(",", ":")).encode()]
+        assert (compiled.matcher().accept(ids) == len(ids)) == validator.is_valid(value), value
+
+
 @pytest.mark.parametrize("reference", ["#/$defs/List[int]|%25", "#/$defs/List%5Bint%5D%7C%25"])
 def test_a_reference_to_a_name_that_is_no_uri_is_followed(reference: str) -> None:
     """Generators write the names of generic types so; where nothing was rewritten, and in calls of tools, these were refused."""
