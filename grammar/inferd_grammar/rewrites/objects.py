@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 from dataclasses import replace
-from itertools import combinations
+from itertools import combinations, islice
 from math import comb
 from typing import Any
 from urllib.parse import quote
@@ -72,7 +72,8 @@ def _another_key(view: View, value: Schema, to: Translator) -> list[Schema]:
     listed, patterns = list(view.words.get("properties", {})), list(view.words.get("patternProperties", {}))
     if value is True and not patterns and 2 ** len(listed) <= _MAX_NAMES:
         return [_exactly(listed, kept, minProperties=len(kept) + 1) for kept in _subsets(listed)]
-    names = [n for n in to.names() if n not in listed and all(_finds(pattern, n) is False for pattern in patterns)]
+    others = (n for n in to.names() if n not in listed and all(_finds(pattern, n) is False for pattern in patterns))
+    names = list(islice(others, _MAX_NAMES + 1))
     if not 0 < len(names) <= _MAX_NAMES:
         raise CannotRewrite("that some other key is there has no rewrite", view.at("additionalProperties"))
     return [_with(name, value) for name in names]

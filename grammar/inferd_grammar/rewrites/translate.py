@@ -66,6 +66,7 @@ class SchemaTranslator:
         self._proofs = 0
         self._limit = limit
         self._names: dict[tuple[str, Kinds | None], str] = {}
+        self._refused: dict[tuple[str, Kinds | None], CannotRewrite] = {}
         self._defs: dict[str, Schema] = {}
         self._waiting: list[tuple[str, Any, str]] = []
         self._property_names = names
@@ -159,7 +160,7 @@ class SchemaTranslator:
 
     def _add(self, key: str, view: View, kinds: Kinds, plain: dict[str, Any], parts: list[Schema]) -> None:
         """Translate one keyword into `plain` or `parts`."""
-        names, defs, waiting = dict(self._names), dict(self._defs), list(self._waiting)
+        made = self._made()
         try:
             if key in _PLAIN:
                 plain[key] = view.words[key]
@@ -170,10 +171,23 @@ class SchemaTranslator:
             elif key in _UNSUPPORTED:
                 raise CannotRewrite(f"{key} is not supported", view.at(key))
         except CannotRewrite as refusal:
-            self._names, self._defs, self._waiting = names, defs, waiting
+            self._forget(made)
             self._drop(refusal, view.at(key))
             if key == "oneOf":  # some branch must hold; that it is the only one is left to the check
                 parts.append(any_of(_in_place(self, key, view, kinds)))
+
+    def _made(self) -> tuple[int, int, int]:
+        """Return how much there is of definitions, for :meth:`_forget`."""
+        return len(self._names), len(self._defs), len(self._waiting)
+
+    def _forget(self, made: tuple[int, int, int]) -> None:
+        """Take back the definitions that were made since: they may refer to what has been given up."""
+        names, defs, waiting = made
+        while len(self._names) > names:
+            self._names.popitem()
+        while len(self._defs) > defs:
+            self._defs.popitem()
+        del self._waiting[waiting:]
 
     def _unique(self, view: View) -> list[Schema]:
         """Return `uniqueItems` as schemas; without a rewrite, as much of it as schemas can say, if a matcher holds the rest."""
@@ -197,13 +211,26 @@ class SchemaTranslator:
             raise GrammarError(f"reference {view.words['$ref']!r} does not exist", view.at("$ref"))
         pointer, schema = target
         name = self._names.get((pointer, kinds))
+        if name is None and kinds is not None:
+            name = self._complemented(schema, pointer, kinds)
         if name is None:
-            name = self._names[pointer, kinds] = f"{'is' if kinds is None else 'not'}{len(self._names)}"
-            if kinds is None:
-                self._waiting.append((name, schema, pointer))
-            else:
-                self._defs[name] = self.negative(schema, pointer, kinds)
-        return {"$ref": f"#/$defs/{name}"}
+            name = self._names[pointer, None] = f"is{len(self._names)}"
+            self._waiting.append((name, schema, pointer))
+        return (kinds is None or self._defs.get(name) is not False) and {"$ref": f"#/$defs/{name}"}
+
+    def _complemented(self, schema: Schema, pointer: str, kinds: Kinds) -> str:
+        """Return the name of a new definition, the complement of a schema."""
+        if (pointer, kinds) in self._refused:
+            raise self._refused[pointer, kinds]
+        made = self._made()
+        name = self._names[pointer, kinds] = f"not{len(self._names)}"
+        try:
+            self._defs[name] = self.negative(schema, pointer, kinds)
+        except CannotRewrite as refusal:
+            self._forget(made)
+            self._refused[pointer, kinds] = refusal
+            raise
+        return name
 
     def _complement(self, key: str, view: View, kinds: Kinds) -> list[Schema]:
         """Return the complements of one keyword, each of them typed; nothing where the keyword does not matter."""

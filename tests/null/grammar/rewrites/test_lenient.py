@@ -7,7 +7,8 @@ from typing import Any
 
 import pytest
 
-from inferd_grammar import GrammarCompiler, JsonSchemaGrammar, TokenTable
+from inferd_grammar import GrammarCompiler, GrammarError, JsonSchemaGrammar, TokenTable
+from inferd_grammar.rewrites import rewrite
 
 BYTES = GrammarCompiler(TokenTable.of_bytes())
 SET = {"type": "array", "uniqueItems": True}
@@ -27,3 +28,42 @@ def test_a_member_whose_complement_cannot_be_said_may_be_what_tells_two_branches
         matcher, ids = compiled.matcher(), [byte + 1 for byte in text.encode()]
         taken = matcher.accept(ids) == len(ids) and matcher.may_end() and compiled.validate(text) is None
         assert taken == valid, text
+
+
+OTHER = {"type": "object", "required": ["z"], "properties": {"y": {"type": "string"}}}
+
+
+def chain(last: dict[str, Any], length: int) -> dict[str, Any]:
+    """Return definitions of which each tells the next one apart from something else, in three places."""
+    links = {
+        f"d{n}": {
+            "type": "object",
+            "properties": {key: {"oneOf": [{"$ref": f"#/$defs/d{n + 1}"}, OTHER]} for key in "abc"},
+        }
+        for n in range(length)
+    }
+    return {"$ref": "#/$defs/d0", "$defs": {**links, f"d{length}": last}}
+
+
+def test_a_complement_that_cannot_be_said_is_looked_for_once() -> None:
+    """Each place that asked for it searched again; schemas of AsyncAPI took a minute and more."""
+    rewrite(chain({"type": "object", "propertyNames": {"pattern": "^a"}}, 20), lenient=True)  # within its steps
+
+
+def test_no_reference_is_left_to_a_complement_that_was_given_up() -> None:
+    """`a` tells objects apart, so that `b` is passed over; what was begun for `b` is not there for `c` to refer to."""
+    told = {"type": "object", "properties": {"a": {"type": "integer"}, "b": {"$ref": "#/$defs/names"}}}
+    schema = {
+        "type": "object",
+        "properties": {"x": {"not": told}, "c": {"not": {"$ref": "#/$defs/names"}}},
+        "$defs": {"names": {"propertyNames": {"pattern": "^a"}}},
+    }
+    with pytest.raises(GrammarError, match="the complement of propertyNames"):
+        rewrite(schema)
+
+
+def test_the_complement_of_what_anything_satisfies_is_none() -> None:
+    """A key that matches may hold anything, as extensions do: no name has to be known that would be wrong."""
+    extended = {"type": "object", "patternProperties": {"^x-": {"$ref": "#/$defs/anything"}}, "required": ["a"]}
+    schema = {"oneOf": [extended, {"type": "object", "required": ["b"]}], "$defs": {"anything": {"title": "Anything"}}}
+    assert BYTES.compile(JsonSchemaGrammar(schema)).refusal is None
