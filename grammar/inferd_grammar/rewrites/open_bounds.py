@@ -81,14 +81,14 @@ def is_left_open(schema: Schema) -> bool:
 
 
 def _close(item: dict[str, Any], key: str, closed: str, tighter: Callable[..., Any], toward: float) -> None:
-    if item.get(key) == 0:
-        item[key] = copysign(_STEP, toward)
-    elif key in item:
+    if key in item:
         moved = _moved(item.pop(key), toward)
         item[closed] = tighter(moved, item.get(closed, moved))
 
 
 def _moved(bound: int | float, toward: float) -> int | float:
+    if bound == 0:
+        return copysign(_STEP, toward)
     if abs(bound) >= _WHOLE:
         return nextafter(bound, toward)
     exact = Decimal(str(bound))

@@ -56,6 +56,15 @@ def test_numbers_within_an_open_bound_stay(words: dict[str, Any], text: str) -> 
     assert _takes(JsonSchemaGrammar(NUMBER | words), text)
 
 
+def test_a_bound_of_zero_takes_no_digits_from_other_numbers() -> None:
+    """Beside a fraction it was moved, and still held to be open: every number of the document ended behind 15 digits."""
+    items = [{"type": "number", "exclusiveMinimum": 0}, {"type": "number"}, {"enum": [0.5]}]
+    schema = JsonSchemaGrammar({"type": "array", "prefixItems": items})
+    assert _takes(schema, "[0.1,348.56523241317973]")
+    assert not _takes(schema, "[0")
+    assert not _takes(schema, "[0]")
+
+
 def test_open_bounds_hold_in_a_call_where_digits_are_not_counted() -> None:
     call = TaggedGrammar((TagGrammar("<", JsonSchemaGrammar(NUMBER | {"exclusiveMaximum": 10}), ">"),))
     assert _takes(call, "<9.9>")
