@@ -18,6 +18,7 @@ from typing import Any, NamedTuple
 from urllib.parse import quote
 
 from inferd_grammar.errors import GrammarError
+from inferd_grammar.evaluated import Follow, evaluated_names
 from inferd_grammar.one_work import Work, kept_for_work, one_work
 from inferd_grammar.rewrites.formats import wide
 from inferd_grammar.rewrites.patterns import finds, is_plain, search_steps
@@ -34,7 +35,6 @@ _BY_PATTERN = ("patternProperties", "additionalProperties")
 _MAX_DEPTH = 64
 _STEPS_A_LOOK = 300  # of a search for a pattern
 _MAX_CHAIN = 32
-_BESIDE_PATTERNS = "unevaluatedProperties beside patternProperties is not supported"
 _LATEST = "https://json-schema.org/draft/2020-12/schema"
 
 
@@ -79,17 +79,19 @@ class SchemaValidator:
         default = jsonschema.validators.validator_for({"$schema": _LATEST})
         kind = jsonschema.validators.validator_for(schema, default=default)
         self._budget = _Budget()
+        follow = _follower(schema)
         keywords = {
             **kind.VALIDATORS,
             "pattern": _pattern,
             "patternProperties": _pattern_properties,
             "additionalProperties": _additional_properties,
-            "unevaluatedProperties": _refuse_patterns(kind.VALIDATORS.get("unevaluatedProperties")),
             "uniqueItems": _unique_items,
             "format": _format,
             "multipleOf": _multiple_of,
-            "$ref": _by_place(schema, kind.VALIDATORS["$ref"]),
+            "$ref": _reference(follow),
         }
+        if "unevaluatedProperties" in keywords:
+            keywords["unevaluatedProperties"] = _unevaluated_properties(follow, self._budget)
         safe = jsonschema.validators.extend(
             kind, {name: self._budget.counted(name, check) for name, check in keywords.items()}
         )
@@ -181,21 +183,30 @@ def _require_matched(root: Any) -> None:
                 _search(pattern, "")
             except _Unsupported as error:
                 raise GrammarError(f"best_effort cannot check this either: {error}", f"{pointer}{place}") from error
-        if "unevaluatedProperties" in schema and _patterns_within(schema):
-            raise GrammarError(
-                f"best_effort cannot check this either: {_BESIDE_PATTERNS}", f"{pointer}/unevaluatedProperties"
-            )
 
 
-def _by_place(root: Any, by_name: Callable[..., Any]) -> Callable[..., Iterator[Any]]:
-    """Return `$ref` for places in a document without names; `by_name` is the library's, which takes a property `id` for one."""
+def _follower(root: Any) -> Follow:
+    """Return what finds the targets of references: by place in a document without names, in which the library takes a property
+    `id` for one.
+    """
+    from referencing.jsonschema import lookup_recursive_ref
+
     local = not moves_base(list(iter_schemas(root)))
 
-    def check(validator: Any, reference: Any, value: Any, schema: Any) -> Iterator[Any]:
+    def follow(validator: Any, keyword: str, reference: str) -> Any:
         target = resolve(root, reference) if local else None
-        yield from (
-            by_name(validator, reference, value, schema) if target is None else validator.descend(value, target[1])
-        )
+        if target is not None:
+            return validator.evolve(schema=target[1])
+        resolver = validator._resolver
+        found = lookup_recursive_ref(resolver) if keyword == "$recursiveRef" else resolver.lookup(reference)
+        return validator.evolve(schema=found.contents, _resolver=found.resolver)
+
+    return follow
+
+
+def _reference(follow: Follow) -> Callable[..., Iterator[Any]]:
+    def check(validator: Any, reference: Any, value: Any, _schema: Any) -> Iterator[Any]:
+        yield from follow(validator, "$ref", reference).iter_errors(value)
 
     return check
 
@@ -213,10 +224,6 @@ def _require_known(root: Any, lookup: Callable[[str], Any]) -> None:
             except (Unresolvable, ValueError, AttributeError) as error:
                 reason = f"best_effort cannot check this either: the reference {schema[key]!r} leads to nothing that is known"
                 raise GrammarError(reason, f"{pointer}/{key}") from error
-
-
-def _patterns_within(schema: Any) -> bool:
-    return "patternProperties" in json.dumps(schema)
 
 
 def _visit(root: Any, pointer: str, schema: Any, path: list[str], done: set[str]) -> None:
@@ -406,15 +413,21 @@ def _canonical(value: Any) -> str:
     return json.dumps(plain(value), sort_keys=True)
 
 
-def _refuse_patterns(inner: Callable[..., Any] | None) -> Callable[..., Iterator[Any]]:
-    """`unevaluatedProperties` looks at patterns by Python's engine: not where there are any."""
+def _unevaluated_properties(follow: Follow, budget: _Budget) -> Callable[..., Iterator[Any]]:
+    from jsonschema import ValidationError
+
+    def search(pattern: str, name: str) -> bool:
+        budget.steps += search_steps(pattern, name)
+        return _search(pattern, name)
 
     def check(validator: Any, unevaluated: Any, value: Any, schema: Any) -> Iterator[Any]:
-        if inner is None:
+        if not isinstance(value, dict):
             return
-        if _patterns_within(schema):
-            raise _Unsupported(_BESIDE_PATTERNS)
-        yield from inner(validator, unevaluated, value, schema) or ()
+        rest = {key: word for key, word in schema.items() if key != "unevaluatedProperties"}
+        known = evaluated_names(validator.evolve(schema=rest), value, follow, search)
+        for name in (name for name in value if name not in known):
+            if any(validator.evolve(schema=unevaluated).iter_errors(value[name])):
+                yield ValidationError(f"unevaluated property {name!r} is not allowed, or not valid")
 
     return check
 

@@ -85,7 +85,6 @@ def test_a_reference_to_itself_beside_other_keywords_is_held_by_masks(bytewise: 
         ({"patternProperties": {"^(?>a)": {}}}, "atomic group", "/patternProperties/^(?>a)"),
         ({"not": {"pattern": "a++"}}, "dialects of regular expressions differ", "/not/pattern"),
         ({"pattern": "(?=a(?=b))a"}, "is not supported", "/pattern"),
-        ({"patternProperties": {"a": {}}, "unevaluatedProperties": False}, "beside", "/unevaluatedProperties"),
         (
             {"properties": {"a": {"$ref": "http://example.org/x"}}},
             "'http://example.org/x' leads to",
