@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 import re
 from contextlib import suppress
+from itertools import chain
 from typing import TYPE_CHECKING, Any
 from urllib.parse import quote, unquote
 
@@ -48,7 +49,6 @@ from inferd_grammar.matchers.product import ProductCore, product_members
 from inferd_grammar.references import read_by_place
 from inferd_grammar.rewrites import KEYWORDS, Rewritten, rewrite
 from inferd_grammar.rewrites.endless import without_endless
-from inferd_grammar.rewrites.inline import Inliner, loosened
 from inferd_grammar.rewrites.open_bounds import is_left_open
 from inferd_grammar.rewrites.regex_dialect import (
     WITH_SPARED,
@@ -58,6 +58,7 @@ from inferd_grammar.rewrites.regex_dialect import (
     with_classes_of_python,
 )
 from inferd_grammar.rewrites.soft_ends import SoftEnds, soften
+from inferd_grammar.rewrites.wider import inlined, loosened_forms, tight_forms
 from inferd_grammar.rules.core import JsonRules, RuledCore, RuleMasks
 from inferd_grammar.rules.exact_numbers import require_exact_numbers
 from inferd_grammar.rules.make import rules_for, rules_for_parts, rules_from, rules_of_value
@@ -159,10 +160,10 @@ class LlguidanceBackend:
                 if not circular and empty_definition(refusal) is None:
                     raise
             named = _softened(rewrite(schema, hold_unique=True, always=True), constraint)
-            changed = named._replace(schema=_inlined(named.schema)) if circular else self._without_empty(named)
+            changed = named._replace(schema=inlined(named.schema)) if circular else self._without_empty(named)
             return self._compile_exactly(schema, changed, exact)
         except GrammarError as refusal:
-            if schema is False or "nsatisfiable" in refusal.reason:
+            if _unsatisfiable(schema, refusal):
                 raise
             return self._compile_guarded(schema, refusal)
 
@@ -178,20 +179,18 @@ class LlguidanceBackend:
             schema=without_empty(changed.schema, lambda document: self._start(Recipe(_json_grammar(document)), None))
         )
 
-    def _tight_without_empty(self, schema: Any) -> tuple[str, list[Checked]]:
-        changed = self._without_empty(rewrite(schema, lenient=True, always=True))
-        return _json_grammar(changed.schema), [Checked(*place) for place in changed.dropped]
-
     def _compile_guarded(self, schema: Any, refusal: GrammarError) -> RuledCore:
         """Return a grammar that holds as much as it can, with a rule that only valid texts are closed. Raises `refusal`."""
         try:
             rules = rules_for(schema, refusal=refusal)
         except GrammarError:
             raise refusal from None
-        for attempt in (_tight, _tight_inlined, _tight_loosened, _loose):
+        for attempt in chain(tight_forms(schema, self._without_empty), loosened_forms(schema, self._without_empty)):
             with suppress(GrammarError):
-                grammar, _ = attempt(schema)
-                return self._ruled(self._start(Recipe(_unforced(grammar)), schema, lenient=attempt is _loose), rules)
+                grammar = _json_grammar(attempt().schema)
+                return self._ruled(self._start(Recipe(_unforced(grammar)), schema), rules)
+        with suppress(GrammarError):
+            return self._ruled(self._start(Recipe(_unforced(_loose(schema))), schema, lenient=True), rules)
         raise refusal
 
     def _ruled(self, core: Core, rules: JsonRules) -> RuledCore:
@@ -241,20 +240,25 @@ class LlguidanceBackend:
         """Return a grammar as tight as the library takes: rewritten with holes, else as it leaves things out, else any JSON."""
         schema = _read(constraint, limits)
         rules = rules_for(schema)
-        for attempt in (_tight, self._tight_without_empty, _tight_inlined, _loose):
+
+        def ruled(grammar: str, checked: list[Checked], *, lenient: bool = False) -> RuledCore:
+            _check_named(checked, limits)
+            recipe = Recipe(_unforced(grammar) if exact else grammar, tuple(checked))
+            return self._ruled(self._start(recipe, schema, lenient=lenient), rules)
+
+        for n, attempt in enumerate(tight_forms(schema, self._without_empty)):
             try:
-                grammar, checked = attempt(schema)
-                _check_named(checked, limits)
-                recipe = Recipe(_unforced(grammar) if exact else grammar, tuple(checked))
-                return self._ruled(self._start(recipe, schema, lenient=attempt is _loose), rules)
+                changed = attempt()
+                return ruled(_json_grammar(changed.schema), [Checked(*place) for place in changed.dropped])
             except GrammarError as error:
-                unsatisfiable = "nsatisfiable" in error.reason or schema is False
-                if unsatisfiable and not (attempt is _tight and empty_definition(error)):
+                if _unsatisfiable(schema, error) and not (n == 0 and empty_definition(error)):
                     raise  # these grammars are never narrower than the schema
-        anything, checked = _json_grammar({}), _assertions(schema, KEYWORDS)
-        _check_named(checked, limits)
-        recipe = Recipe(_unforced(anything) if exact else anything, tuple(checked))
-        return self._ruled(self._start(recipe, schema), rules)
+        try:
+            return ruled(_loose(schema), _assertions(schema, _LEFT_OUT), lenient=True)
+        except GrammarError as error:
+            if _unsatisfiable(schema, error):
+                raise
+        return ruled(_json_grammar({}), _assertions(schema, KEYWORDS))
 
     def _start(self, recipe: Recipe, schema: Any, *, lenient: bool = False) -> LlguidanceCore:
         inner = llguidance.LLMatcher(self._tokenizer, recipe.grammar, log_level=0, limits=_parser_limits())
@@ -264,7 +268,8 @@ class LlguidanceBackend:
             raise GrammarError(f"llguidance: {reason}", _pointer(reason, schema))
         inner.compute_bitmask()
         if inner.is_error():
-            raise GrammarError(f"llguidance finds no first token: {one_line(inner.get_error())}")
+            reason = one_line(inner.get_error()).replace("NoExtensionBias", "no text matches")
+            raise GrammarError(f"llguidance finds no first token: {reason}")
         if not lenient and (warnings := inner.get_grammar_warnings()):
             raise GrammarError(f"llguidance would not enforce this as written: {one_line('; '.join(warnings))}")
         return LlguidanceCore(inner, recipe, self._walk)
@@ -329,6 +334,10 @@ def _require_exact(root: Any) -> None:
             _pattern(schema["pattern"], f"{pointer}/pattern")
         for key in schema.get("patternProperties", ()) if isinstance(schema, dict) else ():
             _pattern(key, f"{pointer}/patternProperties/{escape(key)}")
+
+
+def _unsatisfiable(schema: Any, refusal: GrammarError) -> bool:
+    return schema is False or "nsatisfiable" in refusal.reason
 
 
 def _pattern(pattern: str, pointer: str | None = None) -> str:
@@ -416,37 +425,12 @@ def _names_left_out(schema: dict[str, Any]) -> dict[str, Any]:
     return {} if closed or not any(map(is_spared, schema["patternProperties"])) else {WITH_SPARED: False}
 
 
-def _tight(schema: Any) -> tuple[str, list[Checked]]:
-    """Return the rewritten schema less what has no rewrite."""
-    changed, dropped, _ = rewrite(schema, lenient=True)
-    return _json_grammar(changed), [Checked(*place) for place in dropped]
-
-
-def _tight_inlined(schema: Any) -> tuple[str, list[Checked]]:
-    """Return the same, with definitions in the place of references that stand beside something."""
-    changed, dropped, _ = rewrite(schema, lenient=True, always=True)
-    whole = _inlined(changed)
-    return _json_grammar(whole), [Checked(*place) for place in dropped]
-
-
-def _tight_loosened(schema: Any) -> tuple[str, list[Checked]]:
-    """Return the same without patterns of names, which the library wants to be disjoint, and without counts of properties."""
-    changed, dropped, _ = rewrite(schema, lenient=True, always=True)
-    whole = loosened(_inlined(changed))
-    return _json_grammar(whole), [Checked(*place) for place in dropped]
-
-
-def _inlined(schema: Any) -> Any:
-    return Inliner(schema).document() if isinstance(schema, dict) else schema
-
-
-def _loose(schema: Any) -> tuple[str, list[Checked]]:
-    """Return the schema as it is; the library leaves out what it does not know."""
+def _loose(schema: Any) -> str:
+    """Return the grammar of a schema as it is; the library leaves out what it does not know."""
     options = _JSON_OPTIONS | {"lenient": True, "coerce_one_of": True}
-    grammar = llguidance.LLMatcher.grammar_from_json_schema(
+    return llguidance.LLMatcher.grammar_from_json_schema(
         schema_text(map_schemas(schema, _for_library)), overrides=options
     )
-    return grammar, _assertions(schema, _LEFT_OUT)
 
 
 def _check_named(checked: list[Checked], limits: CompileLimits) -> None:

@@ -10,6 +10,7 @@ from typing import Any
 
 from inferd_grammar.errors import GrammarError
 from inferd_grammar.rewrites.base import Schema, all_of
+from inferd_grammar.schema import map_schemas
 
 _BRANCHES = ("allOf", "anyOf")
 _NAMED = ("patternProperties", "properties")
@@ -77,19 +78,32 @@ def loosened(schema: Schema) -> Schema:
     """Return a translated schema that counts no properties, and says nothing about names which are not listed where it had
     patterns for them: wider.
     """
-    if isinstance(schema, bool):
-        return schema
+    return map_schemas(schema, _without_patterns)  # type: ignore[no-any-return]
+
+
+def _without_patterns(schema: dict[str, Any]) -> Schema:
     left = {"maxProperties", "minProperties"}
     if "patternProperties" in schema:
         left |= {"patternProperties", "additionalProperties"}
-    result: dict[str, Any] = {}
-    for key, value in schema.items():
-        if key in left:
-            continue
-        if key in (*_BRANCHES, "prefixItems"):
-            result[key] = [loosened(part) for part in value]
-        elif key in (*_NAMED, "$defs"):
-            result[key] = {name: loosened(part) for name, part in value.items()}
-        else:
-            result[key] = loosened(value) if key in _ONE else value
-    return result
+    return {key: value for key, value in schema.items() if key not in left}
+
+
+def parted(schema: Schema) -> Schema:
+    """Return a translated schema that says nothing by a reference where something else holds beside it: wider."""
+    return map_schemas(schema, _without_joined)  # type: ignore[no-any-return]
+
+
+def _without_joined(schema: dict[str, Any]) -> Schema:
+    parts = [{key: value} for key, value in schema.items() if key in ("$ref", "anyOf")] + schema.get("allOf", [])
+    words = {key: value for key, value in schema.items() if key not in ("$ref", *_BRANCHES)}
+    if len(parts) + bool(words) == 1:
+        return schema
+    kept = [part for part in parts if part not in (True, {}) and not _refers(part)] or ([] if words else parts[:1])
+    return {**words, "allOf": kept} if kept else words
+
+
+def _refers(schema: Schema) -> bool:
+    """Return True if a reference says something about the value itself."""
+    if isinstance(schema, bool):
+        return False
+    return "$ref" in schema or any(_refers(part) for key in _BRANCHES for part in schema.get(key, ()))

@@ -137,3 +137,19 @@ def test_what_may_end_is_not_steered_away_from(begun: str) -> None:
     ids = {token: i for i, token in enumerate(BYTES.table.tokens)}
     wanted = [ids[bytes([byte])] for byte in begun.encode()]
     assert [planner.admit(token, 400 - n) for n, token in enumerate(wanted)] == wanted
+
+
+def test_definitions_that_meet_without_an_end_are_held_at_the_end_of_the_text() -> None:
+    """A dialect built on another one: each place of the one is a place of the other, too, which the library does not join."""
+    base = {"type": ["object", "boolean"], "properties": {"not": refer("base"), "title": {"type": "string"}}}
+    more = {"properties": {"not": refer("more"), "x": {"type": "integer"}}}
+    compiled = BYTES.compile(
+        JsonSchemaGrammar({"$defs": {"base": base, "more": {"allOf": [refer("base"), more]}}, **refer("more")})
+    )
+    for text, valid in (
+        (b'{"not":{"not":true,"x":1}}', True),
+        (b'{"not":{"x":"s"}}', False),
+        (b'{"not":{"title":1}}', False),
+    ):
+        matcher = compiled.matcher()
+        assert (matcher.accept([byte + 1 for byte in text]) == len(text) and matcher.may_end()) == valid, text

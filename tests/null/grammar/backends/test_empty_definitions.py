@@ -58,3 +58,12 @@ def test_nor_a_text_of_parts_with_such_a_schema() -> None:
 def test_one_that_has_to_stand_is_refused(mode: Any) -> None:
     with pytest.raises(GrammarError, match="nsatisfiable"):
         BYTES.compile(JsonSchemaGrammar({**SCHEMA, "required": ["derived"]}, mode))
+
+
+def test_nor_one_of_which_no_grammar_holds_all() -> None:
+    """Names that may match several patterns are left to the end of the text, and the definition was in the way again."""
+    often = {f".*{name}.*{name}.*{name}.*": {"type": "integer"} for name in "abcde"}
+    held = {"type": "object", "patternProperties": often, "additionalProperties": False}
+    schema = {"anyOf": [{"$ref": "#/definitions/Derived%5B1%5D"}, held], "definitions": SCHEMA["definitions"]}
+    assert takes(JsonSchemaGrammar(schema), '{"aaabbb":1}')
+    assert not takes(JsonSchemaGrammar(schema), '{"aaabbb":"x"}')

@@ -1,0 +1,53 @@
+"""Wider forms of a schema that no grammar holds as it is: what they leave out is held, or checked, elsewhere."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from typing import Any
+
+from inferd_grammar.errors import GrammarError
+from inferd_grammar.rewrites.base import Schema
+from inferd_grammar.rewrites.inline import Inliner, loosened, parted
+from inferd_grammar.rewrites.rewrite import Rewritten, rewrite
+
+Form = Callable[[], Rewritten]
+"""Makes a form. Raises GrammarError where there is none."""
+
+
+def tight_forms(schema: Any, without_empty: Callable[[Rewritten], Rewritten]) -> Iterator[Form]:
+    """Yield the rewritten schema less what has no rewrite, and others that say as much.
+
+    `without_empty` takes out what no value satisfies. Yields nothing for a schema that takes too much to rewrite.
+    """
+    changed = _less(schema)
+    if changed is None:
+        return
+    yield lambda: changed
+    named = _less(schema, always=True) if changed.schema is schema else changed
+    if named is None:
+        return
+    yield lambda: without_empty(named)
+    yield lambda: named._replace(schema=inlined(named.schema))
+
+
+def loosened_forms(schema: Any, without_empty: Callable[[Rewritten], Rewritten]) -> Iterator[Form]:
+    """Yield forms without patterns of names, which the library wants to be disjoint, without counts of properties, and, the last
+    one, without the references that it would have to write out.
+    """
+    named = _less(schema, always=True)
+    if named is None:
+        return
+    yield lambda: without_empty(named._replace(schema=loosened(inlined(named.schema))))
+    yield lambda: without_empty(named._replace(schema=loosened(parted(named.schema))))
+
+
+def inlined(schema: Schema) -> Schema:
+    """Return a translated schema with definitions in the place of references that stand beside something."""
+    return Inliner(schema).document() if isinstance(schema, dict) else schema
+
+
+def _less(schema: Any, *, always: bool = False) -> Rewritten | None:
+    try:
+        return rewrite(schema, lenient=True, always=always)
+    except GrammarError:
+        return None
