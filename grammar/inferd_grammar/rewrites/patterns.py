@@ -168,7 +168,7 @@ def plain(pattern: str) -> str:
     if not looks_around(pattern):
         return pattern
     try:
-        (node,), alphabet = _parsed([pattern])
+        (node,), alphabet = _parsed([pattern], edges=False)
         return f"^(?:{_written(without_edges(node), alphabet)})$"
     except NotUnderstood:
         return difference([pattern], [])
@@ -343,9 +343,12 @@ def narrowed(patterns: list[str]) -> list[str]:
     return [f"^(?:{_written(without_edges(node), alphabet)})$" for node in nodes]
 
 
-def _parsed(patterns: list[str]) -> tuple[list[RegexNode], Chars]:
-    """Return patterns as nodes, and the characters on which no dialects differ about them. Raises NotUnderstood."""
-    parsed = [parse(pattern) for pattern in patterns]
+def _parsed(patterns: list[str], *, edges: bool = True) -> tuple[list[RegexNode], Chars]:
+    """Return patterns as nodes, and the characters on which no dialects differ about them; `edges` as in :func:`parse`.
+
+    Raises NotUnderstood.
+    """
+    parsed = [parse(pattern, edges=edges) for pattern in patterns]
     return [node for node, _ in parsed], subtraction(EVERYTHING, union([chars for _, chars in parsed]))
 
 

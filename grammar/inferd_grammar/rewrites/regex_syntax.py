@@ -16,6 +16,7 @@ RegexNode = tuple[str, Any]
 
 EVERYTHING: Chars = ((0, 0xD7FF), (0xE000, 0x10FFFF))
 _LINE_ENDS: Chars = ((0x0A, 0x0A), (0x0D, 0x0D), (0x85, 0x85), (0x2028, 0x2029))
+ASCII: Chars = ((0x00, 0x7F),)
 _BEYOND_ASCII: Chars = ((0x80, 0xD7FF), (0xE000, 0x10FFFF))
 _DIGITS: Chars = ((0x30, 0x39),)
 WORD: Chars = ((0x30, 0x39), (0x41, 0x5A), (0x5F, 0x5F), (0x61, 0x7A))
@@ -55,12 +56,13 @@ class NotUnderstood(ValueError):
     """A pattern holds something that is not understood here; the message says what."""
 
 
-def parse(pattern: str, *, wide: bool = False) -> tuple[RegexNode, Chars]:
+def parse(pattern: str, *, wide: bool = False, edges: bool = True) -> tuple[RegexNode, Chars]:
     """Return the pattern as a search, and the characters on which dialects differ about it. Raises NotUnderstood.
 
-    It is read as it means among all other characters; if `wide`, as it is found in whatever any dialect finds it in.
+    It is read as it means among all other characters; if `wide`, as it is found in whatever any dialect finds it in. Without
+    `edges`, what they differ on beside the edges of words is the caller's to leave out.
     """
-    parser = _Parser(pattern, wide)
+    parser = _Parser(pattern, wide, edges)
     node = parser.union(top=True)
     if parser.rest():
         raise NotUnderstood(f"{parser.rest()[:10]!r}")
@@ -250,9 +252,10 @@ def _code(code: int) -> str:
 class _Parser:
     """Recursive descent over one pattern. `doubtful` collects sets of characters on which dialects differ."""
 
-    def __init__(self, pattern: str, wide: bool) -> None:
+    def __init__(self, pattern: str, wide: bool, edges: bool) -> None:
         self._text = pattern
         self._wide = wide
+        self._edges = edges
         self._at = 0
         self._looking = 0
         self._nesting = 0
@@ -290,7 +293,7 @@ class _Parser:
         """Return a node that takes no characters, None where something else stands."""
         for mark, name, doubtful in _EDGES:
             if self._take(mark):
-                self._doubt(doubtful)
+                self._doubt(doubtful if self._edges or name != "word" else ())
                 return self._uncounted(("edge", name))
         for mark, kind, negated in _LOOK_AROUNDS:
             if self._take(mark):

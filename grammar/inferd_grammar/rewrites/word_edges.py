@@ -9,6 +9,7 @@ from collections.abc import Iterator
 
 from inferd_grammar.rewrites.regex_syntax import (
     ANYTHING,
+    ASCII,
     EVERYTHING,
     WORD,
     Chars,
@@ -21,7 +22,8 @@ from inferd_grammar.rewrites.regex_syntax import (
 
 Parts = list[RegexNode]
 """Nodes that stand one behind the other; all of their edges are among them, and none deeper."""
-_OTHERS = subtraction(EVERYTHING, WORD)
+_OTHERS = subtraction(ASCII, WORD)
+"""What is in no word for any dialect."""
 _SIDES = ((WORD, _OTHERS), (_OTHERS, WORD))
 _TEXT_END: RegexNode = ("ahead", (("then", [("chars", EVERYTHING)]), True))
 _MAX_WAYS = 64
@@ -42,7 +44,7 @@ def is_outer(node: RegexNode, begins: bool = True, ends: bool = True) -> bool:
 
 
 def without_edges(node: RegexNode) -> RegexNode:
-    """Return a node of the same whole texts without edges and look-arounds.
+    """Return a node of the same whole texts without edges and look-arounds; beside an edge of a word stand characters of ASCII.
 
     Raises NotUnderstood where an edge may repeat, for look-arounds but the end of the text, and for what is too large.
     """

@@ -101,6 +101,15 @@ def test_the_end_of_an_expression_is_no_look_around_to_it() -> None:
     assert shortest_text(node) == "http://0.0"
 
 
+@pytest.mark.parametrize("pattern", [r"\bfoo\b", r"foo\b.*", r"^.*\bfoo\b.*$", r"^.*\/foo(\?.*)?\b"])
+@pytest.mark.parametrize("text", ["é /foo", "/foo é", "/foo?é=1", "/foo-é", "é/foo", "éfoo", "fooé", "/foo?é"])
+def test_an_edge_of_a_word_says_nothing_about_letters_elsewhere(pattern: str, text: str) -> None:
+    """A text of another language than English was refused for them; dialects differ on such a letter beside the edge alone."""
+    found = all(re.search(part, text) for part in without_looks(pattern))
+    readings = [re.search(pattern, text, flags) is not None for flags in (re.NOFLAG, re.ASCII)]
+    assert found == all(readings)
+
+
 def test_edges_that_repeat_are_left_to_automata() -> None:
     with pytest.raises(NotUnderstood, match="repeat"):
         without_edges(parse(r"^(?:a\b-?)*$")[0])
