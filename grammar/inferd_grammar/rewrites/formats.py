@@ -64,7 +64,8 @@ _HOURS = f"T(?:{_N}H(?:{_N}M(?:{_SECONDS})?)?|{_N}M(?:{_SECONDS})?|{_SECONDS})"
 _IDN_CHAR = r"a-z0-9\u00DF-\u00F6\u00F8-\u00FF\u03AC-\u03CE\u0430-\u045F\u3041-\u3096\u4E00-\u9FA5\uAC00-\uD7A3"
 _IDN_LABEL = rf"(?:[{_IDN_CHAR}](?:-?[{_IDN_CHAR}]){{0,11}}|[a-zA-Z0-9](?:-?[a-zA-Z0-9]){{0,30}})"
 
-_VARIABLE = r"[a-zA-Z0-9_]+(?:\.[a-zA-Z0-9_]+)*(?::[1-9][0-9]{0,3}|\*)?"
+# The package `uri-template` takes no length of four digits.
+_VARIABLE = r"[a-zA-Z0-9_]+(?:\.[a-zA-Z0-9_]+)*(?::[1-9][0-9]{0,2}|\*)?"
 _VARIABLES = f"{_VARIABLE}(?:,{_VARIABLE})*"
 
 ALIASES = {"host-name": "hostname", "ip-address": "ipv4"}

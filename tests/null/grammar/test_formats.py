@@ -139,3 +139,9 @@ def test_the_host_of_a_mail_address_is_one_that_readers_know(bytewise: GrammarCo
         "é@é.org",
         "a@ht粋",
     ]
+
+
+def test_a_template_has_no_length_that_some_reader_refuses(bytewise: GrammarCompiler) -> None:
+    """RFC 6570 has lengths of four digits, and the reader that `jsonschema` asks takes three."""
+    schema = {"type": "string", "format": "uri-template"}
+    assert taken(bytewise, schema, ["{a:999}", "/{b*}", "{a:1000}"]) == ["{a:999}", "/{b*}"]
