@@ -35,9 +35,9 @@ def test_nobody_can_tell_by_its_time_that_another_has_used_a_pattern(monkeypatch
     parsed, counts = Counter[str](), list[int]()
     parse = patterns.parse
 
-    def counted(pattern: str, *, wide: bool = False) -> object:
+    def counted(pattern: str, **how: bool) -> object:
         parsed[pattern] += 1
-        return parse(pattern, wide=wide)
+        return parse(pattern, **how)
 
     compiler = GrammarCompiler(TokenTable.of_bytes())
     monkeypatch.setattr(patterns, "parse", counted)
