@@ -19,7 +19,7 @@ from inferd_grammar.errors import GrammarError, GrammarFailure
 from inferd_grammar.matchers.matcher import AnySplit, Core
 from inferd_grammar.rules.broken import RuleBroken
 from inferd_grammar.rules.items import ItemsPlace, UniqueItems, Written
-from inferd_grammar.rules.names import NamesPlace, NameTokens
+from inferd_grammar.rules.names import NamesPlace, NameTokens, spelt
 from inferd_grammar.rules.numbers import DigitMasks, NumberPlace, behind, is_too_large
 from inferd_grammar.rules.ways import PartsPlace, PartsRule
 from inferd_grammar.tokens import TokenTable, bit_mask
@@ -31,6 +31,8 @@ _LOOKS, _LOOKS_PER_BYTE = 500, 4
 _LOOKS_PER_MASK = 4
 _CLOSERS = re.compile(rb"[\]}]")
 _ENDS_ITEM = re.compile(rb'".*"|[,\]}]|[tfn]', re.DOTALL)
+_ENDS_ANOTHER = re.compile(rb',(?:"[^"]*"|[-0-9][^,\]}]*[,\]}]|[tfn\[{])')
+"""A comma, and what may be a whole item behind it."""
 
 
 @dataclass(frozen=True)
@@ -81,12 +83,29 @@ class RuleMasks:
         quoted, plain = bit_mask(in_quotes, table.vocab_size), bit_mask(ends_item, table.vocab_size)
         self._ending: dict[Mode, NDArray[np.int32]] = {"name": quoted, "string": quoted}
         self._plain = plain
-        self.most_closed = max((len(_CLOSERS.findall(token)) for token in table.tokens), default=1)
+        closers = [len(_CLOSERS.findall(token)) for token in table.tokens]
+        self.most_closed = max(closers, default=1)
         """How many brackets one token may close."""
+        self._closing = [
+            bit_mask([i for i, count in enumerate(closers) if count >= depth], table.vocab_size)
+            for depth in range(self.most_closed + 1)
+        ]
+        another = [i for i, token in enumerate(table.tokens) if _ENDS_ANOTHER.search(token)]
+        self._another = bit_mask(another, table.vocab_size)
+        self.opening = [i for i in another if b"[" in table.tokens[i]]
+        """Those that may complete equal items of an array which they open themselves."""
 
     def ending(self, mode: Mode) -> NDArray[np.int32]:
         """Return the tokens that may complete an item where JSON is in that mode."""
         return self._ending.get(mode, self._plain)
+
+    def ending_two(self, mode: Mode) -> NDArray[np.int32]:
+        """Return those that may complete another one behind it."""
+        return np.bitwise_and(self.ending(mode), self._another)
+
+    def closing(self, mode: Mode, depth: int) -> NDArray[np.int32]:
+        """Return the tokens that may complete a text with so many open brackets, at most `most_closed`."""
+        return np.bitwise_and(self.ending(mode), self._closing[depth])
 
 
 class RuledCore:
@@ -149,9 +168,11 @@ class RuledCore:
         if self._rules.names:
             self._forbid_each(row, self._closing_names(place))
         for mode in self._watched(place):
-            self._forbid(row, mode)
+            self._forbid_items(row, place, mode)
+        if (self._rules.unique or self._rules.parts) is not None:
+            self._forbid_each(row, self._masks.opening)
         if self._rules.whole is not None and place.json.depth <= self._masks.most_closed:
-            self._forbid(row, place.json.mode)
+            self._forbid(row, self._masks.closing(place.json.mode, place.json.depth))
 
     def push(self, token: int) -> None:
         place = self._behind(token)
@@ -277,9 +298,20 @@ class RuledCore:
             return closing(place.names)
         return chain(self._masks.names.opening, *map(closing, place.parts.names))
 
-    def _forbid(self, row: NDArray[np.int32], mode: Mode) -> None:
-        """Take out the tokens that complete an item which is there already, or a text that is not valid."""
-        closing = np.bitwise_and(row, self._masks.ending(mode))
+    def _forbid_items(self, row: NDArray[np.int32], place: TextPlace, mode: Mode) -> None:
+        """Take out the tokens that complete an item which is there already."""
+        strings = place.items.strings if self._rules.parts is None else None
+        if strings is None:
+            self._forbid(row, self._masks.ending(mode))
+            return
+        self._forbid(row, self._masks.ending_two(mode))
+        if strings:
+            begun = bytes(self._text[place.items.start + 1 :])
+            self._forbid_each(row, self._masks.names.ending(begun, map(spelt, strings)))
+
+    def _forbid(self, row: NDArray[np.int32], among: NDArray[np.int32]) -> None:
+        """Take out the tokens among some that break a rule."""
+        closing = np.bitwise_and(row, among)
         words = np.flatnonzero(closing)
         bits = np.unpackbits(closing[words].view(np.uint8), bitorder="little").reshape(len(words), 32)
         self._forbid_each(row, (int(words[word]) * 32 + int(bit) for word, bit in zip(*np.nonzero(bits), strict=True)))

@@ -71,6 +71,22 @@ class ItemsPlace(NamedTuple):
         """Inside an array whose items have to differ, what is being written; empty elsewhere."""
         return frozenset({self.json.mode} if any(frame.unique or frame.narrowed for frame in each(self.frames)) else ())
 
+    @property
+    def start(self) -> int:
+        """Where the current item, name or value begins."""
+        return _innermost(self.frames).start
+
+    @property
+    def strings(self) -> list[str] | None:
+        """The strings that what is being written must not become, where nothing else could be there already; None elsewhere."""
+        last, *outer = each(self.frames)
+        if last.narrowed or any(frame.seen or frame.narrowed for frame in outer):
+            return None
+        if last.seen and (self.json.mode != "string" or isinstance(last.key, str)):
+            return None
+        seen = (item for items in last.seen for item in items if isinstance(item, tuple))
+        return [item[1] for item in seen if item[0] == "str"]
+
 
 class UniqueItems:
     """The rule for one document."""

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from typing import Any, NamedTuple
 
 from inferd_grammar.completion.json_place import START, JsonPlace
@@ -72,7 +72,7 @@ class NamesPlace(NamedTuple):
             name = str(json.loads(b'"%s"' % before.name))
             if any(name == other for other, _ in each_name(self.written)):
                 raise RepeatedName
-            return NamesPlace(((name, _raw(name), self.written), below(self.open)), after)
+            return NamesPlace(((name, spelt(name), self.written), below(self.open)), after)
         return NamesPlace(self.open, after)
 
 
@@ -116,20 +116,21 @@ class NameTokens:
             for _, raw in each_name(names):
                 yield from self._whole.get(raw, ())
         if place.json.mode == "name" and place.written is not None:
-            yield from self._closing(place.json.name, place.written)
+            yield from self.ending(place.json.name, (raw for _, raw in each_name(place.written)))
 
-    def _closing(self, begun: bytes, names: Names) -> Iterator[int]:
+    def ending(self, begun: bytes, texts: Iterable[bytes]) -> Iterator[int]:
+        """Yield tokens among which all are that end a string, begun so far, as one of some texts."""
         yield from self._escaped
         if b"\\" in begun:
             yield from (i for ids in self._plain.values() for i in ids)
             return
-        for _, raw in each_name(names):
-            if raw.startswith(begun):
-                yield from self._plain.get(raw[len(begun) :], ())
+        for text in texts:
+            if text.startswith(begun):
+                yield from self._plain.get(text[len(begun) :], ())
 
 
-def _raw(name: str) -> bytes:
-    """Return a name as it is written with the fewest escapes."""
+def spelt(name: str) -> bytes:
+    """Return a string as it is written with the fewest escapes."""
     return json.dumps(name, ensure_ascii=False)[1:-1].encode("utf-8", "surrogatepass")
 
 
