@@ -19,6 +19,12 @@ from inferd_grammar.rewrites.regex_syntax import NotUnderstood
 _MOST = 32
 _LONGEST = 10_000
 _QUOTED = re.compile(r'"((?:\\.|[^"\\\n])*)"|/((?:\\.|[^/\\\n])+)/|(\[\^?\]?(?:\\.|[^\]\\\n])*\])|(?:#|//)[^\n]*')
+_IMPORT = re.compile(r"^%import[ \t]+common\b[^\n]*", re.MULTILINE)
+_NAME = re.compile(r"[A-Z_]+")
+_IMPORTED = {
+    "CPP_COMMENT": "//", "C_COMMENT": "/**/", "ESCAPED_STRING": '""', "SH_COMMENT": "#", "SQL_COMMENT": "--",
+}  # fmt: skip
+"""Short texts of the terminals that a Lark grammar may import, where they hold other marks than letters and digits."""
 _CONTROLS = {"n": "\n", "r": "\r", "t": "\t", "f": "\f", "v": "\v"}
 
 
@@ -38,6 +44,8 @@ def _found(constraint: Constraint) -> Iterator[str]:
             for quoted, pattern, chars in _QUOTED.findall(text[:_LONGEST]):
                 yield _plain(quoted)
                 yield from _of_regex(pattern or chars)
+            for line in _IMPORT.findall(text[:_LONGEST]):
+                yield from (_IMPORTED.get(name, "") for name in _NAME.findall(line))
         case AllOfGrammar(members):
             for member in members:
                 yield from _found(member)

@@ -124,6 +124,13 @@ TREE = {
         (ChoiceGrammar(("perhaps", "no", "yes")), b"no"),
         (RegexGrammar("[a-c]{3}x|hello"), b"aaax"),
         (LarkGrammar('start: "(" (start | /[a-z]+/) ")"'), b"(a)"),
+        (LarkGrammar('start: /[a-z]/ "=" ESCAPED_STRING\n%import common.ESCAPED_STRING'), b'a=""'),
+        (
+            LarkGrammar(
+                'start: NOTE TEXT "."\n%import common (ESCAPED_STRING, WS)\n%import common.C_COMMENT -> NOTE\nTEXT: /x/'
+            ),
+            b"/**/x.",
+        ),
         (AllOfGrammar((RegexGrammar("[ab]*"), RegexGrammar(".*b.*"), RegexGrammar(".{3}"))), b"aab"),
         (TaggedGrammar((TagGrammar("<a>", AnyJsonGrammar(), "</a>"),)), b""),
         (RegexGrammar(r"1?.*?\x0a"), b"\n"),
