@@ -38,7 +38,10 @@ def _regex() -> str:
     """Return the pattern of expressions that every dialect understands: groups two deep, common ranges, counts in order."""
     escape = r"\\[dDwWsSbBnrtfv.^$|()\[\]{}*+?\/\\\-]"
     member = r"(?:a-z|A-Z|0-9|a-f|A-F|[^\\\[\]\-&~^]|\\[dDwWsSnrtfv.^$|()\[\]{}*+?\/\\\-])"
-    count = r"(?:(?:[*+?]|\{(?:[0-9]{1,3},?|[01],[1-9][0-9]{0,2})\})\??)?"
+    ordered = "|".join(
+        (*(f"{low},[{low}-9]" for low in range(10)), "[0-9],[1-9][0-9]{1,2}", "[1-9][0-9],[1-9][0-9]{2}")
+    )
+    count = rf"(?:(?:[*+?]|\{{(?:[0-9]{{1,3}},?|{ordered})\}})\??)?"
     atom = rf"(?:[^\\()\[\]{{}}*+?|^$]|{escape}|\[\^?{member}+-?\])"
     inner = rf"(?:{atom}{count}|[\^$])*"
     for _ in range(2):

@@ -145,3 +145,9 @@ def test_a_template_has_no_length_that_some_reader_refuses(bytewise: GrammarComp
     """RFC 6570 has lengths of four digits, and the reader that `jsonschema` asks takes three."""
     schema = {"type": "string", "format": "uri-template"}
     assert taken(bytewise, schema, ["{a:999}", "/{b*}", "{a:1000}"]) == ["{a:999}", "/{b*}"]
+
+
+def test_an_expression_has_counts_from_more_than_one(bytewise: GrammarCompiler) -> None:
+    schema = {"type": "string", "format": "regex"}
+    texts = ["^[a-z]{2,3}$", "a{0,9}", "(b{4,12}){12,120}", "c{3,2}", "c{12,3}", "c{9,8}"]
+    assert taken(bytewise, schema, texts) == texts[:3]
