@@ -12,7 +12,7 @@ import anyio
 
 from inferd_runtime.server.database_file import DatabaseFile, DatabaseFormat
 from inferd_runtime.server.run_store.archive import FileArchive
-from inferd_runtime.server.run_store.run_file import KEY_SECONDS, MAX_KEYS
+from inferd_runtime.server.run_store.run_file import KEY_SECONDS, trim_keys
 
 HOMES_FILE = "launches.sqlite3"
 MOST_RECENT = 10_000
@@ -22,7 +22,7 @@ FORMAT = DatabaseFormat(
 CREATE TABLE IF NOT EXISTS homes (
     tenant TEXT NOT NULL, key TEXT NOT NULL, replica TEXT NOT NULL, created_at REAL NOT NULL, PRIMARY KEY (tenant, key)
 ) STRICT;
-CREATE INDEX IF NOT EXISTS homes_of_tenant ON homes (tenant, created_at);
+CREATE INDEX IF NOT EXISTS homes_by_arrival ON homes (tenant);
 CREATE INDEX IF NOT EXISTS homes_by_age ON homes (created_at);
 """,
     check="SELECT tenant, key, replica, created_at FROM homes LIMIT 0;",
@@ -49,15 +49,11 @@ class HomeFile:
         return None if row is None else str(row[0])
 
     def keep(self, tenant: str, key: str, replica: str) -> None:
-        """Note which replica is asked. The oldest keys of a tenant go first."""
+        """Note which replica is asked. A tenant's keys that came first go first."""
         now = time.time()
         with self._file.transaction() as db:
             db.execute("INSERT OR REPLACE INTO homes VALUES (?, ?, ?, ?)", (tenant, key, replica, now))
-            db.execute("DELETE FROM homes WHERE created_at <= ?", (now - KEY_SECONDS,))
-            query = "SELECT created_at FROM homes WHERE tenant = ? ORDER BY created_at DESC LIMIT 1 OFFSET ?"
-            oldest = db.execute(query, (tenant, MAX_KEYS)).fetchone()
-            if oldest is not None:
-                db.execute("DELETE FROM homes WHERE tenant = ? AND created_at <= ?", (tenant, oldest[0]))
+            trim_keys(db, "homes", tenant, now)
 
     def drop(self, tenant: str, key: str) -> None:
         """Forget a key."""

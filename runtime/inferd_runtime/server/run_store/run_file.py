@@ -46,6 +46,8 @@ CREATE TABLE IF NOT EXISTS keys (
     tenant TEXT NOT NULL, key TEXT NOT NULL, fingerprint TEXT NOT NULL, run TEXT NOT NULL, created_at REAL NOT NULL,
     PRIMARY KEY (tenant, key)
 ) STRICT;
+CREATE INDEX IF NOT EXISTS keys_by_arrival ON keys (tenant);
+CREATE INDEX IF NOT EXISTS keys_by_age ON keys (created_at);
 CREATE TABLE IF NOT EXISTS relaunches (
     run TEXT PRIMARY KEY REFERENCES runs(id) ON DELETE CASCADE,
     relaunch BLOB NOT NULL, attempts INTEGER NOT NULL, position INTEGER NOT NULL, digest BLOB NOT NULL
@@ -85,7 +87,7 @@ TAKE_OVER = (
 KEY_SECONDS = 24 * 3600.0
 """How long a key stands for its launch."""
 MAX_KEYS = 10_000
-"""Keys of one tenant; the oldest ones go first."""
+"""Keys of one tenant; those that came first go first."""
 _events = msgspec.msgpack.Decoder(list[StoredEvent])
 _record = msgspec.msgpack.Decoder(RunRecord)
 _relaunch = msgspec.msgpack.Decoder(Relaunch)
@@ -331,11 +333,20 @@ class RunFile:
     def _keep_key(self, db: sqlite3.Connection, tenant: str, key: KeptKey) -> None:
         row = (tenant, key.key, key.fingerprint, key.run, key.created_at)
         db.execute("INSERT OR REPLACE INTO keys VALUES (?, ?, ?, ?, ?)", row)
-        db.execute("DELETE FROM keys WHERE created_at <= ?", (key.created_at - KEY_SECONDS,))
-        query = "SELECT created_at FROM keys WHERE tenant = ? ORDER BY created_at DESC LIMIT 1 OFFSET ?"
-        oldest = db.execute(query, (tenant, MAX_KEYS)).fetchone()
-        if oldest is not None:
-            db.execute("DELETE FROM keys WHERE tenant = ? AND created_at <= ?", (tenant, oldest[0]))
+        trim_keys(db, "keys", tenant, key.created_at)
+
+
+def trim_keys(db: sqlite3.Connection, table: str, tenant: str, now: float) -> None:
+    """Forget the keys of a table that are older than KEY_SECONDS, and those of a tenant that came before its newest MAX_KEYS.
+
+    Which came first is told by their rows, not by the clock, which may have been ahead: keys from then age from now on.
+    """
+    db.execute(f"DELETE FROM {table} WHERE created_at <= ?", (now - KEY_SECONDS,))
+    db.execute(f"UPDATE {table} SET created_at = ?1 WHERE created_at > ?1", (now,))
+    query = f"SELECT rowid FROM {table} WHERE tenant = ? ORDER BY rowid DESC LIMIT 1 OFFSET ?"
+    newest_beyond = db.execute(query, (tenant, MAX_KEYS)).fetchone()
+    if newest_beyond is not None:
+        db.execute(f"DELETE FROM {table} WHERE tenant = ? AND rowid <= ?", (tenant, newest_beyond[0]))
 
 
 def _packed(record: RunRecord) -> tuple[bytes, bytes]:

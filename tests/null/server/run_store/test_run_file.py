@@ -140,6 +140,19 @@ def test_a_tenants_keys_are_bounded(file: RunFile, monkeypatch: pytest.MonkeyPat
     assert [number for number in range(6) if file.key("ann", f"k{number}")] == [3, 4, 5]
 
 
+def test_keys_of_a_clock_that_was_ahead_do_not_push_new_ones_out(
+    file: RunFile, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("inferd_runtime.server.run_store.run_file.MAX_KEYS", 3)
+    now = time.time()
+    for number, ahead in enumerate([9e5, 9e5, 9e5, 0, 1]):
+        key = KeptKey(f"k{number}", "f", f"r{number}", now + ahead)
+        file.begin("ann", record(f"r{number}", "running"), key)
+    assert [number for number in range(5) if file.key("ann", f"k{number}")] == [2, 3, 4]
+    monkeypatch.setattr(time, "time", lambda: now + KEY_SECONDS + 2)
+    assert file.key("ann", "k2") is None, "the age of a key from a clock that was ahead never counted"
+
+
 def test_a_full_disk_is_unavailable_and_over_when_there_is_room_again(file: RunFile) -> None:
     with file._file.reading() as db:
         pages = db.execute("PRAGMA page_count").fetchone()[0]
