@@ -8,6 +8,7 @@ sent anywhere without an error.
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import re
 from collections.abc import Callable, Iterable
 from functools import partial
@@ -18,6 +19,7 @@ import msgspec
 from inferd.protocol import InvalidRequest, cut
 from inferd_runtime.garbage import no_collections
 from inferd_runtime.json_cost import containers, refuse_many_strings, refuse_slow_numbers, without_strings
+from inferd_runtime.known_fields import known_fields
 
 SPARE_DEPTH = 200
 """Levels that a value may lie deeper when it is packed or read later: in messages, and below other frames of the stack."""
@@ -137,6 +139,8 @@ def too_many_containers(what: str, most: int = MAX_CONTAINERS) -> InvalidRequest
 def _read(decode: Any, data: bytes | str, what: str, kind: Any, carried: Callable[[Any], Any] | None = None) -> Any:
     try:
         value = decode(data, type=kind)
+        if dataclasses.is_dataclass(kind):
+            decode(data, type=known_fields(kind))
     except RecursionError:
         raise InvalidRequest(f"{what}: nested too deeply") from None
     except ValueError as error:  # msgspec's errors are, and those about UTF-8

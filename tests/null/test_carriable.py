@@ -152,6 +152,14 @@ def test_an_operation_that_does_not_exist_is_refused_without_repeating_it(
     assert len(answer) < 2000
 
 
+@pytest.mark.parametrize(
+    ("op", "given"), [("session.send", {"message": 1, "to": "x"}), ("session.receive", {"after": 1})]
+)
+def test_a_field_that_the_worker_itself_does_not_know_is_refused_by_its_name(host: Host, op: str, given: Any) -> None:
+    host.calls.submit(op, json.dumps(given).encode())
+    assert json.dumps(list(given)[-1])[1:-1] in json.loads(host.calls.wait(0))[0][2]["message"]
+
+
 @given(VALUES, DEPTHS)
 def test_a_result_ends_its_run_in_a_typed_error_or_is_carried(host: Host, value: Any, depth: int) -> None:
     text = nested(_text(value).encode("utf-8", "surrogatepass"), depth).decode(errors="replace")

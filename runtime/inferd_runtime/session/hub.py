@@ -12,6 +12,7 @@ import msgspec
 from inferd import protocol as p
 from inferd_runtime.carriable import check_carriable, decode_bounded, is_plain
 from inferd_runtime.engine.scheduling.fairness import FairClock
+from inferd_runtime.known_fields import known_fields, strict
 from inferd_runtime.kv.snapshots import SnapshotStore
 from inferd_runtime.lanes import Lanes
 from inferd_runtime.session.constraints.compile_queue import CompileQueue
@@ -53,6 +54,7 @@ from inferd_runtime.session.wire import (
 )
 
 Send = Callable[[bytes, list[bytes]], None]
+DECODERS: Mapping[bytes, Callable[[Any], Any]] = {JSON: msgspec.json.Decoder, MSGPACK: msgspec.msgpack.Decoder}
 MAX_REFUSAL = 4096
 """Characters of an error's message."""
 
@@ -100,8 +102,9 @@ class SessionHub:
         self._produced: Counter[str] = Counter()
         self._counted: dict[bytes, int] = {}
         self._decode_as: dict[tuple[bytes, str], Callable[[bytes], Any]] = {
-            **{(JSON, op): msgspec.json.Decoder(cls).decode for op, cls in p.OPERATIONS.items()},
-            **{(MSGPACK, op): msgspec.msgpack.Decoder(cls).decode for op, cls in p.OPERATIONS.items()},
+            (form, op): strict(decoder(cls).decode, decoder(known_fields(cls)).decode)
+            for op, cls in p.OPERATIONS.items()
+            for form, decoder in DECODERS.items()
         }
 
     def receive(self, identity: bytes, frames: Sequence[bytes]) -> None:

@@ -37,6 +37,7 @@ from inferd.protocol.chat import (
 )
 from inferd.protocol.codec import (
     reply_from_plain as reply_from_plain,
+    set_fields as set_fields,
     to_plain as to_plain,
 )
 from inferd.protocol.contexts import (

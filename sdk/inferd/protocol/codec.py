@@ -19,6 +19,24 @@ def to_plain(value: Any) -> Any:
     return value
 
 
+def set_fields(value: Any) -> Any:
+    """Return a request as :func:`to_plain` does, without the fields that have their defaults.
+
+    An older runtime refuses what it does not know: it shall do so only where that is used.
+    """
+    if dataclasses.is_dataclass(value) and not isinstance(value, type):
+        fields = [(field, getattr(value, field.name)) for field in dataclasses.fields(value)]
+        return {field.name: set_fields(held) for field, held in fields if not _is_default(field, held)}
+    if isinstance(value, list) and value and dataclasses.is_dataclass(value[0]):
+        return [set_fields(item) for item in value]
+    return to_plain(value)
+
+
+def _is_default(field: dataclasses.Field[Any], value: Any) -> bool:
+    default = field.default if field.default_factory is dataclasses.MISSING else field.default_factory()
+    return type(value) is type(default) and not dataclasses.is_dataclass(value) and bool(value == default)
+
+
 def _item_types(cls: type[Any]) -> dict[str, Any]:
     """Return, by field name, what the lists of a reply hold where these are dataclasses, and ``bytes`` for a field of bytes."""
     found: dict[str, Any] = {}

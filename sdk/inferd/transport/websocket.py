@@ -30,7 +30,7 @@ from inferd.protocol import (
     Unauthorized,
     Unavailable,
     reply_from_plain,
-    to_plain,
+    set_fields,
 )
 from inferd.transport import restore_transport, use_transport
 from inferd.transport.room import CallRoom
@@ -89,7 +89,7 @@ class Connection:
         if asyncio.get_running_loop() is not self._link.loop:  # nobody would wake who waits
             raise InvalidRequest(OTHER_LOOP)
         async with self._room.of(request):
-            reply = await self._link.request(request.op, to_plain(request))
+            reply = await self._link.request(request.op, set_fields(request))
         try:
             return reply_from_plain(request.reply, reply)
         except TypeError as error:

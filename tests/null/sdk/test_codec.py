@@ -3,10 +3,25 @@
 from __future__ import annotations
 
 import dataclasses
+from typing import Any
 
+import msgspec
 import pytest
 
-from inferd.protocol import ContextState, LimitExceeded, SourceCount, Step, Steps, reply_from_plain, to_plain
+from inferd.protocol import (
+    ConstraintSpec,
+    ContextState,
+    LimitExceeded,
+    NextSteps,
+    Sampling,
+    SourceCount,
+    StartGenerate,
+    Step,
+    Steps,
+    reply_from_plain,
+    set_fields,
+    to_plain,
+)
 
 
 def test_a_reply_is_what_its_class_makes_of_the_same_values() -> None:
@@ -37,3 +52,26 @@ def test_what_raises_a_limit_is_not_lost_where_an_error_is_printed() -> None:
     assert told == str(error) == "2 calls are outstanding (what helps: waiting for some of them)"
     assert error.to_wire().message == "2 calls are outstanding"
     assert str(LimitExceeded("full")) == "full"
+
+
+@pytest.mark.parametrize(
+    ("request_", "sent"),
+    [
+        (NextSteps(3), {"generation": 3}),
+        (StartGenerate(0, Sampling()), {"context": 0, "sampling": {}}),
+        (
+            StartGenerate(1, Sampling(seed=0), stop=["."], constraint=ConstraintSpec("choice", options=["a"])),
+            {"context": 1, "sampling": {"seed": 0}, "stop": ["."], "constraint": {"kind": "choice", "options": ["a"]}},
+        ),
+    ],
+)
+def test_a_field_with_its_default_is_not_sent_so_that_an_older_runtime_does_not_refuse_it(
+    request_: Any, sent: Any
+) -> None:
+    assert set_fields(request_) == sent
+    assert msgspec.convert(sent, type(request_)) == request_
+
+
+def test_what_only_equals_a_default_is_sent_so_that_the_runtime_sees_its_type() -> None:
+    wrong: Any = StartGenerate(1, Sampling(top_k=False))
+    assert set_fields(wrong)["sampling"] == {"top_k": False}

@@ -68,6 +68,16 @@ def test_a_malformed_payload_is_answered_with_what_is_wrong(wire: Wire, payload:
     assert error(wire.replies[-1][1]).code == "client.invalid"
 
 
+@pytest.mark.parametrize("form", [link.JSON, link.MSGPACK])
+def test_a_field_of_a_newer_sdk_is_refused_by_its_name_and_not_ignored(wire: Wire, form: bytes) -> None:
+    codec = msgspec.json if form == link.JSON else msgspec.msgpack
+    for ticket, more in ((7, {"temperatures": 1.0}), (8, {"sampling": {"newer": 1}})):
+        wire.send(b"a", link.request_frames(ticket, "generate.start", form, codec.encode({"context": 1, **more})))  # type: ignore[attr-defined]
+    told = [codec.decode(reply.payload, type=p.ErrorInfo) for _, reply in wire.replies]  # type: ignore[attr-defined]
+    assert [error.code for error in told] == ["client.invalid"] * 2
+    assert ["temperatures" in told[0].message, "newer" in told[1].message] == [True, True]
+
+
 def test_an_error_does_not_repeat_a_long_name(wire: Wire) -> None:
     for request in (p.Tokenize("x", model="m" * 100_000), p.CompileGrammar(p.ConstraintSpec("k" * 100_000))):
         assert len(wire.ask(b"a", 5, request).payload) < 5_000

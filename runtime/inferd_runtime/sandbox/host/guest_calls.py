@@ -61,6 +61,14 @@ DONE = b"{}"
 Report = Callable[[FromWorker], None]
 
 
+class _Sent(msgspec.Struct, forbid_unknown_fields=True):
+    message: msgspec.Raw
+
+
+class _Nothing(msgspec.Struct, forbid_unknown_fields=True):
+    pass
+
+
 class GuestCalls:
     """Answers one guest. Made and used in the run's thread, whose processor time it charges; nothing here raises on purpose."""
 
@@ -184,7 +192,7 @@ class GuestCalls:
                 f"{MAX_OPEN} operations are in flight already", limit="operations", value=MAX_OPEN, raise_with=FEWER
             )
         if op == ReceiveMessage.op:  # type: ignore[attr-defined]
-            return self._receive_message()
+            return self._receive_message(arguments)
         if op == SendMessage.op:  # type: ignore[attr-defined]
             return self._send_message(arguments)
         if op in GATEWAY_OPERATIONS:
@@ -218,8 +226,8 @@ class GuestCalls:
         op: str = SendMessage.op  # type: ignore[attr-defined]
         check_json(arguments, op)
         try:
-            message = msgspec.json.decode(arguments, type=dict[str, msgspec.Raw])["message"]
-        except (msgspec.MsgspecError, KeyError) as error:
+            message = msgspec.json.decode(arguments, type=_Sent).message
+        except msgspec.MsgspecError as error:
             raise InvalidRequest(f"{op}: {error}") from None
         _, exceeded = self.meter.write(len(arguments))
         if exceeded is not None:
@@ -228,8 +236,12 @@ class GuestCalls:
             self._pass_on(self._events.send(bytes(message).decode(), time.monotonic()))
         return self._pending.answered(True, DONE)
 
-    def _receive_message(self) -> int:
+    def _receive_message(self, arguments: bytes) -> int:
         """Open a ticket for the next message, and tell the launcher if the program has to wait for it."""
+        try:
+            msgspec.json.decode(arguments, type=_Nothing)
+        except msgspec.MsgspecError as error:
+            raise InvalidRequest(f"{ReceiveMessage.op}: {error}") from None  # type: ignore[attr-defined]
         ticket = self._pending.open_receive()
         self._receive_messages()
         if self._pending.tell_waiting():

@@ -70,7 +70,7 @@ YIELD_EVERY = 8
 """Messages that are relayed in a row, either way, before others have their turn."""
 
 
-class ScriptCall(msgspec.Struct, frozen=True):
+class ScriptCall(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """What a script sends. Ticket 0 is the gateway's own."""
 
     t: Annotated[int, msgspec.Meta(ge=1, lt=1 << 32)]
