@@ -89,6 +89,28 @@ async def test_a_second_request_that_is_half_sent_and_an_idle_connection_are_clo
             assert b"408" not in await anyio.to_thread.run_sync(rest_of, idle)
 
 
+async def test_a_client_that_closes_its_sending_side_gets_the_answer_that_it_waits_for(serve: Serve) -> None:
+    """It got none. Most that do so have left, so nothing of it waits long for what does not come on."""
+    body = msgspec.json.encode({"program": "p"})
+    launch = request("POST /v1/runs") + b"Content-Length: %d\r\n\r\n" % len(body) + body
+    async with serve() as served:
+        held = served.gateway.runtime.use.connections
+        run = await served.launch(PRINTS)
+        await served.finished(run)
+        silent = await served.launch(SLEEPS)
+        events = [request(f"GET /v1/runs/{one['id']}/events") + b"\r\n" for one in (run, silent)]
+        asked = [request("GET /v1/programs") + b"\r\n", launch, *events, launch[:-1]]
+        with ExitStack() as stack:
+            clients = [stack.enter_context(raw(served, sent)) for sent in asked]
+            for client in clients:
+                client.shutdown(socket.SHUT_WR)
+            said = [await anyio.to_thread.run_sync(rest_of, client) for client in clients]
+        assert [answer[9:12] for answer in said] == [b"200", b"201", b"200", b"200", b""]
+        assert b'"finished"' in said[2]
+        assert said[2].endswith(b"\r\n0\r\n\r\n"), "a stream that comes on is whole"
+        await until(lambda: held.held("ann") <= 1)
+
+
 async def test_a_client_that_does_not_read_is_closed(serve: Serve) -> None:
     async with serve(run_event_bytes=8 << 20, output_bytes=8 << 20, **HASTY) as served:
         run = await served.launch(PRINTS)

@@ -31,6 +31,8 @@ class Phase(Enum):
 
 CLOSE_SECONDS = 2.0
 """How long the last words to a client may take."""
+HALF_CLOSED_SECONDS = 2.0
+"""How long nothing of an answer may come for a client that has closed its sending side: most that do so have left."""
 
 
 class Deadlines:
@@ -41,15 +43,18 @@ class Deadlines:
         self._phase = Phase.HEAD
         self._phase_due = now + patience.head
         self._unread_due = math.inf
+        self._gone_due = math.inf
 
     @property
     def due(self) -> float:
         """The time at which to give up; infinite while nothing is missing from the client."""
-        return min(self._phase_due, self._unread_due)
+        return min(self._phase_due, self._unread_due, self._gone_due)
 
     @property
     def reason(self) -> str:
         """What the client failed to do, if :attr:`due` has come."""
+        if self._gone_due < self._unread_due:
+            return f"it closed its sending side, and nothing of its answer came for {HALF_CLOSED_SECONDS:g} s"
         if self._unread_due < self._phase_due:
             return "it did not read the answer"
         return f"it did not send {self._phase.value} in time"
@@ -89,6 +94,15 @@ class Deadlines:
     def flows(self) -> None:
         """Note that the client has read on."""
         self._unread_due = math.inf
+
+    def half_closed(self, now: float) -> None:
+        """Note that the client has closed its sending side behind a whole request."""
+        self._gone_due = now + HALF_CLOSED_SECONDS
+
+    def wrote(self, now: float) -> None:
+        """Note that more of an answer was sent: to a client that is gone it ends the connection."""
+        if self._gone_due < math.inf:
+            self._gone_due = now + HALF_CLOSED_SECONDS
 
     def closing(self, now: float) -> None:
         """Note that the last words were said."""

@@ -111,8 +111,13 @@ class GuardedConnection(asyncio.Protocol):
             self._feed()
 
     def eof_received(self) -> bool | None:
-        """Pass it on."""
-        return self.inner.eof_received()
+        """Pass it on; where the HTTP server has an answer to send, leave our side open (which TLS cannot)."""
+        if self._transport is None or self._transport.get_extra_info("sslcontext") is not None:
+            return False
+        stays_open = self.inner.eof_received()
+        if stays_open:
+            self.deadlines.half_closed(time.monotonic())
+        return stays_open
 
     def pause_writing(self) -> None:
         """The client does not read: it is not read either, and its time runs."""
@@ -251,6 +256,7 @@ class GuardedTransport(asyncio.Transport):
         data, self._joined = bytes(self._joined), bytearray()
         if data:
             self._transport.write(data)
+            self._connection.deadlines.wrote(time.monotonic())
 
     def get_write_buffer_size(self) -> int:
         """Return the bytes that are not sent yet."""

@@ -26,6 +26,7 @@ CONTROL = re.compile(rb"[^\t\x20-\x7e\x80-\xff]")
 WHOLE_URL = re.compile(rb"https?://[^/?#]*", re.IGNORECASE)
 """What stands before a path where a client takes the server for a proxy: one host is served, so whose name it is says nothing."""
 KEY_BYTES = 16
+WHOLE_REQUEST = (h11.DONE, h11.MUST_CLOSE)
 ANSWERABLE = (h11.IDLE, h11.SEND_RESPONSE)
 Headers = list[tuple[bytes, bytes]]
 
@@ -68,6 +69,13 @@ class TypedHttp(H11Protocol):
             self._refuse(LimitExceeded(text, limit="head_bytes", value=MAX_HEAD_BYTES, raise_with="fewer headers"))
         else:
             self._refuse(InvalidRequest("this is no HTTP/1.1 request"))
+
+    def eof_received(self) -> bool:  # type: ignore[override]  # uvicorn's own closes always
+        """Return True, which leaves our side open, while the answer to a whole request is to come: it is the last one."""
+        if self.cycle is None or self.cycle.response_complete or self.conn.their_state not in WHOLE_REQUEST:
+            return False
+        self.cycle.keep_alive = False
+        return True
 
     def handle_websocket_upgrade(self, event: h11.Request) -> None:
         """Begin a WebSocket, if its handshake is one."""

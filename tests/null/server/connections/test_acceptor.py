@@ -12,6 +12,7 @@ import weakref
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any, cast
 
 import pytest
@@ -24,6 +25,7 @@ from inferd_runtime.garbage import no_collections
 from inferd_runtime.server.connections import acceptor as acceptor_module
 from inferd_runtime.server.connections.acceptor import ACCEPTED_IN_A_ROW, Acceptor, Listener
 from inferd_runtime.server.connections.connection_table import ConnectionTable, close_frame
+from inferd_runtime.server.connections.deadlines import Deadlines, Patience
 from inferd_runtime.server.connections.guarded_connection import (
     JOINED_BYTES,
     PIECE_BYTES,
@@ -306,7 +308,9 @@ class Sink(asyncio.Transport):
 def test_head_and_body_go_out_together_and_what_is_long_goes_out_at_once() -> None:
     async def write() -> list[bytes]:
         sink = Sink()
-        transport = GuardedTransport(cast(GuardedConnection, None), sink)
+        transport = GuardedTransport(
+            cast(GuardedConnection, SimpleNamespace(deadlines=Deadlines(Patience(), 0.0))), sink
+        )
         for piece in (b"head", b"body", b""):
             transport.write(piece)
         assert sink.sent == []

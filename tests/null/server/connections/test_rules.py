@@ -7,7 +7,7 @@ import math
 
 from hypothesis import given, strategies as st
 
-from inferd_runtime.server.connections.deadlines import Deadlines, Patience
+from inferd_runtime.server.connections.deadlines import HALF_CLOSED_SECONDS, Deadlines, Patience
 from inferd_runtime.server.connections.loop_shares import ALLOWED_DEBT, SHARE, AnswerShares, LoopShares
 from inferd_runtime.server.connections.newcomers import REGULARS_PER_ADDRESS, Newcomers
 
@@ -62,6 +62,17 @@ def test_a_client_that_does_not_read_is_due_whatever_it_sends() -> None:
     assert "read" in deadlines.reason
     deadlines.flows()
     assert deadlines.due == math.inf
+
+
+def test_a_client_that_may_be_gone_keeps_its_place_only_while_its_answer_comes_on() -> None:
+    deadlines = Deadlines(PATIENCE, 0)
+    deadlines.head_came(1, has_body=False)
+    deadlines.wrote(2)
+    assert deadlines.due == math.inf, "one that may still send waits as long as it likes"
+    deadlines.half_closed(3)
+    deadlines.wrote(4)
+    assert deadlines.due == 4 + HALF_CLOSED_SECONDS
+    assert "closed its sending side" in deadlines.reason
 
 
 @given(st.lists(st.tuples(st.sampled_from("abc"), st.booleans()), max_size=100))
