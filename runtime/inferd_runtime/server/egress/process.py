@@ -29,7 +29,8 @@ from inferd_runtime.server.processes.child_process import ChildProcess
 from inferd_runtime.server.processes.child_protocol import printed_error
 from inferd_runtime.server.supervisor.loop_socket import LoopSocket
 
-START_SECONDS = 20.0
+START_SECONDS = 30.0
+"""Longer than a server of tools may take to greet: its process tells why it did not, unless it hangs itself."""
 STOP_SECONDS = 2.0
 STOPPED = "was stopped"
 T = TypeVar("T")
@@ -86,17 +87,32 @@ class EgressProcess:
         """The process's id; None while there is none."""
         return None if self._life is None or self._life.child is None else self._life.child.pid
 
+    @property
+    def alive(self) -> bool:
+        """True while there is a process, or one is being started."""
+        return self._life is not None
+
     async def call(self, op: str, request: Any, kind: type[T]) -> T:
         """Ask the process, which is started if need be, and return its reply.
 
         Raises what it answers; Unavailable if it ends meanwhile, or ended too recently to be started again.
         """
+        return self._decoded(await self._answer(await self._started(), op, request), kind)
+
+    async def started(self) -> None:
+        """Wait until the process takes calls; it is started if need be. Raises Unavailable."""
+        await self._started()
+
+    async def _started(self) -> _Life:
         life = self._life or self._begin()
         with anyio.move_on_after(START_SECONDS):
             await life.ready.wait()
-        if life.ended is not None or not life.ready.is_set():
+        if life.ended is None and not life.ready.is_set():
+            self.stop(Unavailable(f"{self._launch.name} did not start within {START_SECONDS:g} s, and was ended"))
+            self._wait_to_begin(START_SECONDS, life)
+        if life.ended is not None:
             raise self._why(life)
-        return self._decoded(await self._answer(life, op, request), kind)
+        return life
 
     def tell(self, op: str, request: Any) -> None:
         """Ask the process, if there is one, for something whose answer nobody needs."""
@@ -198,8 +214,7 @@ class EgressProcess:
         if self._life is life:
             self._life = None
         if not stopped:
-            self._not_before = self._clock() + self._backoff.next(seconds)
-            self._last = life.ended.message
+            self._wait_to_begin(seconds, life)
             tail = "" if life.child is None else life.child.tail
             printed = tail if said is None else tail.rpartition("\n")[0]  # the last line is what was said
             why = "\n".join(filter(None, (printed, "" if said is None else said.message)))
@@ -209,6 +224,10 @@ class EgressProcess:
         for future in life.waiting.values():
             if not future.done():
                 future.set_exception(life.ended.to_wire().to_exception())
+
+    def _wait_to_begin(self, lived: float, life: _Life) -> None:
+        self._not_before = self._clock() + self._backoff.next(lived)
+        self._last = "" if life.ended is None else life.ended.message
 
     async def _read(self, life: _Life) -> None:
         """Hand answers to the calls that wait for them."""

@@ -79,6 +79,8 @@ class HeldServer:
     since: float
     used: float
     open: int = 0
+    placed: bool = True
+    """Whether it takes one of its tenant's places. One that has ended takes none, and is remembered for when it may start."""
 
     def finished(self, now: float) -> bool:
         """Return True if it is to be ended: nothing is open, and it was idle, or has lived, for too long."""
@@ -205,12 +207,15 @@ class McpService:
         for key, held in list(self._held.items()):
             if held.finished(now):
                 self._end(key, held)
+            elif held.open == 0 and not held.process.alive:
+                self._leave_place(key[0], held)
 
     async def _asked(self, held: HeldServer, request: Any, seconds: float) -> Any:
-        """Ask, and end a process that does not even say that its server is late."""
+        """Ask, and end a process that does not even say that its server is late. Starting it is not counted."""
         packed = msgspec.Raw(msgspec.msgpack.encode(request))
         if isinstance(request, CallMcpTool):
             request.arguments.clear()  # packed they are many times smaller, and counted as the request's bytes while they wait
+        await held.process.started()
         with anyio.move_on_after(seconds + MARGIN_SECONDS) as waiting:
             return await held.process.call(request.op, packed, REPLIES[type(request)])
         if waiting.cancelled_caught:
@@ -249,9 +254,11 @@ class McpService:
         """Count a call while the body runs. Raises LimitExceeded."""
         key, now = (caller.tenant, name), self._clock()
         held = self._held.get(key)
-        if held is None:
+        if held is None or not held.placed:
             self._places.take(caller.tenant)
+        if held is None:
             held = self._held[key] = HeldServer(self._start(caller.tenant, name, entry), now, now)
+        held.placed = True
         if held.open >= MAX_CALLS:
             raise _limit(f"{MAX_CALLS} calls of this server are open already", "mcp_open_calls", MAX_CALLS, 1.0)
         held.open += 1
@@ -264,7 +271,12 @@ class McpService:
     def _end(self, key: tuple[str, str], held: HeldServer, why: InferdError | None = None) -> None:
         held.process.stop(why)
         del self._held[key]
-        self._places.give_back(key[0])
+        self._leave_place(key[0], held)
+
+    def _leave_place(self, tenant: str, held: HeldServer) -> None:
+        if held.placed:
+            self._places.give_back(tenant)
+        held.placed = False
 
 
 def _declared(caller: Caller) -> list[str] | None:

@@ -13,6 +13,7 @@ import zmq
 from inferd.protocol import Done, LimitExceeded, Unavailable
 from inferd_runtime.isolation.kinds import ChildKind
 from inferd_runtime.isolation.order import Launch
+from inferd_runtime.server.egress import process as process_module
 from inferd_runtime.server.egress.process import EgressLaunch, EgressProcess
 from inferd_runtime.server.egress.tool_start import ToolServerStart
 from inferd_runtime.server.services.outside import _remove_home
@@ -81,3 +82,20 @@ async def test_who_waits_is_told_why_a_process_was_stopped(tmp_path: Path) -> No
                 await anyio.sleep(0.01)
             process.stop(LimitExceeded("too much", limit="mcp_memory_mb", value=1))
         assert process.pid is None
+
+
+async def test_a_process_that_never_takes_calls_is_ended_and_started_again_later(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It stayed, stopped or hung, and each call waited for it anew."""
+    monkeypatch.setattr(process_module, "START_SECONDS", 0.5)
+    home = tmp_path / "home"
+    async with process_of(script(tmp_path, "import time; time.sleep(600)"), home) as process:
+        process._clock = lambda: 0.0
+        with pytest.raises(Unavailable, match="did not start within"):
+            await process.started()
+        while process.alive or home.exists():  # noqa: ASYNC110 - nothing else tells
+            await anyio.sleep(0.01)
+        with pytest.raises(Unavailable, match="is started again in"):
+            await process.call("x", Done(), Done)
+        assert process.starts == 1

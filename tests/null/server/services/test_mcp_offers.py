@@ -46,6 +46,10 @@ class StillProcess:
         self.pid = pid
         self.stopped = 0
         self.why: InferdError | None = None
+        self.alive = True
+
+    async def started(self) -> None:
+        pass
 
     async def call(self, op: str, request: Any, kind: Any) -> Any:
         self.asked = msgspec.msgpack.decode(request)
@@ -83,6 +87,30 @@ async def test_arguments_for_an_operators_server_wait_packed() -> None:
         await at.ask(PROGRAM, request)
     assert request.arguments == {}
     assert at.processes[0].asked["arguments"] == {"values": [[1]] * 100}
+
+
+async def test_servers_that_have_ended_keep_no_place_of_their_tenant_and_are_remembered() -> None:
+    """Sixteen that never greeted kept all others from it for five minutes."""
+    names = [f"s{number}" for number in range(17)]
+    at = Family(**{name: ServerEntry(command="x", tenants=("ann",)) for name in names})
+    for name in names[:16]:
+        await at.ask(CLIENT, ListMcpTools(name))
+    with pytest.raises(LimitExceeded):
+        await at.ask(CLIENT, ListMcpTools(names[16]))
+    at.processes[3].alive = False
+    at.mcp.tick(at.now)
+    at.mcp.tick(at.now)
+    await at.ask(CLIENT, ListMcpTools(names[16]))
+    with pytest.raises(LimitExceeded):
+        await at.ask(CLIENT, ListMcpTools(names[3]))
+    at.processes[5].alive = False
+    at.mcp.tick(at.now)
+    await at.ask(CLIENT, ListMcpTools(names[3]))
+    assert len(at.processes) == 17, "the one that ended may start again when it was told to, and no sooner"
+    at.now = IDLE_SECONDS + 1
+    at.mcp.tick(at.now)
+    for name in names[:16]:
+        await at.ask(CLIENT, ListMcpTools(name))
 
 
 async def test_a_tenants_servers_have_one_limit_of_memory_together() -> None:
