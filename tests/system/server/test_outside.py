@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import os
+import signal
 import sys
 from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack
@@ -20,6 +22,7 @@ from web_tools import over_http, reply_json
 import inferd
 from inferd import Client, Forbidden, InvalidRequest, LimitExceeded, NotFound, SyncClient, Unavailable, http, mcp
 from inferd_runtime.sandbox.runner_build.component import ensure_runner
+from inferd_runtime.server.egress import process as process_module
 from inferd_runtime.server.gateway.app import open_gateway
 from inferd_runtime.server.supervisor.commands import Commands, default_commands
 from inferd_runtime.server.tenancy.secret_store import SecretStore
@@ -327,6 +330,30 @@ async def test_a_fetcher_that_was_killed_comes_back(outside: Outside) -> None:
         with pytest.raises(inferd.Unavailable):
             await response.bytes()
         with anyio.fail_after(20):
+            while True:
+                try:
+                    assert (await http.fetch(outside.web.url())).status == 200
+                    break
+                except inferd.Unavailable as error:
+                    await anyio.sleep(error.detail.get("retry_after_s", 0.05))
+
+
+async def test_who_waits_for_a_fetcher_that_hangs_is_told_and_another_one_takes_its_place(
+    outside: Outside, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Every fetch of every tenant waited for ever, as often as it was tried again."""
+    monkeypatch.setattr(process_module, "LOOK_SECONDS", 0.1)
+    monkeypatch.setattr(process_module, "HANG_SECONDS", 1.0)
+    url = outside.served.gateway.url.replace("http://", "ws://")
+    services = outside.served.gateway.runtime.outside
+    assert services is not None
+    async with inferd.connect(url, token=ANN):
+        response = await http.fetch(outside.web.url("/endless"))
+        assert services.fetcher.pid is not None
+        os.kill(services.fetcher.pid, signal.SIGSTOP)
+        with anyio.fail_after(20):
+            with pytest.raises(inferd.Unavailable, match="hung, and was ended"):
+                await response.bytes()
             while True:
                 try:
                     assert (await http.fetch(outside.web.url())).status == 200

@@ -10,7 +10,7 @@ import msgspec
 import zmq
 
 from inferd.protocol import Cancelled, Done, InferdError, InternalError, InvalidRequest, cut
-from inferd_runtime.server.egress.messages import READY, EgressAnswer, EgressCall, ToEgress
+from inferd_runtime.server.egress.messages import ALIVE, READY, EgressAnswer, EgressCall, ToEgress
 from inferd_runtime.server.supervisor.loop_socket import LoopSocket
 
 EgressHandler = Callable[[Any], Awaitable[Any]]
@@ -58,6 +58,8 @@ class EgressServer:
 
     async def _handled(self, call: EgressCall) -> Any:
         found = self._handlers.get(call.op)
+        if call.op == ALIVE:
+            return Done()
         if found is None:
             raise InvalidRequest(f"an egress process knows no {call.op}")
         kind, handler = found

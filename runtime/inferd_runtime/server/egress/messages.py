@@ -30,6 +30,8 @@ class EgressAnswer(msgspec.Struct, frozen=True):
 ToEgress = EgressCall | EgressDrop
 READY = 0
 """The number of the answer that a process gives unasked, once it takes calls."""
+ALIVE = "alive"
+"""The operation that every process answers at once."""
 
 
 class HeaderLine(msgspec.Struct, frozen=True):

@@ -21,9 +21,9 @@ import anyio.to_thread
 import msgspec
 import zmq
 
-from inferd.protocol import ErrorInfo, InferdError, InternalError, Unavailable
+from inferd.protocol import Done, ErrorInfo, InferdError, InternalError, Unavailable
 from inferd_runtime.isolation.order import Launch
-from inferd_runtime.server.egress.messages import READY, EgressAnswer, EgressCall, EgressDrop
+from inferd_runtime.server.egress.messages import ALIVE, READY, EgressAnswer, EgressCall, EgressDrop
 from inferd_runtime.server.processes.backoff import Backoff
 from inferd_runtime.server.processes.child_process import ChildProcess
 from inferd_runtime.server.processes.child_protocol import printed_error
@@ -31,6 +31,9 @@ from inferd_runtime.server.supervisor.loop_socket import LoopSocket
 
 START_SECONDS = 30.0
 """Longer than a server of tools may take to greet: its process tells why it did not, unless it hangs itself."""
+LOOK_SECONDS = 10.0
+HANG_SECONDS = 20.0
+"""How long a process for whose answers somebody waits may be silent, looked at every LOOK_SECONDS."""
 STOP_SECONDS = 2.0
 STOPPED = "was stopped"
 T = TypeVar("T")
@@ -194,6 +197,7 @@ class EgressProcess:
                 try:
                     async with anyio.create_task_group() as tasks:
                         tasks.start_soon(self._read, life)
+                        tasks.start_soon(self._look, life)
                         ending = await life.child.wait()
                         tasks.cancel_scope.cancel()
                 finally:
@@ -228,6 +232,19 @@ class EgressProcess:
     def _wait_to_begin(self, lived: float, life: _Life) -> None:
         self._not_before = self._clock() + self._backoff.next(lived)
         self._last = "" if life.ended is None else life.ended.message
+
+    async def _look(self, life: _Life) -> None:
+        """Kill a process that says nothing at all, stopped or hung: what waits for it would wait for ever."""
+        await life.ready.wait()
+        while True:
+            await anyio.sleep(LOOK_SECONDS)
+            with anyio.move_on_after(HANG_SECONDS) as patience:
+                if life.waiting:
+                    await self._answer(life, ALIVE, Done())
+            if patience.cancelled_caught and life.child is not None:
+                life.ended = Unavailable(f"{self._launch.name} hung, and was ended")
+                life.child.kill()
+                return
 
     async def _read(self, life: _Life) -> None:
         """Hand answers to the calls that wait for them."""
