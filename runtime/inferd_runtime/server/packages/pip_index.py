@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import signal
 import subprocess
 import sys
 from collections.abc import Iterable
@@ -18,7 +19,7 @@ from typing import Any
 
 from packaging.utils import canonicalize_name
 
-from inferd.protocol import InvalidRequest, LimitExceeded
+from inferd.protocol import InvalidRequest, LimitExceeded, Unavailable
 from inferd_runtime.server.packages.wheels import NativeWheel
 
 PURE = ("--implementation", "py", "--abi", "none", "--platform", "any")
@@ -132,6 +133,11 @@ class PackageIndex:
             stderr=subprocess.PIPE,
         ) as process:  # fmt: skip
             printed = self._watched(process)
+        if process.returncode < 0:
+            name = signal.Signals(-process.returncode).name
+            raise Unavailable(
+                f"the search for dependencies was ended by {name}: try again, with fewer or more exact ones"
+            )
         if process.returncode:
             raise PipFailed(_errors(printed.decode(errors="replace")))
 

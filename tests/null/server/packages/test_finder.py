@@ -21,7 +21,7 @@ import anyio.to_thread
 import pytest
 from wheel_index import make_wheel, use_index
 
-from inferd.protocol import Forbidden, InvalidRequest, LimitExceeded
+from inferd.protocol import Forbidden, InvalidRequest, LimitExceeded, Unavailable
 from inferd_runtime.file_cache import CacheEntry
 from inferd_runtime.isolation.order import Launch
 from inferd_runtime.server.packages.finder import PackageFinder
@@ -111,6 +111,16 @@ async def test_an_extra_that_names_others_of_its_package_brings_nothing_where_no
     assert [one.name for one in (await found(finder, "top")).lock] == ["top"]
     assert {one.name for one in (await found(finder, "top[tests]")).lock} == {"top", "some"}
     assert {one.name for one in (await found(finder, "top[all]")).lock} == {"top", "some", "other"}
+
+
+async def test_a_search_that_the_system_ends_is_no_fault_of_the_upload(
+    index: Path, finder: PackageFinder, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    killed = tmp_path / "killed.py"
+    killed.write_text("import os\nos.kill(os.getpid(), 9)\n")
+    monkeypatch.setattr("inferd_runtime.server.packages.pip_index.PIP", str(killed))
+    with pytest.raises(Unavailable, match="was ended by SIGKILL"):
+        PackageIndex("3.14", tmp_path).fetch(["p"])
 
 
 async def test_what_was_found_once_needs_no_index_again(index: Path, finder: PackageFinder) -> None:
