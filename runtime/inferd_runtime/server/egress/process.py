@@ -132,9 +132,10 @@ class EgressProcess:
 
     def stop(self, why: InferdError | None = None) -> None:
         """End the process; the next call starts another one. ``why``: what open calls raise, by default Unavailable."""
-        if self._life is not None:
-            self._life.ended = why
-            self._life.scope.cancel()
+        life, self._life = self._life, None
+        if life is not None:
+            life.ended = why
+            life.scope.cancel()
 
     async def _answer(self, life: _Life, op: str, request: Any) -> EgressAnswer:
         number = next(self._numbers)

@@ -81,6 +81,7 @@ async def test_who_waits_is_told_why_a_process_was_stopped(tmp_path: Path) -> No
             while process.pid is None:  # noqa: ASYNC110
                 await anyio.sleep(0.01)
             process.stop(LimitExceeded("too much", limit="mcp_memory_mb", value=1))
+            assert not process.alive, "who asks now would be told of the end of one that it never met"
         assert process.pid is None
 
 
