@@ -160,3 +160,20 @@ def test_another_http_is_no_request(start: bytes) -> None:
     connection.receive_data(start)
     with pytest.raises(h11.RemoteProtocolError):
         connection.next_event()
+
+
+@pytest.mark.parametrize(
+    ("name", "refused"), [("Authorization", True), ("X-Api-Key", True), ("Content-Encoding", True), ("Accept", False)]
+)
+def test_a_header_that_says_twice_who_or_what_it_is_is_refused_unless_it_says_the_same(
+    name: str, refused: bool
+) -> None:
+    """The first counted, silently: a proxy that looks at the last has let in somebody else."""
+    for second, wrong in (("a", False), ("b", refused)):
+        connection = ServerConnection(h11.SERVER)
+        connection.receive_data(f"GET / HTTP/1.1\r\nHost: x\r\n{name}: a\r\n{name.lower()}: {second}\r\n\r\n".encode())
+        if wrong:
+            with pytest.raises(h11.RemoteProtocolError, match=f"two headers {name.lower()} that differ"):
+                connection.next_event()
+        else:
+            assert isinstance(connection.next_event(), h11.Request)

@@ -89,6 +89,15 @@ async def test_a_second_request_that_is_half_sent_and_an_idle_connection_are_clo
             assert b"408" not in await anyio.to_thread.run_sync(rest_of, idle)
 
 
+async def test_two_tokens_are_one_too_many(serve: Serve) -> None:
+    async with serve() as served:
+        both = request("GET /v1/programs", ANN) + f"Authorization: Bearer {BOB}\r\n\r\n".encode()
+        with raw(served, both) as client:
+            answer = await anyio.to_thread.run_sync(rest_of, client)
+        assert answer.startswith(b"HTTP/1.1 400 ")
+        assert b"it has two headers authorization that differ" in answer
+
+
 async def test_a_client_that_closes_its_sending_side_gets_the_answer_that_it_waits_for(serve: Serve) -> None:
     """It got none. Most that do so have left, so nothing of it waits long for what does not come on."""
     body = msgspec.json.encode({"program": "p"})

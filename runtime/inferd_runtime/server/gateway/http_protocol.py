@@ -6,6 +6,7 @@ import asyncio
 import base64
 import binascii
 import re
+from collections.abc import Iterable
 from typing import Any
 
 import h11
@@ -27,16 +28,23 @@ WHOLE_URL = re.compile(rb"https?://[^/?#]*", re.IGNORECASE)
 """What stands before a path where a client takes the server for a proxy: one host is served, so whose name it is says nothing."""
 KEY_BYTES = 16
 WHOLE_REQUEST = (h11.DONE, h11.MUST_CLOSE)
+HAD_ONCE = frozenset(
+    {b"authorization", b"x-api-key", b"content-type", b"content-encoding", b"idempotency-key", b"x-session-id", b"last-event-id"}
+)  # fmt: skip
+"""Headers of which the first would count here, and another one for whoever passed the request on."""
 ANSWERABLE = (h11.IDLE, h11.SEND_RESPONSE)
 Headers = list[tuple[bytes, bytes]]
 
 
 class ServerConnection(h11.Connection):
-    """Refuses a request that says in two ways where its body ends (RFC 9112, 6.1), and takes whole URLs as targets (3.2.2).
+    """Refuses a request that says in two ways where its body ends (RFC 9112, 6.1), or who sends it; takes whole URLs as targets.
 
-    A proxy before this server may go by the other way: then what is a body to it would be the next request here. What begins
-    HTTP/2, as gRPC does, looks like a request, and was told that it has no token.
+    A proxy before this server may go by the other way: then what is a body to it would be the next request here, or whom it
+    has let in somebody else. What begins HTTP/2, as gRPC does, looks like a request, and was told that it has no token.
+    ``refusal``: why, where that is known.
     """
+
+    refusal = ""
 
     def next_event(self) -> Any:
         """See h11. Raises RemoteProtocolError."""
@@ -47,12 +55,19 @@ class ServerConnection(h11.Connection):
             raise h11.RemoteProtocolError("another HTTP")
         names = {name for name, _ in event.headers}
         if b"transfer-encoding" in names and (b"content-length" in names or event.http_version == b"1.0"):
-            raise h11.RemoteProtocolError("a length and chunks, or chunks in HTTP/1.0")
+            raise self._refused("it has a length and chunks, or chunks in HTTP/1.0")
+        twice = ambiguous_header(event.headers)
+        if twice:
+            raise self._refused(f"it has two headers {twice} that differ")
         if (whole := WHOLE_URL.match(event.target)) is None:
             return event
         target = event.target[whole.end() :]
         target = target if target.startswith(b"/") else b"/" + target
         return h11.Request(method=event.method, headers=event.headers, target=target, http_version=event.http_version)
+
+    def _refused(self, why: str) -> h11.RemoteProtocolError:
+        self.refusal = why
+        return h11.RemoteProtocolError(why)
 
 
 class TypedHttp(H11Protocol):
@@ -68,7 +83,9 @@ class TypedHttp(H11Protocol):
             text = f"a request's line and headers may have {MAX_HEAD_BYTES} bytes together"
             self._refuse(LimitExceeded(text, limit="head_bytes", value=MAX_HEAD_BYTES, raise_with="fewer headers"))
         else:
-            self._refuse(InvalidRequest("this is no HTTP/1.1 request"))
+            assert isinstance(self.conn, ServerConnection)
+            why = self.conn.refusal and f": {self.conn.refusal}"
+            self._refuse(InvalidRequest(f"this is no HTTP/1.1 request{why}"))
 
     def eof_received(self) -> bool:  # type: ignore[override]  # uvicorn's own closes always
         """Return True, which leaves our side open, while the answer to a whole request is to come: it is the last one."""
@@ -108,6 +125,15 @@ class TypedHttp(H11Protocol):
         ):
             self.transport.write(self.conn.send(part) or b"")
         self.transport.close()
+
+
+def ambiguous_header(headers: Iterable[tuple[bytes, bytes]]) -> str:
+    """Return the name of a header that must stand once and has two values; "" if there is none. Names are in lower case."""
+    values: dict[bytes, bytes] = {}
+    for name, value in headers:
+        if name in HAD_ONCE and values.setdefault(name, value) != value:
+            return name.decode()
+    return ""
 
 
 def handshake_problem(method: bytes, headers: Headers, version: bytes = b"1.1") -> str:
