@@ -150,13 +150,29 @@ def _require_text_keys(value: Any) -> None:
 
 def _parse(text: str, limits: CompileLimits) -> Any:
     try:
-        value = json.loads(text, object_pairs_hook=unique_keys, parse_constant=_no_constant)
+        value = json.loads(
+            text, object_pairs_hook=unique_keys, parse_float=finite, parse_int=within, parse_constant=_no_constant
+        )
         json.dumps(value, ensure_ascii=False).encode()  # half of a surrogate pair is no text
         return value
     except RecursionError as error:
         raise GrammarError(f"schema nests too deep to read; max_depth is {limits.max_depth}") from error
     except ValueError as error:
         raise GrammarError(f"schema is not JSON text: {error}") from error
+
+
+def finite(text: str) -> float:
+    """Return a number. Raises ValueError for one that no 64-bit float holds, with which keywords cannot reckon, and for NaN."""
+    number = float(text)
+    if not math.isfinite(number):
+        raise ValueError(f"{text[:20]} is beyond what 64-bit floats hold")
+    return number
+
+
+def within(text: str) -> int:
+    """Return a whole number. Raises ValueError for one that no 64-bit float comes near."""
+    finite(text)
+    return int(text)
 
 
 def unique_keys(pairs: list[tuple[str, Any]]) -> dict[str, Any]:

@@ -8,7 +8,6 @@ matched in linear time: Python's own can backtrack for ever.
 from __future__ import annotations
 
 import json
-import math
 import re
 import threading
 from collections.abc import Callable, Iterator
@@ -25,7 +24,7 @@ from inferd_grammar.rewrites.patterns import finds, is_plain, search_steps
 from inferd_grammar.rewrites.regex_dialect import Ambiguous, as_library, foreign, is_spared
 from inferd_grammar.rewrites.regex_syntax import NotUnderstood, parse
 from inferd_grammar.rewrites.rewrite import moves_base
-from inferd_grammar.schema import escape, iter_schemas, resolve, unique_keys
+from inferd_grammar.schema import escape, finite, iter_schemas, resolve, unique_keys, within
 
 # Looks at a keyword that one text may cost, about 10 us each: branches that double go through 2**depth of them.
 _MAX_LOOKS = 30_000
@@ -110,7 +109,7 @@ class SchemaValidator:
         """Return the first error in a finished text, or None if it is valid. `looks` is how much work that may take."""
         try:
             value = json.loads(
-                text, object_pairs_hook=unique_keys, parse_float=_finite, parse_int=_within, parse_constant=_finite
+                text, object_pairs_hook=unique_keys, parse_float=finite, parse_int=within, parse_constant=finite
             )
         except (ValueError, RecursionError) as error:
             return Problem(f"not JSON: {error}")
@@ -147,19 +146,6 @@ class SchemaValidator:
                 yield
         finally:
             self.spent += looks - self._budget.left + self._budget.steps // _STEPS_A_LOOK
-
-
-def _finite(text: str) -> float:
-    """Return a number. Raises ValueError for one that no 64-bit float holds, with which keywords cannot reckon, and for NaN."""
-    number = float(text)
-    if not math.isfinite(number):
-        raise ValueError(f"{text[:20]} is beyond what 64-bit floats hold")
-    return number
-
-
-def _within(text: str) -> int:
-    _finite(text)
-    return int(text)
 
 
 def _require_guarded(root: Any) -> None:

@@ -44,6 +44,7 @@ REFUSED = {
     "remote reference": schema({"$ref": "http://127.0.0.1:9/schema.json"}),
     "reference to a file": schema({"$ref": "file:///etc/hostname"}),
     "10 MB": schema('{"const":"' + "x" * 10_000_000 + '"}'),
+    "number of 401 digits": schema({"type": "integer", "multipleOf": 10**400 + 1}),
     "lone surrogate": schema('{"const":"\\ud800"}'),
     "pattern that is no pattern": schema({"type": "string", "pattern": "(" * 1000}),
     "not JSON": schema("{" * 100_000),
@@ -65,6 +66,7 @@ HELD = {
     "allOf of 16 patterns": schema(patterns(16)),
     "number beyond 64 bits": schema({"type": "integer", "maximum": 10**30}),
     "one byte for ever, further on": ConstraintSpec("lark", 'start: /[a-z ]{0,12}/ "|" A "a"\nA: /a+/'),
+    "200 times .*": ConstraintSpec("regex", ".*" * 200 + "x"),
     "empty choices of one regex": ConstraintSpec("regex", "|".join(["a?"] * 2000)),
 }
 """Another library's trouble: here either a typed error, or a grammar that runs."""

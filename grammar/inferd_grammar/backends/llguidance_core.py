@@ -135,6 +135,8 @@ class LlguidanceCore:
         taken = self._inner.try_consume_tokens([token])
         if taken != 1:
             self._check()
+            self._inner.compute_logit_bias()  # a limit of its own that it has reached just now shows in a mask alone
+            self._check()
             raise GrammarFailure(f"llguidance refused token {token} that its mask allows")
         self._taken.append(token)
 

@@ -18,6 +18,8 @@ if TYPE_CHECKING:
     from inferd_grammar.tokens import TokenTable
 
 TRIED_MASKS = 12
+MAX_BUG = 200
+"""Characters that are told of an error that nobody foresaw."""
 PAGE = resource.getpagesize()
 
 
@@ -80,6 +82,10 @@ def _answer(attempt: Attempt, table: TokenTable, backend: Backend, resident: int
         return {"error": error.reason, "pointer": error.pointer}
     except RecursionError:
         return {"error": TOO_DEEP, "pointer": None}
+    except MemoryError:  # the process has its limit of memory, and ends at it
+        raise
+    except Exception as bug:  # noqa: BLE001 - the boundary of one attempt: another one shall not have to start a child for it
+        return {"error": f"the compiler failed on it: {type(bug).__name__}: {str(bug)[:MAX_BUG]}", "pointer": None}
     if slowest > attempt.mask_seconds:
         return {"slow": slowest}
     return {"recipe": core.recipe, "grown": max(0, _memory()[1] - resident)}

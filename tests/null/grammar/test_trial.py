@@ -13,6 +13,8 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
 from dataclasses import dataclass, field
 from pathlib import Path
+from types import SimpleNamespace
+from typing import cast
 
 import pytest
 
@@ -28,12 +30,13 @@ from inferd_grammar import (
     RegexGrammar,
     TokenTable,
 )
+from inferd_grammar.compiler import Backend
 from inferd_grammar.conformance.matcher_checks import JSON_CONSTRAINTS, TEXT_CONSTRAINTS, look
 from inferd_grammar.constraints import ExactGrammar
 from inferd_grammar.errors import GrammarInterrupted, GrammarLimit
 from inferd_grammar.limits import CompileLimits
-from inferd_grammar.trials import pool as trial_pool
-from inferd_grammar.trials.messages import Tried
+from inferd_grammar.trials import child as trial_child, pool as trial_pool
+from inferd_grammar.trials.messages import Attempt, Tried
 from inferd_grammar.trials.pool import TrialLimits, TrialPool, start_child
 
 from .conftest import byte_level, table_of
@@ -102,6 +105,23 @@ def test_refusals_are_those_of_the_backend(
     with pytest.raises(GrammarError, match=reason) as caught:
         GrammarCompiler(table, trials=pool).compile(constraint)
     assert pointer in (None, caught.value.pointer)
+
+
+def test_an_error_that_nobody_foresaw_costs_its_own_attempt_and_no_child(
+    table: TokenTable, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Each number of 400 digits ended a compiler, and was told to be tried again."""
+
+    def broken(constraint: Constraint, limits: CompileLimits) -> None:
+        raise OverflowError("int too large to convert to float")
+
+    attempt = Attempt(("", ""), None, LIGHT, CompileLimits(), 1.0, 1 << 30, 1.0)
+    backend = SimpleNamespace(compile=broken, name="broken")
+    told = trial_child._answer(attempt, table, cast(Backend, backend), 0)
+    assert told == {
+        "error": "the compiler failed on it: OverflowError: int too large to convert to float",
+        "pointer": None,
+    }
 
 
 def test_size_and_encoding_are_checked_before_the_child(table: TokenTable, pool: TrialPool) -> None:
