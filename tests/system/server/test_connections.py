@@ -317,12 +317,22 @@ async def test_a_revoked_token_ends_open_sessions_and_its_audit_trail_names_it(s
         store = TokenStore(tmp_path / "data" / TOKENS_FILE)
         made = store.create("eve", Role.USER)
         url = served.gateway.url.replace("http", "ws") + "/v1/session"
+        async with httpx.AsyncClient(base_url=served.gateway.url, headers=as_tenant(made.token)) as eve:
+            assert (await eve.post("/v1/programs", json={"files": {"main.py": SLEEPS}, "name": "s"})).status_code == 201
+            assert (await eve.post("/v1/runs", json={"program": "s"})).status_code == 201
         async with open_websocket(url, additional_headers=as_tenant(made.token)) as session:
             store.revoke(made.entry.id)
             with pytest.raises(ConnectionClosed) as caught, anyio.fail_after(20):
                 await session.recv()
             assert caught.value.rcvd is not None
             assert caught.value.rcvd.code == 1008
+        async with httpx.AsyncClient(base_url=served.gateway.url, headers=as_tenant(ROOT)) as root:
+            told = {one["tenant"]: one for one in (await root.get("/v1/tenants")).json()["tenants"]}
+            assert told["eve"]["use"]["runs"] == 1, "who lost its token still has a run, and nobody saw it"
+        made_anew = store.create("eve", Role.USER)
+        async with httpx.AsyncClient(base_url=served.gateway.url, headers=as_tenant(made_anew.token)) as eve:
+            (left,) = (await eve.get("/v1/runs")).json()["runs"]
+            assert (await eve.post(f"/v1/runs/{left['id']}/cancel")).status_code == 202
         store.close()
         assert (await served.client.get("/v1/runs", headers=as_tenant(made.token))).status_code == 401
         run = await served.launch("async def main(secret: str):\n    return secret\n", secret="not for the log")

@@ -128,10 +128,12 @@ class OwnRoutes:
     async def tenants(self, request: Request) -> Response:
         """Answer quotas in the whole cluster and what is used of them: of all tenants for an admin, else the tenant's own."""
         own = request.scope[TENANT_KEY]
-        names = sorted({*self.tokens.tenants, own}) if request.scope.get(ROLE_KEY) is Role.ADMIN else [own]
         answers = await self._asked(hop_request(request, self.key))
         used = [one for _, data in answers for one in msgspec.json.decode(data)["tenants"]]
-        return reply({"tenants": [self._tenant(name, used) for name in names]})
+        names = {own}
+        if request.scope.get(ROLE_KEY) is Role.ADMIN:
+            names |= {*self.tokens.tenants, *(one["tenant"] for one in used)}
+        return reply({"tenants": [self._tenant(name, used) for name in sorted(names)]})
 
     def _tenant(self, name: str, used: list[dict[str, Any]]) -> dict[str, Any]:
         total: dict[str, float] = {"runs": 0, "waiting": 0}

@@ -99,11 +99,11 @@ class Api:
         return reply({"version": __version__, "protocol": PROTOCOL_VERSION})
 
     async def tenants(self, request: Request) -> Response:
-        """Answer quotas and use: of all tenants for an admin, else the tenant's own."""
-        own = request.scope[TENANT_KEY]
-        everybody = request.scope.get(ROLE_KEY) is Role.ADMIN and self.tokens is not None
-        names = sorted({*self.tokens.tenants, own}) if everybody and self.tokens is not None else [own]
-        return reply({"tenants": [tenant_json(self.runtime, name) for name in names]})
+        """Answer quotas and use: of all tenants for an admin, also of those without a token whose runs go on, else of its own."""
+        names = {request.scope[TENANT_KEY]}
+        if request.scope.get(ROLE_KEY) is Role.ADMIN:
+            names |= {*(self.tokens.tenants if self.tokens else ()), *(run.tenant for run in self.runtime.runs.active)}
+        return reply({"tenants": [tenant_json(self.runtime, name) for name in sorted(names)]})
 
     async def metrics(self, request: Request) -> Response:
         """Answer figures for Prometheus, over all tenants: to admins, unless the settings say to all, who see their own beside
