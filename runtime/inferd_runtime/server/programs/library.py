@@ -6,7 +6,7 @@ SQLite's work in one thread.
 
 from __future__ import annotations
 
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager, nullcontext
 from pathlib import Path
@@ -52,29 +52,39 @@ class Programs(Protocol):
 
 
 class ProgramCache:
-    """Programs by hash, name and version; those that were not asked for the longest leave first."""
+    """Programs by tenant, then hash, name and version: nobody can tell by the time of a launch what another tenant runs.
+
+    Of the tenant with most bytes those leave first that were not asked for the longest.
+    """
 
     def __init__(self, most: int = CACHED_BYTES) -> None:
         self._most = most
-        self._programs: dict[Key, tuple[Program, int]] = {}
-        self.bytes = 0
+        self._programs: defaultdict[str, dict[Key, tuple[Program, int]]] = defaultdict(dict)
+        self._sizes: Counter[str] = Counter()
 
-    def get(self, key: Key) -> Program | None:
+    @property
+    def bytes(self) -> int:
+        """What is kept takes."""
+        return self._sizes.total()
+
+    def get(self, tenant: str, key: Key) -> Program | None:
         """Return a program that is kept."""
-        found = self._programs.pop(key, None)
+        found = self._programs[tenant].pop(key, None)
         if found is None:
             return None
-        self._programs[key] = found
+        self._programs[tenant][key] = found
         return found[0]
 
-    def put(self, key: Key, program: Program, size: int) -> None:
+    def put(self, tenant: str, key: Key, program: Program, size: int) -> None:
         """Keep a program of ``size`` bytes; what has no room beside it leaves."""
-        if size > self._most or key in self._programs:
+        if size > self._most or key in self._programs[tenant]:
             return
-        self._programs[key] = (program, size)
-        self.bytes += size
+        self._programs[tenant][key] = (program, size)
+        self._sizes[tenant] += size
         while self.bytes > self._most:
-            self.bytes -= self._programs.pop(next(iter(self._programs)))[1]
+            ((largest, _),) = self._sizes.most_common(1)
+            programs = self._programs[largest]
+            self._sizes[largest] -= programs.pop(next(iter(programs)))[1]
 
 
 class ResolvedReferences:
@@ -141,11 +151,11 @@ class ProgramLibrary:
     async def find(self, reference: str, tenant: str) -> Program:
         """Return a program, parsed again if need be. Raises what :meth:`Registry.resolve` raises."""
         key = await self.resolve(reference, tenant)
-        found = self._cache.get(key)
+        found = self._cache.get(tenant, key)
         if found is not None:
             return found
         async with self._parsers.turn(tenant):  # the same upload may have been parsed while this one waited
-            return self._cache.get(key) or await self._load(key)
+            return self._cache.get(tenant, key) or await self._load(key, tenant)
 
     async def entries(self, tenant: str) -> list[Entry]:
         """Return a tenant's programs, newest first."""
@@ -187,13 +197,13 @@ class ProgramLibrary:
         program = assemble_program(parsed.bundle, parsed.interface, parsed.name, parsed.version)
         return self._registry.keep(program, tenant, self._quotas(tenant))
 
-    async def _load(self, key: Key) -> Program:
+    async def _load(self, key: Key, tenant: str) -> Program:
         stored = await self.stored(key)
         parsed = await self._parsers.parse(stored.bundle)
         program = assemble_program(parsed.bundle, parsed.interface, stored.name, stored.version)
         if program.id != stored.id:
             raise Unavailable(f"{stored.name}@{stored.version} was not parsed as it is kept: try again")
-        self._cache.put(key, program, len(stored.bundle) + len(msgspec.json.encode(program.interface)))
+        self._cache.put(tenant, key, program, len(stored.bundle) + len(msgspec.json.encode(program.interface)))
         return program
 
     async def _in_thread(self, work: Callable[[], T], tenant: str = "") -> T:
