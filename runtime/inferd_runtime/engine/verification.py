@@ -16,7 +16,7 @@ from inferd_runtime.engine.in_flight import InFlightStep, attempt
 from inferd_runtime.engine.job import Job, Planned
 from inferd_runtime.engine.jobs.boundary import JobBoundary
 from inferd_runtime.engine.sampling.device_sampling import SampledTokens, is_sampled, read_sampled
-from inferd_runtime.engine.sampling.host_sampling import LogitRows, RowSampler, draw
+from inferd_runtime.engine.sampling.host_sampling import LogitRows, RowSampler, draw, largest
 from inferd_runtime.engine.sampling.rejection import reject
 from inferd_runtime.engine.scheduling.draft_budget import StepPrice
 from inferd_runtime.engine.stages import Verified, Work
@@ -119,6 +119,7 @@ def verify_rows(item: Planned, logits: LogitRows) -> Verified:
 
 def _verify_by_rejection(work: Work, sampler: RowSampler, position: int, logits: LogitRows) -> Verified:
     """Return the outcome by rejection sampling, for a draft that comes with the probabilities that it was drawn from."""
+    largest(logits)  # raises where there are no probabilities
     draft = work.draft
     tokens = [*draft.tokens, draft.refused] if draft.refused >= 0 else draft.tokens
     probabilities = None if draft.probabilities is None else draft.probabilities[: len(tokens)]

@@ -95,6 +95,18 @@ def test_the_most_likely_are_those_of_a_stable_sort(k: int) -> None:
         assert most_likely(scores, k).tolist() == np.argsort(-scores, kind="stable")[:k].tolist()
 
 
+@pytest.mark.parametrize("odd", [np.nan, np.inf])
+@pytest.mark.parametrize("sampling", [Sampling(), Sampling(temperature=1.0), Sampling(temperature=1.0, top_p=0.5)])
+@pytest.mark.parametrize("masked", [False, True])
+def test_logits_that_are_no_numbers_are_no_token(odd: float, sampling: Sampling, masked: bool) -> None:
+    """An adapter whose products overflow was answered with token 0, and as an internal error where a share was drawn."""
+    logits = np.linspace(0, 1, 64, dtype=np.float32)
+    logits[5] = odd
+    mask = bit_mask([5, 9], 64) if masked else None
+    with pytest.raises(FloatingPointError, match="no finite numbers"):
+        draw(logits, RowSampler.resolve(sampling, seed=1, lineage=0), 0, mask)
+
+
 def test_log_probabilities_do_not_overflow() -> None:
     assert log_softmax(np.asarray([1000, 1000, -1000], np.float32)).tolist() == pytest.approx(
         [-np.log(2), -np.log(2), -2000 - np.log(2)]

@@ -45,6 +45,8 @@ class JobBoundary:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> bool:
-        if isinstance(error, Exception):
+        if isinstance(error, FloatingPointError) and self._job.context.adapter:
+            self._job.fail(InvalidRequest(f"{error}: the adapter's weights are too large for this model"))
+        elif isinstance(error, Exception):
             self._job.fail(typed_error(error))
         return error is None or isinstance(error, Exception)

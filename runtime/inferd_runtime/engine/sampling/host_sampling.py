@@ -101,12 +101,21 @@ def draw(
 
 def plain_draw(logits: LogitRows, sampler: RowSampler, position: int, mask: Masks | None = None) -> int:
     """Return what :func:`draw` does of adjusted logits, for every sampler and on every machine."""
+    best = largest(logits)
     if mask is not None:
-        return _draw_allowed(logits, sampler, position, mask)
+        return _draw_allowed(logits, sampler, position, mask, best)
     if sampler.temperature == 0:
-        return int(np.argmax(logits))
+        return best
     tokens, scores = candidates(logits, sampler, position)
     return int(tokens[gumbel_argmax(scores, sampler.key, position, tokens)])
+
+
+def largest(logits: LogitRows) -> int:
+    """Return the place of the largest logit. Raises FloatingPointError if that is infinite, or some are no numbers."""
+    best = int(np.argmax(logits))
+    if not logits.flat[best] < math.inf:  # NumPy takes the first NaN for the largest
+        raise FloatingPointError("the logits are no finite numbers")
+    return best
 
 
 def _draw_quickly(
@@ -133,12 +142,10 @@ def _draw_quickly(
     return int(tokens[np.argmax(scores + gumbel(sampler.key, position, tokens))])
 
 
-def _draw_allowed(logits: LogitRows, sampler: RowSampler, position: int, mask: Masks) -> int:
+def _draw_allowed(logits: LogitRows, sampler: RowSampler, position: int, mask: Masks, best: int) -> int:
     """Return what :func:`plain_draw` would with -inf for forbidden tokens, without touching the whole vocabulary."""
-    if sampler.temperature == 0:
-        best = int(np.argmax(logits))
-        if int(mask[best >> 5]) >> (best & 31) & 1:
-            return best
+    if sampler.temperature == 0 and int(mask[best >> 5]) >> (best & 31) & 1:
+        return best
     allowed = allowed_tokens(mask, logits.shape[0])
     if not allowed.size:
         raise ConstraintError("the constraint leaves no token to go on with")
