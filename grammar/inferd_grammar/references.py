@@ -12,8 +12,7 @@ from inferd_grammar.errors import GrammarError
 from inferd_grammar.limits import CompileLimits
 from inferd_grammar.schema import check_keywords, escape, nested_schemas, read_schema, resolve
 
-_LATEST = "https://json-schema.org/draft/2020-12/schema"
-_DRAFTS = re.compile(r"json-schema\.org/(schema|draft)")
+_DRAFT = re.compile(r"json-schema\.org/draft")
 _OLD = ("draft-04", "draft-06", "draft-07")
 _DIALECTS = re.compile(r"http://json-schema\.org/draft-0[467]/schema")
 """Drafts that one schema describes; those of later ones are several, which refer to each other dynamically."""
@@ -41,9 +40,13 @@ def read_by_place(text: str, limits: CompileLimits) -> Any:
     GrammarError as that does, and for a name that is no URI.
     """
     root = read_schema(text, limits)
-    document = _Document(root) if isinstance(root, dict) and _DRAFTS.search(str(root.get("$schema", _LATEST))) else None
-    if document is None:
+    if not isinstance(root, dict):
         return root
+    if not _DRAFT.search(str(root.get("$schema"))):
+        root.pop(
+            "$schema", None
+        )  # a dialect that nobody knows is read as the latest; libraries would look for its document
+    document = _Document(root)
     if document.has_names:
         document.refer_by_place()
         check_keywords(root, limits)

@@ -84,6 +84,19 @@ def test_an_address_that_nothing_refers_to_is_passed_over(address: str) -> None:
     assert BYTES.compile(JsonSchemaGrammar({**LATEST, "$id": address, **INTEGER})).refusal is None
 
 
+@pytest.mark.parametrize(
+    "dialect", ["http://json-schema.org/schema#", "https://a.example/dialect", "vscode://schemas/x"]
+)
+def test_a_dialect_that_nobody_knows_is_read_as_the_latest(dialect: str) -> None:
+    """The library looked for its document, and all of the schema was held at the end of the text alone."""
+    compiled = BYTES.compile(
+        JsonSchemaGrammar({"$schema": dialect, "$ref": "#n", "$defs": {"x": {"$anchor": "n", **INTEGER}}})
+    )
+    assert compiled.refusal is None
+    assert compiled.matcher().accept([byte + 1 for byte in b"7"]) == 1
+    assert compiled.matcher().accept([byte + 1 for byte in b'"']) == 0
+
+
 @pytest.mark.parametrize("draft", ["draft-04", "draft-06", "draft-07"])
 def test_a_document_may_refer_to_the_schema_of_its_draft(draft: str) -> None:
     """As that of OpenAPI 3.0 does: it was refused as one that refers to another document."""
