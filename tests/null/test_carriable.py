@@ -17,6 +17,7 @@ from inferd.protocol.carrying import MAX_ERROR_TEXT, MAX_ERROR_VALUES
 from inferd_runtime.carriable import MAX_CONTAINERS, check_carriable, is_plain, read_json, read_msgpack
 from inferd_runtime.sandbox.host.guest_calls import GuestCalls
 from inferd_runtime.sandbox.host.inbox import Inbox
+from inferd_runtime.sandbox.host.kept_code import KeptCode
 from inferd_runtime.sandbox.host.run import check_result, read_error
 from inferd_runtime.sandbox.messages import (
     Bundle,
@@ -107,7 +108,7 @@ class Host:
         self.link = EngineLink(self.context, "inproc://nowhere")
         self.inbox = Inbox()
         self.reported: list[FromWorker] = []
-        self.calls = GuestCalls(LAUNCH, self.inbox, self.link, self._report)
+        self.calls = GuestCalls(LAUNCH, self.inbox, self.link, self._report, KeptCode())
 
     def _report(self, message: FromWorker) -> None:
         self.reported.append(message)
