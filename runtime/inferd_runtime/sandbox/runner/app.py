@@ -54,13 +54,13 @@ entry.use_everywhere(RUNNER)
 LENDER = Lender(preload.standard_library())
 preload.package("inferd", ABSENT_IN_GUEST)
 preload.package("inferlet", ABSENT_IN_GUEST)
+keep_sources()  # before the rehearsal: behind it, what this leaves of the heap made each start 0.4 ms longer
 rehearsal.rehearse()
 ASK = GuestTransport(RUNNER.completions).call_blocking
 absent.install(ASK)
 LIBRARIES = HttpLibraries(ASK)
 LIBRARIES.adapt_urllib()
 RUNNER.streams.install(input)
-keep_sources()
 FILLERS = preload.settle()
 
 
