@@ -23,7 +23,7 @@ def _sleep(seconds: float) -> None:
 
 blocking.install(_sleep)  # before anything is imported that takes the names that it replaces
 
-from inferd_runtime.sandbox.runner import absent, anyio_library, entry, preload, rehearsal  # noqa: E402
+from inferd_runtime.sandbox.runner import absent, anyio_library, entry, preload, rehearsal, stand_ins  # noqa: E402
 from inferd_runtime.sandbox.runner.http_libraries import HttpLibraries  # noqa: E402
 from inferd_runtime.sandbox.runner.lending import Lender  # noqa: E402
 from inferd_runtime.sandbox.runner.library_sources import keep_sources  # noqa: E402
@@ -57,7 +57,8 @@ preload.package("inferlet", ABSENT_IN_GUEST)
 keep_sources()  # before the rehearsal: behind it, what this leaves of the heap made each start 0.4 ms longer
 rehearsal.rehearse()
 ASK = GuestTransport(RUNNER.completions).call_blocking
-absent.install(ASK)
+absent.install()
+stand_ins.install(ASK)
 LIBRARIES = HttpLibraries(ASK)
 LIBRARIES.adapt_urllib()
 RUNNER.streams.install(input)
