@@ -18,7 +18,6 @@ import tempfile
 import tokenize
 import zlib
 from collections.abc import Callable, Iterator
-from functools import cached_property
 from types import TracebackType
 from typing import Any, NoReturn
 
@@ -121,16 +120,6 @@ class OwnFiles:
         self._program = program
         self._written = TemporaryFiles()
 
-    @cached_property
-    def _folders(self) -> dict[str, list[str]]:
-        """The names in each folder, by its path; that of the program's own is ""."""
-        folders: dict[str, dict[str, None]] = {"": {}}
-        for path in (*self._program.own, *self._program.installed):
-            while path:
-                path, name = posixpath.split(path)
-                folders.setdefault(path, {})[name] = None
-        return {folder: sorted(names) for folder, names in folders.items()}
-
     def open(
         self,
         file: Any,
@@ -165,7 +154,7 @@ class OwnFiles:
     def read(self, file: Any) -> bytes:
         """Return a file's bytes."""
         path = _inside(file)
-        if path in self._folders:
+        if path in self._program.folders:
             raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR), _shown(file))
         if path not in self._program and self._written.holds(path):
             return self._written.content(path).data
@@ -193,7 +182,7 @@ class OwnFiles:
             self.read(path)  # raises where it is not there
             raise NotADirectoryError(errno.ENOTDIR, os.strerror(errno.ENOTDIR), _shown(path))
         written = self._written.names(inside) if self._written.is_folder(inside) else ()
-        return sorted({*self._folders.get(inside, ()), *written})
+        return sorted({*self._program.folders.get(inside, ()), *written})
 
     def scandir(self, path: Any = ".") -> OwnEntries:
         """Return the entries of a folder."""
@@ -204,7 +193,7 @@ class OwnFiles:
         inside = _inside(path)
         if self._written.holds(inside):
             return self._is_folder(inside) or inside in self._program or self._written.has(inside)
-        return not mode & os.W_OK and (inside in self._folders or inside in self._program)
+        return not mode & os.W_OK and (inside in self._program.folders or inside in self._program)
 
     def open_descriptor(self, path: Any, flags: int, mode: int = 0o777, *, dir_fd: int | None = None) -> int:
         """Open a file below ``/tmp`` as ``os.open`` does."""
@@ -234,7 +223,7 @@ class OwnFiles:
         _use_for_temporary_files(before)
 
     def _is_folder(self, inside: str) -> bool:
-        return inside in self._folders or self._written.is_folder(inside)
+        return inside in self._program.folders or self._written.is_folder(inside)
 
     def _writable(self, path: Any) -> str:
         """Return a path below ``/tmp`` from the root on. Raises OSError for others."""

@@ -15,7 +15,7 @@ import re
 import sys
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from functools import partial
+from functools import cached_property, partial
 from types import CodeType, ModuleType
 from typing import Any, Protocol, TypeAlias
 
@@ -76,6 +76,16 @@ class LoadedProgram:
     def installed(self) -> Iterator[str]:
         """The paths of its packages' files, which begin with ``PACKAGES``."""
         return (f"{PACKAGES}/{path}" for path in self.packages)
+
+    @cached_property
+    def folders(self) -> dict[str, list[str]]:
+        """The names in each folder, by its path; that of the program's own is ""."""
+        folders: dict[str, set[str]] = {"": set()}
+        for path in (*self.own, *self.installed):
+            while path:
+                path, name = posixpath.split(path)
+                folders.setdefault(path, set()).add(name)
+        return {folder: sorted(names) for folder, names in folders.items()}
 
     def __contains__(self, path: str) -> bool:
         return path in self.files or path in self.data or _installed(path) in self.packages
@@ -160,7 +170,6 @@ class BundleFinder(importlib.metadata.DistributionFinder):
         self._program = program
         self._execute = execute
         self._roots = roots
-        self._folders = {folder for path in (*program.own, *program.installed) for folder in _parents(path)}
 
     def find_spec(
         self, fullname: str, path: Sequence[str] | None, target: ModuleType | None = None
@@ -174,7 +183,7 @@ class BundleFinder(importlib.metadata.DistributionFinder):
             for file in (f"{base}/__init__.py", f"{base}.py"):
                 if file in self._program:
                     return self._spec(fullname, file)
-            if base in self._folders:
+            if base in self._program.folders:
                 return self._folder_spec(fullname, base)
         return None
 
@@ -186,21 +195,17 @@ class BundleFinder(importlib.metadata.DistributionFinder):
     def folder(self, path: str) -> BundleFolder:
         """Return what is in a folder of the bundle, for ``pkgutil``. Raises ImportError for what is none."""
         inside = posixpath.normpath(f"/{path}").lstrip("/")
-        if inside not in self._folders:
+        if inside not in self._program.folders:
             raise ImportError(f"no folder of the program: {path}", path=path)
         return BundleFolder(self, inside)
 
     def names_in(self, folder: str) -> Iterator[tuple[str, bool]]:
         """Yield the modules in a folder, and whether they are packages."""
-        found: dict[str, bool] = {}
-        within = f"{folder}/" if folder else ""
-        for path in (*self._program.own, *self._program.installed):
-            name, _, inner = path.removeprefix(within).partition("/") if path.startswith(within) else ("", "", "")
-            if inner == "__init__.py":
-                found[name] = True
-            elif not inner and name.endswith(".py") and name != "__init__.py":
-                found.setdefault(name.removesuffix(".py"), False)
-        yield from sorted(found.items())
+        for name in self._program.folders[folder]:
+            if posixpath.join(folder, name, "__init__.py") in self._program:
+                yield name, True
+            elif name.endswith(".py") and name != "__init__.py":
+                yield name.removesuffix(".py"), False
 
     def find_distributions(
         self, context: importlib.metadata.DistributionFinder.Context | None = None
@@ -299,8 +304,3 @@ def _import_alias(program: LoadedProgram, execute: Execute) -> ModuleType:
     sys.modules[ENTRY_ALIAS] = module
     loader.exec_module(module)
     return module
-
-
-def _parents(path: str) -> list[str]:
-    parts = path.split("/")[:-1]
-    return ["/".join(parts[: count + 1]) for count in range(len(parts))]
