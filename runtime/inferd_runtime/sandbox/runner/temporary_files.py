@@ -147,21 +147,23 @@ class TemporaryFiles:
         self._folders.remove(path)
 
     def rename(self, path: str, new: str) -> None:
-        """Give a file or folder another name, in the place of a file or an empty folder that has that."""
-        if path not in self._folders:
+        """Give a file or folder another name, in the place of a file, or of an empty folder, that has that."""
+        is_folder = path in self._folders
+        if not is_folder:
             self.content(path)
-        if new in self._folders and (path in self._files or self.names(new) or new == FOLDER):
-            raise _failed(errno.EISDIR if path in self._files else errno.ENOTEMPTY, new)
         if posixpath.dirname(new) not in self._folders or new.startswith(f"{path}/"):
             raise _failed(errno.ENOENT, new)
-
-        def moved(each: str) -> str:
-            return new + each[len(path) :] if each == path or each.startswith(f"{path}/") else each
-
-        self._files = {
-            moved(each): content for each, content in sorted(self._files.items(), key=lambda item: item[0] == path)
-        }
-        self._folders = set(map(moved, self._folders))
+        if new == path:
+            return
+        if new in self._folders and not is_folder:
+            raise _failed(errno.EISDIR, new)
+        if new in self._files and is_folder:
+            raise _failed(errno.ENOTDIR, new)
+        if is_folder and new in self._folders:
+            self.rmdir(new)
+        self._files.pop(new, None)
+        self._files = {_moved(each, path, new): content for each, content in self._files.items()}
+        self._folders = {_moved(each, path, new) for each in self._folders}
 
     def file(self, name: str, mode: str, content: Content) -> WrittenFile:
         """Open a file to be written."""
@@ -201,6 +203,11 @@ class TemporaryFiles:
     def read(self, descriptor: int, count: int) -> bytes:
         """Return bytes from where a descriptor stands."""
         return self.opened(descriptor).read(count)
+
+
+def _moved(each: str, path: str, new: str) -> str:
+    """Return where a file or folder is, once what was at ``path`` is at ``new``."""
+    return new + each.removeprefix(path) if each == path or each.startswith(f"{path}/") else each
 
 
 def _failed(number: int, path: str) -> OSError:

@@ -182,6 +182,10 @@ def test_a_folder_is_renamed_with_all_in_it_and_never_over_another() -> None:
             os.rename("/tmp/c", target)
     with pytest.raises(IsADirectoryError):
         os.replace("/tmp/ab", "/tmp/c")
+    with pytest.raises(NotADirectoryError):
+        os.replace("/tmp/c", "/tmp/ab")
+    os.rename("/tmp/empty", "/tmp/empty")
+    assert Path("/tmp/empty/b/x").read_text() == "x"
     Path("/tmp/other").write_text("other")
     os.replace("/tmp/other", "/tmp/ab")
     assert Path("/tmp/ab").read_text() == "other"
