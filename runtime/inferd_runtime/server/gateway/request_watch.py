@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import time
 import types
-from collections.abc import Callable, Coroutine, Generator
+from collections.abc import Awaitable, Callable, Coroutine, Generator
 from functools import partial
 from typing import Any
 
@@ -15,6 +15,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from inferd.protocol import Unavailable
 from inferd_runtime.server.connections.connection_table import ConnectionTable
+from inferd_runtime.server.connections.guarded_connection import GuardedConnection
 from inferd_runtime.server.gateway.replies import deny
 
 CONNECTION_KEY = "inferd.connection"
@@ -38,7 +39,26 @@ class RequestWatch:
         connection.is_websocket = scope["type"] == "websocket"
         has_body = _has_body(scope)
         self._table.head_came(connection, has_body)
+        charge = partial(self._table.answering, connection)
+        scope[CONNECTION_KEY], scope[CHARGE_KEY] = connection, charge
+        wait = self._table.begin_answer(connection)
+        if wait > 0:  # it is not the client who is waited for
+            connection.deadlines.head_came(time.monotonic(), has_body=False)
+            await anyio.sleep(wait)
+            connection.deadlines.head_came(time.monotonic(), has_body)
+        sender = _NotingSend(send)
+        try:
+            await timed(self._answered(scope, self._watched(connection, receive), sender), charge)
+        except asyncio.CancelledError:  # uvicorn's, when the time to drain is over
+            if not sender.began:
+                await deny(Unavailable("the server is shutting down"), scope, receive, send)
+        finally:
+            connection.deadlines.answered(time.monotonic())
 
+    async def _answered(self, scope: Scope, receive: Receive, send: Send) -> None:
+        await self._app(scope, receive, send)
+
+    def _watched(self, connection: GuardedConnection, receive: Receive) -> Receive:
         async def watched() -> Message:
             message = await receive()
             if message["type"] == "websocket.receive":
@@ -49,31 +69,19 @@ class RequestWatch:
                 connection.deadlines.body_came()
             return message
 
-        charge = partial(self._table.answering, connection)
-        scope[CONNECTION_KEY], scope[CHARGE_KEY] = connection, charge
-        wait = self._table.begin_answer(connection)
-        if wait > 0:  # it is not the client who is waited for
-            connection.deadlines.head_came(time.monotonic(), has_body=False)
-            await anyio.sleep(wait)
-            connection.deadlines.head_came(time.monotonic(), has_body)
+        return watched
 
-        started = False
 
-        async def noted(message: Message) -> None:
-            nonlocal started
-            started = True
-            await send(message)
+class _NotingSend:
+    """Sends, and notes that something was sent."""
 
-        async def answer() -> None:
-            await self._app(scope, watched, noted)
+    def __init__(self, send: Send) -> None:
+        self._send = send
+        self.began = False
 
-        try:
-            await timed(answer(), charge)
-        except asyncio.CancelledError:  # uvicorn's, when the time to drain is over
-            if not started:
-                await deny(Unavailable("the server is shutting down"), scope, receive, send)
-        finally:
-            connection.deadlines.answered(time.monotonic())
+    def __call__(self, message: Message) -> Awaitable[None]:
+        self.began = True
+        return self._send(message)
 
 
 @types.coroutine
