@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import anyio
@@ -47,3 +49,19 @@ async def test_a_program_may_launch_right_behind_a_run_that_is_over(admitting: A
         await anyio.lowlevel.checkpoint()
         admitting.active.heard("x", {"run-1": "ann", "run-2": "ann"}, {}, asked_at=float("inf"))
     assert admitting.active.count("ann") == 3
+
+
+async def test_a_name_that_stands_for_a_model_on_the_replicas_starts_no_run(admitting: Admission) -> None:
+    """An alias is a model's name, also for a tenant that has a program of that name."""
+
+    class Programs:
+        async def resolve(self, reference: str, tenant: str) -> str:
+            return reference
+
+    programs: Any = Programs()
+    members: Any = SimpleNamespace(live={"x": SimpleNamespace(report=SimpleNamespace(models=["tiny", "gpt-4o"]))})
+    knowing = replace(admitting, programs=programs, members=members)
+    assert [await knowing._starts_run("ann", b'{"model": "%s"}' % name) for name in (b"gpt-4o", b"mine")] == [
+        False,
+        True,
+    ]

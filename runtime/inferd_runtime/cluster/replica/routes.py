@@ -33,6 +33,7 @@ from inferd_runtime.cluster.replica.engine_exchange import EngineExchange
 from inferd_runtime.cluster.replica.quotas import ReplicaQuotas
 from inferd_runtime.cluster.replica.relayed_messages import RelayedMessages
 from inferd_runtime.cluster.replica.state import ReplicaState
+from inferd_runtime.server.chat.aliases import read_aliases
 from inferd_runtime.server.gateway.app import RUNS_FILE
 from inferd_runtime.server.gateway.replies import reply
 from inferd_runtime.server.processes.folder_lock import locked_folders
@@ -156,9 +157,11 @@ class ReplicaApi:
         return self._was_kept
 
     def _models(self) -> list[str]:
+        """Return the names of what is served here, aliases included: none of them is a program's."""
         if self.runtime.engine.pid is None:
             return []
-        return [model.name for model in self.runtime.models.models]
+        aliases = read_aliases(self.runtime.settings.alias, self.runtime.settings.engine)
+        return [*(model.name for model in self.runtime.models.models), *aliases]
 
     async def _engine_stats(self) -> EngineStats:
         """Return the engine's figures, of at most a second ago where it answers in time."""

@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Iterable, Mapping
 
 from inferd.protocol import InvalidRequest
 from inferd_runtime.settings.settings import EngineSettings
 
 
-def read_aliases(texts: Iterable[str], served: Collection[str]) -> Mapping[str, str]:
-    """Return what each ``NAME=MODEL`` stands for. Raises InvalidRequest for a taken name, and an unknown model."""
+def read_aliases(texts: Iterable[str], engine: EngineSettings) -> Mapping[str, str]:
+    """Return what each ``NAME=MODEL`` stands for, a model or an adapter that these settings serve.
+
+    Raises InvalidRequest for a name that is taken, and for a model that is not served.
+    """
+    served = [*(model.name for model in engine.models), *(adapter.name for adapter in engine.adapter)]
     found: dict[str, str] = {}
     for text in texts:
         name, _, model = (part.strip() for part in text.partition("="))
@@ -21,8 +25,3 @@ def read_aliases(texts: Iterable[str], served: Collection[str]) -> Mapping[str, 
             raise InvalidRequest(f"alias: {name!r} stands for something already")
         found[name] = model
     return found
-
-
-def served_names(engine: EngineSettings) -> list[str]:
-    """Return the models and adapters that these settings serve."""
-    return [*(model.name for model in engine.models), *(adapter.name for adapter in engine.adapter)]

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Mapping
 from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass, replace
 
 from inferd.chat import ChatRequest
 from inferd.protocol import AdapterInfo, Adapters, ListAdapters, NotFound
-from inferd_runtime.server.chat.aliases import read_aliases, served_names
 from inferd_runtime.server.chat.answer_source import AnswerSource
 from inferd_runtime.server.chat.direct import DirectChat
 from inferd_runtime.server.chat.launched import launched_answer
@@ -36,10 +36,14 @@ class ChatServing:
     """Finds what answers a request, and has it answered."""
 
     def __init__(
-        self, runtime: Runtime, programs: ProgramLibrary, sessions: TenantSessions, direct: DirectChat
+        self,
+        runtime: Runtime,
+        programs: ProgramLibrary,
+        sessions: TenantSessions,
+        direct: DirectChat,
+        aliases: Mapping[str, str],
     ) -> None:
-        """Raises InvalidRequest for an alias in the settings that stands for nothing."""
-        self._aliases = read_aliases(runtime.settings.alias, served_names(runtime.settings.engine))
+        self._aliases = aliases
         self._runtime = runtime
         self._programs = programs
         self._sessions = sessions

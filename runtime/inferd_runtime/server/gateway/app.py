@@ -27,6 +27,7 @@ from starlette.routing import BaseRoute, Match, Route
 from starlette.types import ASGIApp
 
 from inferd.protocol import MAX_SCRIPT_MESSAGE, InferdError, InternalError, InvalidRequest, NotFound
+from inferd_runtime.server.chat.aliases import read_aliases
 from inferd_runtime.server.chat.answer_pace import AnswerPace
 from inferd_runtime.server.chat.builtin import builtin_main
 from inferd_runtime.server.chat.direct import DirectChat
@@ -276,10 +277,10 @@ async def open_gateway(
     """Listen at once, start the runtime, and stop everything in order at the end. ``role``: None: it serves alone.
 
     Until engine and worker are up, ``/readyz`` and launches answer 503; wait for it with ``runtime.wait_ready()``. Raises
-    Unavailable when the address is in use or another server has the folders, InvalidRequest for bad tokens, certificates
-    and quotas, and for an address that others reach without TLS.
+    Unavailable when the address is in use or another server has the folders, InvalidRequest for bad tokens, certificates,
+    quotas and aliases, and for an address that others reach without TLS.
     """
-    role = role or alone(settings)
+    role, aliases = role or alone(settings), read_aliases(settings.alias, settings.engine)
     async with AsyncExitStack() as stack:
         entrance = stack.enter_context(open_entrance(settings, role.tokens, role.quotas))
         tokens, use = entrance.tokens, entrance.use
@@ -301,7 +302,8 @@ async def open_gateway(
         kept = open_response_store(settings.data_dir / RESPONSES_FILE, use.quotas, settings.max_body_bytes, pace)
         responses = await stack.enter_async_context(kept)
         sessions, warm = TenantSessions(runtime), await stack.enter_async_context(warm_sessions())
-        serving = ChatServing(runtime, programs, sessions, DirectChat(runtime, sessions, builtin_main(), warm, pace))
+        direct = DirectChat(runtime, sessions, builtin_main(), warm, pace)
+        serving = ChatServing(runtime, programs, sessions, direct, aliases)
         own, chat = Api(runtime, programs, tokens), ChatApi(runtime, serving, pace)
         routes = [*role.routes(runtime, responses), *all_routes(own, ModelApi(chat, sessions), chat, responses)]
         async with serve_app(make_app(routes, tokens, entrance.middleware), settings, entrance):

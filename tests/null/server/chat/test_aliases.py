@@ -2,16 +2,23 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 
 from inferd.protocol import InvalidRequest
-from inferd_runtime.server.chat.aliases import read_aliases, served_names
+from inferd_runtime.models.adapter_options import AdapterOptions
+from inferd_runtime.models.options import ModelOptions
+from inferd_runtime.server.chat.aliases import read_aliases
 from inferd_runtime.settings.settings import EngineSettings
+
+SERVED = EngineSettings(model=(ModelOptions("tiny"), ModelOptions("other")))
 
 
 def test_an_alias_stands_for_a_model() -> None:
-    assert read_aliases(["gpt-4o=tiny", " o3 = other"], ["tiny", "other"]) == {"gpt-4o": "tiny", "o3": "other"}
-    assert served_names(EngineSettings()) == ["tiny"]
+    assert read_aliases(["gpt-4o=tiny", " o3 = other"], SERVED) == {"gpt-4o": "tiny", "o3": "other"}
+    adapted = EngineSettings(adapter=(AdapterOptions("pirate", Path("folder")),))
+    assert read_aliases(["gpt-4o=tiny", "o3=pirate"], adapted) == {"gpt-4o": "tiny", "o3": "pirate"}
 
 
 @pytest.mark.parametrize(
@@ -24,4 +31,4 @@ def test_an_alias_stands_for_a_model() -> None:
 )  # fmt: skip
 def test_an_alias_that_is_wrong_is_refused_when_the_server_starts(texts: list[str], words: str) -> None:
     with pytest.raises(InvalidRequest, match=words):
-        read_aliases(texts, ["tiny", "other"])
+        read_aliases(texts, SERVED)
