@@ -211,12 +211,14 @@ class SchemaTranslator:
             raise GrammarError(f"reference {view.words['$ref']!r} does not exist", view.at("$ref"))
         pointer, schema = target
         name = self._names.get((pointer, kinds))
-        if name is None and kinds is not None:
-            name = self._complemented(schema, pointer, kinds)
-        if name is None:
+        if kinds is not None:
+            name = name or self._complemented(schema, pointer, kinds)
+            if self._defs.get(name) is False:
+                return False
+        elif name is None:
             name = self._names[pointer, None] = f"is{len(self._names)}"
             self._waiting.append((name, schema, pointer))
-        return (kinds is None or self._defs.get(name) is not False) and {"$ref": f"#/$defs/{name}"}
+        return {"$ref": f"#/$defs/{name}"}
 
     def _complemented(self, schema: Schema, pointer: str, kinds: Kinds) -> str:
         """Return the name of a new definition, the complement of a schema."""
