@@ -27,6 +27,7 @@ from inferd.protocol import (
     Unavailable,
     shown,
 )
+from inferd_runtime.known_fields import known_fields
 from inferd_runtime.sandbox.asked_window import FEWER, AskedWindow
 from inferd_runtime.sandbox.host.argument_window import REPLY_WINDOW_BYTES, ArgumentWindow
 from inferd_runtime.sandbox.host.carried import check_json
@@ -63,10 +64,6 @@ Report = Callable[[FromWorker], None]
 
 class _Sent(msgspec.Struct, forbid_unknown_fields=True):
     message: msgspec.Raw
-
-
-class _Nothing(msgspec.Struct, forbid_unknown_fields=True):
-    pass
 
 
 class GuestCalls:
@@ -239,7 +236,7 @@ class GuestCalls:
     def _receive_message(self, arguments: bytes) -> int:
         """Open a ticket for the next message, and tell the launcher if the program has to wait for it."""
         try:
-            msgspec.json.decode(arguments, type=_Nothing)
+            msgspec.json.decode(arguments, type=known_fields(ReceiveMessage))
         except msgspec.MsgspecError as error:
             raise InvalidRequest(f"{ReceiveMessage.op}: {error}") from None  # type: ignore[attr-defined]
         ticket = self._pending.open_receive()

@@ -11,13 +11,14 @@ from collections.abc import Mapping
 import msgspec
 
 from inferd_runtime.sandbox.messages import Bundle
+from inferd_runtime.sandbox.runner.program import PACKAGES
 
 MOST_OF_ONE = 16 << 20
 """Bytes of one program's code."""
-QUOTES = 4
-"""Of each entry: a million of entries are refused before they are made into a dictionary."""
 MOST_BYTES = 32 << 20
 """Of all programs'. What has not been asked for the longest goes first."""
+QUOTES = 4
+"""Of each entry: a million of entries are refused before they are made into a dictionary."""
 
 
 class KeptCode:
@@ -60,7 +61,7 @@ class KeptCode:
 
 def _is_module(path: str, bundle: Bundle) -> bool:
     folder, _, inside = path.partition("/")
-    return path in bundle.files or (folder == "site-packages" and inside in bundle.packages)
+    return path in bundle.files or (folder == PACKAGES and inside in bundle.packages)
 
 
 def _size(kept: Mapping[str, bytes]) -> int:
