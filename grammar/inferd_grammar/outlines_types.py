@@ -79,7 +79,10 @@ def _dsl() -> Any:
     try:
         from outlines.types import dsl
     except ImportError as error:
-        raise GrammarError("Outlines types need the package outlines: pip install inferd[outlines]") from error
+        needs = (
+            "Outlines types need the package outlines, which is there up to Python 3.13: pip install inferd[outlines]"
+        )
+        raise GrammarError(needs) from error
     return dsl
 
 

@@ -31,7 +31,9 @@ try:
     from outlines.types import dsl
     from outlines.types.utils import get_schema_from_signature, is_callable, is_date, is_datetime, is_time
 except ImportError as error:
-    raise ImportError("inferd.outlines needs the package outlines: pip install inferd[outlines]") from error
+    raise ImportError(
+        "inferd.outlines needs the package outlines, which is there up to Python 3.13: pip install inferd[outlines]"
+    ) from error
 
 T = TypeVar("T")
 # What Outlines makes of Python's own types, which is text of Python; here it is JSON.
