@@ -217,6 +217,12 @@ def test_no_bit_of_a_product_depends_on_the_number_of_threads(count: int, rows16
 
 def without_the_matrix_unit(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(blocks, "TILED", "nothing")
+    compiled_for(monkeypatch)
+
+
+def compiled_for(monkeypatch: pytest.MonkeyPatch, *without: str) -> None:
+    """Have products compiled as for a processor that lacks something."""
+    monkeypatch.setattr(compiler, "OPTIONS", (*compiler.OPTIONS, *without))
     monkeypatch.setattr(blocks, "_product", functools.cache(blocks._product.__wrapped__))
 
 
@@ -227,8 +233,7 @@ def test_products_have_the_same_bits_without_avx512(name: str, monkeypatch: pyte
     packed, rows = packed_in(name, 80), torch.randn(45, WIDE)
     without_the_matrix_unit(monkeypatch)
     wide = [BlockProduct((packed,))(rows[:count]) for count in range(1, 46)]
-    monkeypatch.setattr(compiler, "OPTIONS", (*compiler.OPTIONS, "-mno-avx512f"))
-    monkeypatch.setattr(blocks, "_product", functools.cache(blocks._product.__wrapped__))
+    compiled_for(monkeypatch, "-mno-avx512f")
     product = BlockProduct((packed,))
     for count, expected in enumerate(wide, 1):
         assert torch.equal(product(rows[:count]), expected), count
@@ -261,14 +266,31 @@ def test_a_row_alone_has_the_same_bits_in_and_without_the_matrix_unit(name: str)
         assert torch.equal(product(rows[:1]), expected)
 
 
-def in_16_bits() -> bool:
-    return block_kernels() is not None and blocks._product("blocks4", rows16=True).__name__ == blocks.ROWS16
+WITHOUT = {
+    "own": (),
+    "avx2": ("-mno-avx512f",),
+    "avx2 without vnni": ("-mno-avx512f", "-mno-avxvnni"),
+    "avx512 without vnni": ("-mno-avx512vnni", "-mno-avx512vbmi"),
+}
+IN_16_BITS = [
+    *(("own", name) for name in MULTIPLIED if name != "blocks16"),
+    *(("avx2", name) for name in ("blocks4", "blocks8", "q2_k", "q3_k", "q5_0", "q6_k", "iq4_xs")),
+    *(("avx2 without vnni", name) for name in ("blocks4", "blocks8")),
+    *(("avx512 without vnni", name) for name in ("blocks8", "q3_k")),
+]
 
 
-needs_rows16 = pytest.mark.skipif(
-    not in_16_bits(), reason="a processor without products of 16 bits (AVX-512 VNNI), or with a matrix unit"
-)
-IN_16_BITS = [name for name in MULTIPLIED if name != "blocks16"]
+@pytest.fixture
+def without(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Products as they are compiled for a processor that lacks what the parameter says, and a matrix unit."""
+    monkeypatch.setattr(blocks, "TILED", "nothing")
+    compiled_for(monkeypatch, *WITHOUT[request.param])
+
+
+def in_16_bits(packed: torch.Tensor) -> BlockProduct:
+    product = BlockProduct((packed,), rows16=True)
+    assert product.rows16
+    return product
 
 
 def rounded_to_16_bits(rows: torch.Tensor, group: int) -> torch.Tensor:
@@ -278,11 +300,12 @@ def rounded_to_16_bits(rows: torch.Tensor, group: int) -> torch.Tensor:
     return (torch.round(groups / torch.where(step == 0, 1, step)) * step).flatten(1)
 
 
-@needs_rows16
-@pytest.mark.parametrize("name", IN_16_BITS)
+@needs_kernels
+@pytest.mark.usefixtures("without")
+@pytest.mark.parametrize(("without", "name"), IN_16_BITS, indirect=["without"])
 def test_rows_of_sixteen_bits_are_multiplied_as_if_they_had_been_rounded(name: str) -> None:
     packed, form = packed_in(name, 176), FORMS[name]
-    dense, product = unpack(packed).double(), BlockProduct((packed,), rows16=True)
+    dense, product = unpack(packed).double(), in_16_bits(packed)
     for count in (*range(1, 14), 24, 25, 40):
         rows = torch.randn(count, WIDE)
         exact, near = rows.double() @ dense.t(), rounded_to_16_bits(rows, form.group).double() @ dense.t()
@@ -294,23 +317,26 @@ def test_rows_of_sixteen_bits_are_multiplied_as_if_they_had_been_rounded(name: s
         assert torch.equal(product.onto(rows, residual.clone()), residual + product(rows))
 
 
-@needs_rows16
-@pytest.mark.parametrize("name", IN_16_BITS)
+@needs_kernels
+@pytest.mark.usefixtures("without")
+@pytest.mark.parametrize(("without", "name"), IN_16_BITS, indirect=["without"])
 def test_no_bit_of_a_row_of_sixteen_bits_depends_on_the_rows_beside_it(name: str) -> None:
-    product = BlockProduct((packed_in(name, 176),), rows16=True)
+    product = in_16_bits(packed_in(name, 176))
     rows = torch.randn(40, WIDE) * 10.0 ** torch.randint(-9, 9, (40, WIDE))
     alone = torch.cat([product(row[None]) for row in rows])
     for count in range(1, 41):
         assert torch.equal(product(rows[:count].contiguous()), alone[:count]), count
 
 
-@needs_rows16
+@needs_kernels
+@pytest.mark.usefixtures("without")
+@pytest.mark.parametrize("without", ["own", "avx2"], indirect=True)
 def test_what_is_no_number_in_a_row_of_sixteen_bits_is_in_its_product() -> None:
     """A model that computes nonsense must not look as if it did not."""
     rows = torch.randn(5, WIDE)
     rows[1, 40], rows[2, 300], rows[3] = float("nan"), float("inf"), 1e-38
     for name in ("blocks4", "blocks8"):
-        found = BlockProduct((packed_in(name, 16),), rows16=True)(rows)
+        found = in_16_bits(packed_in(name, 16))(rows)
         assert found[[1, 2]].isnan().all()
         assert found[[0, 4]].isfinite().all()
         assert (found[3].abs() < 1e-30).all()

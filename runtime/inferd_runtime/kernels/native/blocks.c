@@ -212,12 +212,9 @@ void product(const uint8_t *weight, const float *in, float *out, long count, lon
     multiply_span(first, outputs / LANES - first, weight, in, out, count, inputs, width, add);
 }
 
-#if WIDE && __AVX512VBMI__ && BITS < 16
-#include "pairs.h"
-#if __AVX512VNNI__
+#if BITS < 16
 #include "rows16.h"
-#endif
-#if __linux__ && __AMX_BF16__
+#if WIDE && __AVX512VBMI__ && __linux__ && __AMX_BF16__
 #include "tiles.h"
 #endif
 #endif

@@ -1,6 +1,5 @@
-// What numbers stand for, in 16 bits: for processors that multiply and add up pairs of those.
+// Whole numbers of 16 bits in pairs, a pair for each of the 16 outputs of a tile: in one register with AVX-512, in two with AVX2.
 
-#define ENTRIES 64  // of a book for up to six bits
 #define LOWEST (1 << LOW)
 
 // Returns what a number of BITS bits stands for.
@@ -9,8 +8,118 @@ INLINE float meaning(int at) {
   return low[at % LOWEST] + (at % (1 << BITS) >> LOW << LOW);
 }
 
-// Returns the numbers by a book of ENTRIES.
-INLINE __m512i found_in(const uint16_t *book, __m512i index) {
-  if (BITS < 6) return _mm512_permutexvar_epi16(index, _mm512_load_si512(book));
-  return _mm512_permutex2var_epi16(_mm512_load_si512(book), index, _mm512_load_si512(book + 32));
+// A list of its own says what numbers of four bits stand for; others count from their first one on.
+#define LISTED (BITS == 4 && meaning(15) - meaning(0) != 15)
+
+#if WIDE
+
+typedef __m512i Pairs;
+
+INLINE Pairs no_pairs(void) { return _mm512_setzero_si512(); }
+INLINE Pairs pairs_at(const uint8_t *at) { return _mm512_loadu_si512(at); }
+INLINE Pairs pair_in_all(int32_t both) { return _mm512_set1_epi32(both); }
+INLINE Pairs number_in_all(int x) { return _mm512_set1_epi16(x); }
+INLINE Pairs plus_numbers(Pairs x, Pairs y) { return _mm512_add_epi16(x, y); }
+INLINE Pairs common_bits(Pairs x, Pairs y) { return _mm512_and_si512(x, y); }
+INLINE Pairs moved(Pairs x, int bits) { return _mm512_srli_epi16(x, bits); }
+INLINE Lanes from_whole(Pairs x) { return _mm512_cvtepi32_ps(x); }
+
+// Returns sums[i] + x[i][0] * y[i][0] + x[i][1] * y[i][1].
+INLINE Pairs plus_products(Pairs sums, Pairs x, Pairs y) {
+#if __AVX512VNNI__
+  return _mm512_dpwssd_epi32(sums, x, y);
+#else
+  return _mm512_add_epi32(sums, _mm512_madd_epi16(x, y));
+#endif
 }
+
+// Returns the two lowest bytes of each word, one to a number.
+INLINE Pairs bytes_apart(Pairs x) { return _mm512_shuffle_epi8(x, _mm512_set4_epi32(0x800d800c, 0x80098008, 0x80058004, 0x80018000)); }
+
+// Returns 16 bytes, and the 16 behind them, as pairs.
+INLINE Pairs pairs_of_bytes(const uint8_t *at) {
+  const __m256i both = _mm256_loadu_si256((const __m256i *)at);
+#if __AVX512VBMI__
+  const __m256i turns = _mm256_set_epi8(31, 15, 30, 14, 29, 13, 28, 12, 27, 11, 26, 10, 25, 9, 24, 8, 23, 7, 22, 6, 21, 5, 20, 4, 19, 3, 18, 2, 17, 1, 16, 0);
+  return _mm512_cvtepi8_epi16(_mm256_permutexvar_epi8(turns, both));
+#else
+  const __m256i crossed = _mm256_permute4x64_epi64(both, 0xd8);
+  return _mm512_cvtepi8_epi16(_mm256_unpacklo_epi8(crossed, _mm256_srli_si256(crossed, 8)));
+#endif
+}
+
+// Returns x with `y` added to the numbers for which a bit is set.
+INLINE Pairs plus_where_set(const uint8_t *first, const uint8_t *second, Pairs x, int y) {
+  const __mmask32 set = _pdep_u32(first[0] | first[1] << 8, 0x55555555) | _pdep_u32(second[0] | second[1] << 8, 0xaaaaaaaa);
+  return _mm512_mask_add_epi16(x, set, x, _mm512_set1_epi16(y));
+}
+
+// Returns what numbers of four bits stand for by a list.
+INLINE Pairs listed(Pairs x) {
+  static const int16_t list[2 * LANES] __attribute__((aligned(64))) = {BOOK, BOOK};
+  return _mm512_permutexvar_epi16(x, _mm512_load_si512(list));
+}
+
+INLINE void store_whole(int16_t *at, Lanes x) { _mm256_storeu_si256((__m256i *)at, _mm512_cvtepi32_epi16(_mm512_cvtps_epi32(x))); }
+
+#else
+
+typedef struct {
+  __m256i low, high;
+} Pairs;
+
+#define BOTH(made) ((Pairs){made, made})
+#define EACH(of, x, y) ((Pairs){of(x.low, y.low), of(x.high, y.high)})
+
+INLINE Pairs no_pairs(void) { return BOTH(_mm256_setzero_si256()); }
+INLINE Pairs pairs_at(const uint8_t *at) { return (Pairs){_mm256_loadu_si256((const __m256i *)at), _mm256_loadu_si256((const __m256i *)at + 1)}; }
+INLINE Pairs pair_in_all(int32_t both) { return BOTH(_mm256_set1_epi32(both)); }
+INLINE Pairs number_in_all(int x) { return BOTH(_mm256_set1_epi16(x)); }
+INLINE Pairs plus_numbers(Pairs x, Pairs y) { return EACH(_mm256_add_epi16, x, y); }
+INLINE Pairs common_bits(Pairs x, Pairs y) { return EACH(_mm256_and_si256, x, y); }
+INLINE Pairs moved(Pairs x, int bits) { return (Pairs){_mm256_srli_epi16(x.low, bits), _mm256_srli_epi16(x.high, bits)}; }
+INLINE Lanes from_whole(Pairs x) { return (Lanes){_mm256_cvtepi32_ps(x.low), _mm256_cvtepi32_ps(x.high)}; }
+
+INLINE __m256i half_products(__m256i sums, __m256i x, __m256i y) {
+#if __AVXVNNI__
+  return _mm256_dpwssd_avx_epi32(sums, x, y);
+#else
+  sums = _mm256_add_epi32(sums, _mm256_madd_epi16(x, y));
+  __asm__("" : "+x"(sums));  // added now: the compiler would keep products, and run out of registers
+  return sums;
+#endif
+}
+
+INLINE Pairs plus_products(Pairs sums, Pairs x, Pairs y) { return (Pairs){half_products(sums.low, x.low, y.low), half_products(sums.high, x.high, y.high)}; }
+
+INLINE Pairs bytes_apart(Pairs x) {
+  const Pairs apart = BOTH(_mm256_broadcastsi128_si256(_mm_set_epi32(0x800d800c, 0x80098008, 0x80058004, 0x80018000)));
+  return EACH(_mm256_shuffle_epi8, x, apart);
+}
+
+INLINE Pairs pairs_of_bytes(const uint8_t *at) {
+  const __m128i one = _mm_loadu_si128((const __m128i *)at), other = _mm_loadu_si128((const __m128i *)at + 1);
+  return (Pairs){_mm256_cvtepi8_epi16(_mm_unpacklo_epi8(one, other)), _mm256_cvtepi8_epi16(_mm_unpackhi_epi8(one, other))};
+}
+
+INLINE Pairs plus_where_set(const uint8_t *first, const uint8_t *second, Pairs x, int y) {
+  const __m256i own = _mm256_setr_epi32(0x10001, 0x20002, 0x40004, 0x80008, 0x100010, 0x200020, 0x400040, 0x800080);
+  const Pairs bits = pair_in_all(first[0] | first[1] << 8 | second[0] << 16 | second[1] << 24), each = {own, _mm256_slli_epi16(own, 8)};
+  const Pairs set = common_bits(bits, each);
+  return plus_numbers(x, common_bits(EACH(_mm256_cmpeq_epi16, set, each), number_in_all(y)));
+}
+
+INLINE __m256i half_listed(__m256i list, __m256i x) { return _mm256_srai_epi16(_mm256_slli_epi16(_mm256_shuffle_epi8(list, x), 8), 8); }
+
+INLINE Pairs listed(Pairs x) {
+  static const int8_t list[LANES] = {BOOK};
+  const __m256i both = _mm256_broadcastsi128_si256(_mm_loadu_si128((const __m128i *)list));
+  return (Pairs){half_listed(both, x.low), half_listed(both, x.high)};
+}
+
+INLINE void store_whole(int16_t *at, Lanes x) {
+  const __m256i packed = _mm256_packs_epi32(_mm256_cvtps_epi32(x.low), _mm256_cvtps_epi32(x.high));
+  _mm256_storeu_si256((__m256i *)at, _mm256_permute4x64_epi64(packed, 0xd8));
+}
+
+#endif

@@ -13,6 +13,8 @@
 #define SIDE 4      // output tiles that are multiplied side by side, with the same inputs
 #define CHUNK 64    // rows that share the unpacking of a weight
 
+#define ENTRIES 64  // of a book for up to six bits
+
 typedef uint16_t Narrow;  // bfloat16
 
 typedef struct {
@@ -79,6 +81,12 @@ static void fill_book(Narrow *book) {
     memcpy(&bits, &value, sizeof bits);
     book[at] = bits >> 16;
   }
+}
+
+// Returns the numbers by a book.
+INLINE __m512i found_in(const Narrow *book, __m512i index) {
+  if (BITS < 6) return _mm512_permutexvar_epi16(index, _mm512_load_si512(book));
+  return _mm512_permutex2var_epi16(_mm512_load_si512(book), index, _mm512_load_si512(book + 32));
 }
 
 // Returns which numbers of a book those of inputs 8 eight + s and the one behind it are, of 16 outputs. As in `number` only the lowest
