@@ -325,7 +325,7 @@ def test_unsupported_fields_name_their_class() -> None:
         (tuple[int, str], [1, 2], r"^x\[1\]: must be a string"),
         (tuple[int, ...], [1, "a"], r"^x\[1\]: must be an integer"),
         (set[int], ["a"], r"^x\[0\]: must be an integer"),
-        (set, [[1]], "^x: unhashable"),
+        (set, [[1]], "^x: .*unhashable"),
     ],
 )
 def test_values_that_do_not_fit_are_refused_by_path(kind: Any, value: Any, message: str) -> None:

@@ -7,6 +7,7 @@ import io
 import os
 import shutil
 import stat
+import sys
 import tarfile
 import tempfile
 import tokenize
@@ -89,17 +90,23 @@ def test_writing_is_refused_with_what_to_do_instead(mode: str) -> None:
         FILES.open("out.txt", mode)
 
 
+REMOVING = ("_use_fd_functions", "_rmtree_impl") if sys.version_info >= (3, 14) else ("_use_fd_functions",)
+
+
 @contextmanager
 def in_a_program() -> Iterator[None]:
     """Have Python's own functions use the files of a program while a test's body runs, but not while pytest works."""
     owners: dict[Any, tuple[str, ...]] = {
         os: CHANGED, builtins: ("open",), io: ("open",), tokenize: ("_builtin_open",), tempfile: ("tempdir",),
-        shutil: ("_use_fd_functions",), tarfile: ("bltn_open",), os.path: ("expanduser",),
+        shutil: REMOVING, tarfile: ("bltn_open",), os.path: ("expanduser",),
     }  # fmt: skip
     before = [(owner, name, getattr(owner, name)) for owner, names in owners.items() for name in names]
-    removing = tempfile._TemporaryFileCloser.close  # type: ignore[attr-defined]
-    before.append((removing, "__defaults__", removing.__defaults__))
+    for removing in vars(tempfile._TemporaryFileCloser).values():  # type: ignore[attr-defined]
+        if getattr(removing, "__defaults__", None):
+            before.append((removing, "__defaults__", removing.__defaults__))
     OwnFiles(LoadedProgram("test", {"main.py": "x = 1\n"}, "main.py")).install()
+    if sys.version_info >= (3, 14):  # chosen when shutil is imported: in the sandbox, by what WASI has
+        shutil._rmtree_impl = shutil._rmtree_unsafe  # type: ignore[attr-defined]
     try:
         yield
     finally:

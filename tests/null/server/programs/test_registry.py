@@ -137,7 +137,7 @@ def test_a_syntax_error_shows_the_line_and_a_caret(registry: Registry) -> None:
     assert registry.entries("ann") == []
 
 
-@pytest.mark.parametrize("source", ["x" * 10 + "\0", "(" * 5000, "-" * 200_000 + "1", "x" + ".a" * 100_000])
+@pytest.mark.parametrize("source", ["x" * 10 + "\0", "(" * 5000, "-" * 200_000 + "1", "x" + "[a" * 5000])
 def test_source_that_breaks_the_parser_is_a_syntax_error(registry: Registry, source: str) -> None:
     with pytest.raises(ProgramSyntaxError):
         upload(registry, bundle(source), "ann")
