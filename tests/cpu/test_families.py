@@ -220,14 +220,14 @@ embedding.
 
 The dtype is float32 on the CPU and the checkpoint's own on other devices, unless the model's options say float32, bfloat16 or
 float16. Before weights that are held in blocks, as a GGUF file's are, a row is rounded to 16 bits for each group of inputs where
-the processor has AVX-512 VNNI and no matrix unit, unless the options say float32: steps are a third to a half faster
+the processor has AVX2 and no matrix unit, unless the options say float32: steps are a third to two thirds faster
 ([decision 36](decisions/0036-the-cpu-has-kernels-of-our-own.md)). The device is the CPU unless they say otherwise.
 `auto` is bfloat16 on the CPU for a checkpoint that is in it, where
 that was measured to be faster, else float32. Weights of Llama-shaped models are held on the CPU in the form that was measured
 to be fastest for their shape (as they are, in oneDNN's blocks, or in half precision where that holds every number), once for
 a machine. `--weights` holds them in less: `half` (float16, arithmetic in float32), `int8` (a scale for each output) or `int4`
 (a scale and an offset for 32 numbers; the head in 8 bits, but where it came in 4), the embedding in half precision. Products of
-these round rows to bfloat16 (PyTorch's) or, for each 32 inputs, to 16 bits (ours, on processors with AVX-512 VNNI; elsewhere
+these round rows to bfloat16 (PyTorch's) or, for each 32 inputs, to 16 bits (ours, on processors with AVX2; with a matrix unit
 ours round none), whichever was measured to be faster. The first load still reads the weights whole; other families and
 `--tensor-parallel` refuse the option by name; on a GPU there are [others](guides/gpu.md#weights-in-8-and-4-bits).
 What each costs: [benchmarks](benchmarks.md#weights-on-the-cpu-python-benchmarksweightspy).

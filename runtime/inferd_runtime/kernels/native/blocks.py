@@ -16,7 +16,7 @@ SOURCE = Path(__file__).with_name("blocks.c")
 FLOAT_BYTES = 4
 PLAIN, TILED, ROWS16 = "product", "product_in_tiles", "product_of_rows16"
 """The functions of a library. The second one is taken where this process may use a matrix unit of the processor (AMX), the third
-one, on a processor that has such products (AVX-512 VNNI), for weights whose rows may be rounded to 16 bits."""
+one for weights whose rows may be rounded to 16 bits."""
 
 
 class BlockKernels:
