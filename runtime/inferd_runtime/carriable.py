@@ -1,8 +1,8 @@
 """The one check of what a client or a guest sends as "any JSON value": can every wire behind this one carry it?
 
 Between the processes go msgpack and JSON. JSON alone has integers beyond 64 bits; both have a depth at which their codecs give
-up, which depends on how deep the caller stands. What fails here is refused where it comes in; what passes can be packed and
-sent anywhere without an error.
+up, which depends on Python's version and on how deep the caller stands. What fails here is refused where it comes in; what
+passes can be packed and sent anywhere without an error.
 """
 
 from __future__ import annotations
@@ -14,15 +14,18 @@ from collections.abc import Callable, Iterable
 from functools import partial
 from typing import Annotated, Any
 
+import msgpack  # type: ignore[import-untyped]
 import msgspec
 
 from inferd.protocol import InvalidRequest, cut
 from inferd_runtime.garbage import no_collections
-from inferd_runtime.json_cost import containers, refuse_many_strings, refuse_slow_numbers, without_strings
+from inferd_runtime.json_cost import MAX_DEPTH, containers, refuse_many_strings, refuse_slow_numbers, without_strings
 from inferd_runtime.known_fields import known_fields
 
 SPARE_DEPTH = 200
 """Levels that a value may lie deeper when it is packed or read later: in messages, and below other frames of the stack."""
+OUTSIDE = b"\x91" * (1024 - SPARE_DEPTH - MAX_DEPTH)
+"""Lists of one, so many that msgpack's own reader, whose bound is the same everywhere, takes MAX_DEPTH levels of a value inside."""
 MAX_REASON = 200
 MAX_CONTAINERS = 100_000
 """Lists and objects in one message: each is an allocation that the garbage collector walks, while everybody waits."""
@@ -55,8 +58,10 @@ def is_plain(text: bytes) -> bool:
 def check_carriable(value: Any, what: str) -> None:
     """Raises InvalidRequest that begins with ``what`` unless JSON and msgpack can carry ``value``, also inside of messages."""
     try:
-        msgspec.msgpack.encode(_deeper(value))
-    except RecursionError:
+        reader = msgpack.Unpacker(max_buffer_size=0)
+        reader.feed(OUTSIDE + msgspec.msgpack.encode(_deeper(value)))
+        reader.skip()
+    except (RecursionError, msgpack.StackError):
         raise InvalidRequest(f"{what}: nested too deeply") from None
     except OverflowError:
         raise InvalidRequest(f"{what}: an integer does not fit into 64 bits") from None

@@ -8,12 +8,15 @@ that nearly are 0, and those with more digits than a double has that lie between
 from __future__ import annotations
 
 import re
+from itertools import accumulate
 from typing import Any
 
 import msgspec
 
 from inferd.protocol import InvalidRequest
 
+MAX_DEPTH = 500
+"""Levels of lists and objects in a value that is carried."""
 SHORT_BYTES = 8192
 """No text of so few bytes takes more than some milliseconds."""
 MAX_STRINGS = 200_000
@@ -25,6 +28,8 @@ NOTHING = b"+."
 SLOW = ((b"e000", 17e-6), (b"e-000", 9e-6), (bytes(b"0" * 20) + b"e", 3.5e-6), (b"e00", 0.6e-6))
 """What slow numbers have in them once all digits are ``0`` and points and plus signs are gone, and the seconds of one."""
 JSON_STRING = re.compile(rb'"(?:[^"\\]++|\\.)*+"?', re.DOTALL)  # one without an end, too: each byte is seen once
+STEPS = {b"["[0]: 1, b"{"[0]: 1, b"]"[0]: -1, b"}"[0]: -1}
+NO_BRACKETS = bytes(each for each in range(256) if each not in STEPS)
 _BY_PYTHON = msgspec.json.Decoder(float_hook=float).decode
 """Takes 0.2 microseconds for any number that is not a whole one, but leaves those alone for which a type asks."""
 
@@ -37,6 +42,14 @@ def containers(text: bytes) -> int:
 def without_strings(text: bytes) -> bytes:
     """Return a JSON text without its strings. Of a text that :func:`refuse_many_strings` refuses that takes long."""
     return JSON_STRING.sub(b"", text)
+
+
+def is_deep(text: bytes) -> bool:
+    """Return True if a JSON text has more than MAX_DEPTH levels. Only one with as many lists and objects is looked through."""
+    if containers(text) <= MAX_DEPTH:
+        return False
+    brackets = without_strings(text).translate(None, NO_BRACKETS)
+    return max(accumulate(map(STEPS.__getitem__, brackets)), default=0) > MAX_DEPTH
 
 
 def refuse_many_strings(text: bytes, what: str, most: int = MAX_STRINGS) -> None:

@@ -7,6 +7,7 @@ import re
 import msgspec
 
 from inferd.protocol import InvalidRequest, cut
+from inferd_runtime.json_cost import is_deep
 
 MAX_REASON = 200
 MAX_NUMBER = 1000
@@ -26,6 +27,8 @@ def check_json(data: bytes, what: str) -> None:
         raise InvalidRequest(f"{what}: nested too deeply") from None
     except ValueError as error:  # msgspec's errors are, and those about UTF-8
         raise InvalidRequest(f"{what}: {cut(str(error), MAX_REASON)}") from None
+    if is_deep(data):
+        raise InvalidRequest(f"{what}: nested too deeply")
     for match in _TOKENS.finditer(data):
         if not _fits(match[0]):
             raise InvalidRequest(f"{what}: an integer does not fit into 64 bits, or a float into a double")

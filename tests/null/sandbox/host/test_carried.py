@@ -67,3 +67,18 @@ def test_a_long_text_takes_no_more_than_its_length(text: str) -> None:
     started = time.process_time()
     is_refused(text.encode())
     assert time.process_time() - started < 5
+
+
+@pytest.mark.parametrize("levels", [500, 501, 5000])
+def test_the_same_depth_is_refused_with_every_python(levels: int) -> None:
+    """Python 3.11 gives up at a thousand frames, 3.14 where its stack ends."""
+    texts = [b"[" * levels + b"]" * levels, b'{"[":' * levels + b"1" + b"}" * levels]
+    assert [is_refused(text) for text in texts] == [levels > 500] * 2
+    if levels < 600:
+        assert not is_refused(b"[" + b",".join([b'"[["', b"[1]", b"{}"] * levels) + b"]")
+    for text in texts:
+        if levels == 500:
+            read_json(text, "it")
+        else:
+            with pytest.raises(InvalidRequest, match="it: nested too deeply"):
+                read_json(text, "it")
