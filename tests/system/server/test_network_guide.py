@@ -6,6 +6,7 @@ import json
 import re
 import sys
 from collections.abc import AsyncIterator
+from contextlib import closing
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -73,7 +74,8 @@ async def reader(serve: Serve, tmp_path: Path) -> AsyncIterator[Reader]:
     async with web_server(answer) as web:
         origin = web.url("").rstrip("/")
         settings = settings_in(tmp_path)
-        SecretStore(settings.data_dir / SECRETS_FILE).set("github", "ann", "ghp_0123456789", [origin])
+        with closing(SecretStore(settings.data_dir / SECRETS_FILE)) as secrets:
+            secrets.set("github", "ann", "ghp_0123456789", [origin])
         commands = Commands(fake_commands().engine, default_commands(settings).worker)
         async with serve(commands, http_allow=(f"tenant:ann,{origin},private=127.0.0.1/32",)) as served:
             yield Reader(served, web)

@@ -7,7 +7,7 @@ import os
 import signal
 import sys
 from collections.abc import AsyncIterator
-from contextlib import AsyncExitStack
+from contextlib import AsyncExitStack, closing
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -117,7 +117,8 @@ async def outside(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Out
             folder, http_allow=(f"tenant:ann,{origin},private=127.0.0.1/32",), http_body_bytes=4 << 20,
             mcp_file=folder / "mcp.json", audit_log=folder / "audit",
         )  # fmt: skip
-        SecretStore(settings.data_dir / SECRETS_FILE).set("key", "ann", SECRET, [origin])
+        with closing(SecretStore(settings.data_dir / SECRETS_FILE)) as secrets:
+            secrets.set("key", "ann", SECRET, [origin])
         commands = Commands(fake_commands().engine, default_commands(settings).worker)
         gateway = await stack.enter_async_context(open_gateway(settings, commands))
         await gateway.runtime.wait_ready()
