@@ -6,20 +6,17 @@ The texts are not encrypted: the server needs them without being asked for a key
 from __future__ import annotations
 
 import json
-import os
 import re
-import sqlite3
-import stat
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from inferd.protocol import Forbidden, InvalidRequest, NotFound, Unavailable
+from inferd.protocol import Forbidden, InvalidRequest, NotFound
 from inferd.protocol.http import SECRET_NAME
 from inferd_runtime.server.egress.origins import Origin, OriginPattern, read_pattern
 from inferd_runtime.server.egress.redaction import SHORTEST
+from inferd_runtime.server.tenancy.shared_file import SharedFile
 
 SCHEMA = """
 CREATE TABLE IF NOT EXISTS secrets (
@@ -27,8 +24,6 @@ CREATE TABLE IF NOT EXISTS secrets (
     PRIMARY KEY (tenant, name)
 ) STRICT;
 """
-FORMAT = 1
-BUSY_SECONDS = 5.0
 ALL_TENANTS = "*"
 VALUE = re.compile(r"[\x21-\x7e]([\x20-\x7e]*[\x21-\x7e])?")
 MAX_VALUE = 8 << 10
@@ -62,32 +57,13 @@ class Secret:
             raise Forbidden(f"the secret {self.entry.name} is not for {origin}: see `inferd secret list`")
 
 
-class SecretStore:
-    """The file. Many processes may have it open: a server reads what the command line writes."""
+class SecretStore(SharedFile):
+    """The secrets' file."""
 
     def __init__(self, path: Path, now: Callable[[], float] = time.time) -> None:
-        self._path = path
+        super().__init__(path, "secrets'", SCHEMA, secret=True)
         self._now = now
-        self._version = -1
         self._secrets: Mapping[tuple[str, str], Secret] = {}
-        path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
-        with self._typed(), ExitStack() as opened:
-            os.close(os.open(path, os.O_WRONLY | os.O_CREAT, 0o600))
-            self._check_mode()
-            self._db = sqlite3.connect(path, isolation_level=None, timeout=BUSY_SECONDS, check_same_thread=False)
-            opened.callback(self._db.close)
-            found = self._db.execute("PRAGMA user_version").fetchone()[0]
-            if found not in (0, FORMAT):
-                raise InvalidRequest(f"{path} has format {found}; this version of inferd reads format {FORMAT}")
-            self._db.execute("PRAGMA journal_mode=WAL")
-            self._db.execute("PRAGMA secure_delete=ON")
-            self._db.executescript(SCHEMA)
-            self._db.execute(f"PRAGMA user_version={FORMAT}")
-            opened.pop_all()
-
-    def close(self) -> None:
-        """Close the file."""
-        self._db.close()
 
     def find(self, name: str, tenant: str) -> Secret:
         """Return a tenant's secret, or everybody's of that name. Raises NotFound, and Unavailable."""
@@ -104,7 +80,7 @@ class SecretStore:
         values = (tenant, name, value, json.dumps(entry.origins), entry.changed_at)
         with self._typed():
             self._db.execute("INSERT OR REPLACE INTO secrets VALUES (?, ?, ?, ?, ?)", values)
-        self._version = -1  # our own changes do not change the file's version for us
+        self._version = -1
         return entry
 
     def remove(self, name: str, tenant: str) -> None:
@@ -132,19 +108,6 @@ class SecretStore:
                 }
                 self._version = version
         return self._secrets
-
-    def _check_mode(self) -> None:
-        mode = stat.S_IMODE(self._path.stat().st_mode)
-        if mode & (stat.S_IRWXG | stat.S_IRWXO):
-            raise InvalidRequest(f"{self._path} is open to other users (mode {mode:o}): chmod 600 {self._path}")
-
-    @contextmanager
-    def _typed(self) -> Iterator[None]:
-        """Turn what a file can do wrong into Unavailable."""
-        try:
-            yield
-        except (sqlite3.Error, OSError, ValueError) as error:
-            raise Unavailable(f"the secrets' file {self._path} cannot be used: {error}") from None
 
 
 def check_secret(name: str, value: str, origins: Sequence[str]) -> None:

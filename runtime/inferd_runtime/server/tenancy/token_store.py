@@ -3,20 +3,18 @@
 from __future__ import annotations
 
 import math
-import os
 import secrets
-import sqlite3
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import msgspec
 
-from inferd.protocol import InvalidRequest, NotFound, Unavailable
+from inferd.protocol import InvalidRequest, NotFound
 from inferd_runtime.server.tenancy.quotas import Role
+from inferd_runtime.server.tenancy.shared_file import SharedFile
 from inferd_runtime.server.tenancy.tokens import TokenRights, new_token, token_digest
 
 TOKENS_FILE = "tokens.sqlite3"
@@ -26,8 +24,6 @@ CREATE TABLE IF NOT EXISTS tokens (
     created_at REAL NOT NULL, expires_at REAL, revoked_at REAL
 ) STRICT;
 """
-FORMAT = 1
-BUSY_SECONDS = 5.0
 COLUMNS = "id, tenant, role, note, created_at, expires_at, revoked_at"
 
 
@@ -63,33 +59,13 @@ class NewToken:
     entry: TokenEntry
 
 
-class TokenStore:
-    """The file. Many processes may have it open: a server reads what the command line writes."""
+class TokenStore(SharedFile):
+    """The tokens' file."""
 
     def __init__(self, path: Path, now: Callable[[], float] = time.time) -> None:
-        self._path = path
+        super().__init__(path, "tokens'", SCHEMA)
         self._now = now
-        self._version = -1
         self._rights: Mapping[bytes, TokenRights] = {}
-        path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
-        with self._typed(), ExitStack() as opened:
-            os.close(os.open(path, os.O_WRONLY | os.O_CREAT, 0o600))
-            self._db = sqlite3.connect(path, isolation_level=None, timeout=BUSY_SECONDS, check_same_thread=False)
-            opened.callback(self._db.close)
-            self._prepare()
-            opened.pop_all()
-
-    def _prepare(self) -> None:
-        found = self._db.execute("PRAGMA user_version").fetchone()[0]
-        if found not in (0, FORMAT):
-            raise InvalidRequest(f"{self._path} has format {found}; this version of inferd reads format {FORMAT}")
-        self._db.execute("PRAGMA journal_mode=WAL")
-        self._db.executescript(SCHEMA)
-        self._db.execute(f"PRAGMA user_version={FORMAT}")
-
-    def close(self) -> None:
-        """Close the file."""
-        self._db.close()
 
     def rights(self) -> Mapping[bytes, TokenRights]:
         """Return what the tokens that are not revoked allow, by digest: the same object until somebody changes the file.
@@ -112,7 +88,7 @@ class TokenStore:
         values = (entry.id, token_digest(token), entry.tenant, entry.role, note, now, expires_at)
         with self._typed():
             self._db.execute("INSERT INTO tokens VALUES (?, ?, ?, ?, ?, ?, ?, NULL)", values)
-        self._version = -1  # our own changes do not change the file's version for us
+        self._version = -1
         return NewToken(token, entry)
 
     def entries(self) -> list[TokenEntry]:
@@ -146,14 +122,6 @@ class TokenStore:
         if found is None:
             raise NotFound(f"there is no token {token_id!r}; see `inferd token list`")
         return found
-
-    @contextmanager
-    def _typed(self) -> Iterator[None]:
-        """Turn what a file can do wrong into Unavailable."""
-        try:
-            yield
-        except (sqlite3.Error, OSError, ValueError) as error:
-            raise Unavailable(f"the tokens' file {self._path} cannot be used: {error}") from None
 
 
 def _entry(row: Sequence[Any]) -> TokenEntry:
