@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Sequence
-from typing import Protocol
 
 import numpy as np
 
@@ -28,51 +27,53 @@ FORCED = "grammar"
 """The source of tokens that the grammar forces."""
 
 
-class OutputMasks(Protocol):
-    """A generation's constraint, at the end of its committed tokens."""
+class OutputMasks:
+    """A generation's constraint, at the end of its committed tokens. This one allows every text."""
 
     def forced(self) -> list[int]:
         """Return the tokens that must come next."""
-        ...
+        return []
 
     def completed(self, draft: Draft, limit: int) -> Draft:
         """Return a chain followed by what must come after it, up to ``limit`` tokens in all."""
-        ...
+        return draft
 
     def masks(self, draft: Draft) -> tuple[Draft, Masks | None]:
         """Return the legal part of the draft, and its masks int32[len(legal) + 1, words]; None allows every token.
 
         Row 0 is the mask before the draft, row i + 1 the one after node i of the legal part.
         """
-        ...
+        return draft, None
 
     def advance(self, tokens: Sequence[int]) -> None:
         """Commit tokens after verification. All but the last are the draft's."""
-        ...
 
     @property
     def steers(self) -> bool:
         """True if :meth:`admit` has to be asked."""
-        ...
+        return False
 
     @property
     def keeps_budget(self) -> bool:
         """True if the text is complete when its tokens are used up."""
-        ...
+        return False
 
     def admit(self, tokens: Sequence[int], room: int) -> list[int]:
         """Return the tokens to commit instead of sampled ones, so that the text ends within ``room`` tokens: the same up to some
         place, where another one steers to the end.
         """
-        ...
+        return list(tokens)
 
     def must_end(self) -> bool:
         """True if end-of-text is known to be the only token that may come next."""
-        ...
+        return False
 
 
-class OfferedMask:
-    """The mask that a program's own constraint sends with every step. Drafts are not legal: their masks are not known."""
+class OfferedMask(OutputMasks):
+    """The mask that a program's own constraint sends with every step. Drafts are not legal: their masks are not known.
+
+    Nothing is forced or steered: the program says what may come, and advances its constraint itself when it gets the step.
+    """
 
     def __init__(self, vocab_size: int) -> None:
         self.vocab_size = vocab_size
@@ -89,34 +90,12 @@ class OfferedMask:
         bits = np.packbits(allowed, bitorder="little")
         packed[: len(bits)] = bits
 
-    def forced(self) -> list[int]:
-        """Return nothing: the program says what may come, not what must."""
-        return []
-
-    def completed(self, draft: Draft, limit: int) -> Draft:
-        """Return the draft as it is."""
-        return draft
-
     def masks(self, draft: Draft) -> tuple[Draft, Masks]:
         """Return no draft, and the program's mask, int32[1, words]."""
         return NO_DRAFT, self._row
 
-    steers = False
-    keeps_budget = False
 
-    def admit(self, tokens: Sequence[int], room: int) -> list[int]:
-        """Return the tokens: a program steers its text itself."""
-        return list(tokens)
-
-    def advance(self, tokens: Sequence[int]) -> None:
-        """Do nothing: the program advances its own constraint when it gets the step."""
-
-    def must_end(self) -> bool:
-        """Return False, as it is not known before the next mask."""
-        return False
-
-
-class GrammarCursor:
+class GrammarCursor(OutputMasks):
     """A grammar matcher at the end of the committed tokens, or further on while a draft is being verified.
 
     A ``planner`` keeps the text from where it could not end any more, and, if it is ``bounded``, within its budget.

@@ -13,7 +13,7 @@ from inferd_runtime.engine.sampling.host_sampling import Masks
 from inferd_runtime.speculation.drafts import ROOT, Draft
 
 
-class NarrowedMasks:
+class NarrowedMasks(OutputMasks):
     """The masks of a constraint (``inner``, None: without one), less what a text may not hold.
 
     ``allowed``: the only tokens that it may hold; none: any. ``ends``, the tokens that end it, are left out until there are
@@ -30,7 +30,7 @@ class NarrowedMasks:
         ends: Collection[int] = (),
         least: int = 0,
     ) -> None:
-        self._inner = inner
+        self._inner = inner or OutputMasks()
         self._left = least
         self._others: Masks = ~bit_mask(list(ends), vocab_size)
         self._allowed = frozenset(allowed)
@@ -38,18 +38,18 @@ class NarrowedMasks:
 
     def forced(self) -> list[int]:
         """Return the tokens that the constraint forces."""
-        return [] if self._inner is None else self._inner.forced()
+        return self._inner.forced()
 
     def completed(self, draft: Draft, limit: int) -> Draft:
         """Return a chain followed by what the constraint forces behind it."""
-        return draft if self._inner is None else self._inner.completed(draft, limit)
+        return self._inner.completed(draft, limit)
 
     def masks(self, draft: Draft) -> tuple[Draft, Masks | None]:
         """Return the part of the draft that the constraint allows, and its masks. See :class:`OutputMasks`.
 
         Tokens that are left out stay in the draft: no row emits them.
         """
-        legal, masks = (draft, None) if self._inner is None else self._inner.masks(draft)
+        legal, masks = self._inner.masks(draft)
         if self._left <= 0 and self._only is None:
             return legal, masks
         if masks is None:
@@ -68,16 +68,16 @@ class NarrowedMasks:
     @property
     def steers(self) -> bool:
         """True if the constraint steers the text to an end."""
-        return self._inner is not None and self._inner.steers
+        return self._inner.steers
 
     @property
     def keeps_budget(self) -> bool:
         """True if the text is complete when its tokens are used up."""
-        return self._inner is not None and self._inner.keeps_budget
+        return self._inner.keeps_budget
 
     def admit(self, tokens: Sequence[int], room: int) -> list[int]:
         """Return the tokens to commit instead of sampled ones."""
-        return list(tokens) if self._inner is None else self._inner.admit(tokens, room)
+        return self._inner.admit(tokens, room)
 
     def advance(self, tokens: Sequence[int]) -> None:
         """Commit tokens after verification. Raises ConstraintError for one that is not allowed: nothing else was left."""
@@ -86,12 +86,11 @@ class NarrowedMasks:
                 "the constraint leaves none of the allowed tokens to go on with", param="allowed_token_ids"
             )
         self._left -= len(tokens)
-        if self._inner is not None:
-            self._inner.advance(tokens)
+        self._inner.advance(tokens)
 
     def must_end(self) -> bool:
         """True if the constraint allows nothing but the end."""
-        return self._inner is not None and self._inner.must_end()
+        return self._inner.must_end()
 
 
 def _keep(row: Masks, wanted: Masks) -> None:

@@ -101,7 +101,7 @@ class ReasoningMarkTokens:
         return replace(place, matched=matched)
 
 
-class ReasoningFirst:
+class ReasoningFirst(OutputMasks):
     """The masks of a text that may begin with reasoning: those of a constraint (``inner``, None: without one) behind it.
 
     ``opened``: the prompt has begun it. ``budget``: after so many tokens of reasoning its end mark is forced; None: never. Under
@@ -113,7 +113,8 @@ class ReasoningFirst:
     def __init__(
         self, inner: OutputMasks | None, marks: ReasoningMarkTokens, *, opened: bool, budget: int | None
     ) -> None:
-        self._inner = inner
+        self._inner = inner or OutputMasks()
+        self._constrains = inner is not None
         self._marks = marks
         self._budget = budget
         self._at = ReasoningPlace("thinking" if opened else "opening")
@@ -126,19 +127,19 @@ class ReasoningFirst:
     def forced(self) -> list[int]:
         """Return the tokens that must come next: the end mark's where the budget is used up, behind it the constraint's."""
         if self._is_over:
-            return [] if self._inner is None else self._inner.forced()
+            return self._inner.forced()
         forced = self._forced_index(self._at)
         return [] if forced is None else list(self._marks.end_tokens[forced:])
 
     def completed(self, draft: Draft, limit: int) -> Draft:
         """Return a chain followed by what the constraint forces behind it."""
-        return draft if self._inner is None or not self._is_over else self._inner.completed(draft, limit)
+        return self._inner.completed(draft, limit) if self._is_over else draft
 
     def masks(self, draft: Draft) -> tuple[Draft, Masks | None]:
         """Return the legal part of the draft, and its masks. See :class:`OutputMasks`."""
         if self._is_over:
-            return (draft, None) if self._inner is None else self._inner.masks(draft)
-        if self._at.phase == "opening" and self._inner is not None:
+            return self._inner.masks(draft)
+        if self._at.phase == "opening" and self._constrains:
             draft = NO_DRAFT
         places = {-1: self._at}
         rows = [self._row(self._at)]
@@ -157,7 +158,7 @@ class ReasoningFirst:
 
     def _takes(self, place: ReasoningPlace, row: Masks, token: int) -> bool:
         """Return True if a draft may go on with a token: not into constrained text."""
-        return (self._inner is None or place.phase != "over") and _holds(row, token)
+        return (not self._constrains or place.phase != "over") and _holds(row, token)
 
     def _row(self, place: ReasoningPlace) -> Masks:
         if place.phase == "over":
@@ -165,7 +166,7 @@ class ReasoningFirst:
         forced = self._forced_index(place)
         if forced is not None:
             return self._marks.only(self._marks.end_tokens[forced])
-        if self._inner is None:
+        if not self._constrains:
             return self._all
         if place.phase == "thinking":
             return self._marks.thinking(place.matched)
@@ -175,7 +176,7 @@ class ReasoningFirst:
     @property
     def _first(self) -> Masks:
         """The constraint's first mask."""
-        masks = None if self._inner is None else self._inner.masks(NO_DRAFT)[1]
+        masks = self._inner.masks(NO_DRAFT)[1]
         return self._all if masks is None else masks[0]
 
     def _forced_index(self, place: ReasoningPlace) -> int | None:
@@ -187,7 +188,7 @@ class ReasoningFirst:
     def advance(self, tokens: Sequence[int]) -> None:
         """Commit tokens after verification: those of the reasoning here, the others in the constraint."""
         self._at, thought = self._behind(tokens)
-        if self._inner is not None and len(thought) < len(tokens):
+        if len(thought) < len(tokens):
             self._inner.advance(tokens[len(thought) :])
 
     def _behind(self, tokens: Sequence[int]) -> tuple[ReasoningPlace, Sequence[int]]:
@@ -196,7 +197,7 @@ class ReasoningFirst:
         for count, token in enumerate(tokens):
             if place.phase == "over":
                 return place, tokens[:count]
-            if place.phase == "opening" and self._inner is not None:
+            if place.phase == "opening" and self._constrains:
                 place, taken = self._opened(place, token)
                 if not taken:
                     return place, tokens[:count]
@@ -216,24 +217,22 @@ class ReasoningFirst:
     @property
     def steers(self) -> bool:
         """True if the constraint steers the text to an end."""
-        return self._inner is not None and self._inner.steers
+        return self._inner.steers
 
     @property
     def keeps_budget(self) -> bool:
         """True if the constrained text is complete when the tokens are used up."""
-        return self._is_over and self._inner is not None and self._inner.keeps_budget
+        return self._is_over and self._inner.keeps_budget
 
     def admit(self, tokens: Sequence[int], room: int) -> list[int]:
         """Return the tokens to commit instead of sampled ones: reasoning is not steered."""
-        if self._inner is None:
-            return list(tokens)
         thought = self._behind(tokens)[1]
         rest = tokens[len(thought) :]
         return [*thought, *self._inner.admit(rest, room - len(thought))] if rest else list(thought)
 
     def must_end(self) -> bool:
         """True if the constraint allows nothing but the end."""
-        return self._is_over and self._inner is not None and self._inner.must_end()
+        return self._is_over and self._inner.must_end()
 
 
 def _holds(row: Masks, token: int) -> bool:
