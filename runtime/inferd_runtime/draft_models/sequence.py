@@ -13,13 +13,13 @@ import numpy as np
 from inferd.protocol import InferdError
 from inferd_runtime.draft_models.draft_sampling import Guess, draw_freely, draw_guess, guess_of
 from inferd_runtime.draft_models.messages import AnswerCallback, AskDraft, DraftAnswer, DraftSpec
-from inferd_runtime.engine.job import NextWork
+from inferd_runtime.engine.job import Job, NextWork
 from inferd_runtime.engine.sampling.host_sampling import LogitRows, Masks
 from inferd_runtime.engine.sampling.penalties import Entries, History, adjust
 from inferd_runtime.engine.sequences.cached_sequence import CachedSequence
 from inferd_runtime.engine.stages import Verified, Work
 from inferd_runtime.speculation.bridge import common_prefix
-from inferd_runtime.speculation.drafts import NO_DRAFT, Draft
+from inferd_runtime.speculation.drafts import Draft
 
 FEW_ROWS = 8
 """A step that computed more rows than this is not counted as the time of a draw."""
@@ -38,7 +38,7 @@ class _OpenRequest:
     seconds: float = 0.0
 
 
-class DraftSequence:
+class DraftSequence(Job):
     """A sequence whose context holds the committed tokens, and after them the path that the draft model has drawn.
 
     The path grows until the request is met or the context is full; without distributions, also until end-of-text is drawn or
@@ -148,21 +148,9 @@ class DraftSequence:
         """True once it was dropped."""
         return self._gone
 
-    def propose(self) -> Draft:
-        """Return no draft: drafts of drafts are not made."""
-        return NO_DRAFT
-
-    def propose_behind(self, ahead: Sequence[int]) -> Draft:
-        """Return no draft, either."""
-        return NO_DRAFT
-
     def next_work(self, in_flight: Work) -> NextWork:
         """Return UNKNOWN where a token is sampled: it is drawn on the host, for its confidence."""
         return NextWork.UNKNOWN if in_flight.rows else NextWork.PENDING
-
-    def completed(self, work: Work) -> Work:
-        """Return the work: nothing of it is late."""
-        return work
 
     def work(self, budget: int, draft: Draft, ahead: int = 0) -> Work:
         """Return the pending tokens in chunks, the last of them with the logits of the next token."""

@@ -10,7 +10,7 @@ from inferd.protocol import InferdError
 from inferd_runtime.engine.sequences.cached_sequence import CachedSequence
 from inferd_runtime.engine.stages import Verified, Work
 from inferd_runtime.kv.table import PageTable
-from inferd_runtime.speculation.drafts import Draft
+from inferd_runtime.speculation.drafts import NO_DRAFT, Draft
 
 
 class NextWork(Enum):
@@ -38,14 +38,14 @@ class Job(Protocol):
         ...
 
     def propose(self) -> Draft:
-        """Make a draft for the next step to verify; NO_DRAFT for none. The step may not verify it."""
-        ...
+        """Make a draft for the next step to verify; NO_DRAFT, as here, for none. The step may not verify it."""
+        return NO_DRAFT
 
     def propose_behind(self, ahead: Sequence[int]) -> Draft:
         """Make a draft for the row behind its work in flight, as if all of that one's draft, ``ahead``, stood, unless it is known
         to fall.
         """
-        ...
+        return NO_DRAFT
 
     def work(self, budget: int, draft: Draft, ahead: int = 0) -> Work:
         """Return the work for this step, at most ``budget`` tokens, with ``draft``, a part of what it proposed.
@@ -55,8 +55,8 @@ class Job(Protocol):
         ...
 
     def completed(self, work: Work) -> Work:
-        """Return a late row with what depends on the token before it, now that this is committed."""
-        ...
+        """Return a late row with what depends on the token before it, now that this is committed. Here nothing of it is late."""
+        return work
 
     def commit(self, done: Verified) -> None:
         """Take the step's outcome. The page table has already advanced over the fed tokens that stay."""

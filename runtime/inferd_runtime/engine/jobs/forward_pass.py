@@ -6,20 +6,20 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from inferd.protocol import InferdError, InvalidRequest, RowResult, Usage
-from inferd_runtime.engine.job import NextWork
+from inferd_runtime.engine.job import Job, NextWork
 from inferd_runtime.engine.sampling.host_sampling import LogitRows, RowSampler, draw, log_softmax
 from inferd_runtime.engine.sampling.probes import Reading, RowEdit, entropy, top_logprobs
 from inferd_runtime.engine.sequences.cached_sequence import CachedSequence
 from inferd_runtime.engine.sequences.visibility import RunEnds, length_of, sees, sees_from
 from inferd_runtime.engine.stages import Verified, Work
-from inferd_runtime.speculation.drafts import NO_DRAFT, Draft
+from inferd_runtime.speculation.drafts import Draft
 
 LOGITS_PER_STEP = 1 << 20
 ROWS_PER_STEP = 64
 """The most that one program's pass may bring to the host in one step, so that it does not delay the others."""
 
 
-class ContextJob:
+class ContextJob(Job):
     """The common part of these jobs: it owns the context until the job ends, and then calls ``listener`` once.
 
     ``steps``: how many engine steps brought it something to read.
@@ -50,21 +50,9 @@ class ContextJob:
         """True once it has ended."""
         return self._ended
 
-    def propose(self) -> Draft:
-        """Return no draft: these jobs do not speculate."""
-        return NO_DRAFT
-
-    def propose_behind(self, ahead: Sequence[int]) -> Draft:
-        """Return no draft, either."""
-        return NO_DRAFT
-
     def next_work(self, in_flight: Work) -> NextWork:
         """Return PENDING: which tokens these jobs compute does not depend on what they read."""
         return NextWork.PENDING
-
-    def completed(self, work: Work) -> Work:
-        """Return the work: nothing of it is late."""
-        return work
 
     def fail(self, error: InferdError) -> None:
         """End with an error."""
