@@ -18,6 +18,7 @@ SYSCALLS_OF_ALL: Mapping[str, int] = {
     "open_tree": 428, "move_mount": 429, "mount_setattr": 442,
     "landlock_create_ruleset": 444, "landlock_add_rule": 445, "landlock_restrict_self": 446,
 }  # fmt: skip
+MNT_DETACH = 2
 
 
 class NotSupported(OSError):
@@ -53,9 +54,9 @@ class Kernel:
         texts = [text.encode() for text in (source, target, kind)]
         self._checked(self._libc.mount(*texts, ctypes.c_ulong(flags), options.encode()))
 
-    def unmount(self, target: str, flags: int) -> None:
-        """``umount2(2)``."""
-        self._checked(self._libc.umount2(target.encode(), flags))
+    def unmount(self, target: str) -> None:
+        """``umount2(2)``, lazily."""
+        self._checked(self._libc.umount2(target.encode(), MNT_DETACH))
 
     def syscall(self, name: str, *arguments: Any) -> int:
         """Call by the system call's name. Raises NotSupported for a processor whose number of it is not known."""

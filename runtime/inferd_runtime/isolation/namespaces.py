@@ -20,7 +20,6 @@ CLONE_NEWNS, CLONE_NEWUTS, CLONE_NEWIPC, CLONE_NEWUSER, CLONE_NEWPID, CLONE_NEWN
 )
 APART = CLONE_NEWNS | CLONE_NEWUTS | CLONE_NEWIPC | CLONE_NEWNET
 MS_NOSUID, MS_NODEV, MS_NOEXEC, MS_REC, MS_PRIVATE = 2, 4, 8, 1 << 14, 1 << 18
-MNT_DETACH = 2
 AT_FDCWD, AT_EMPTY_PATH, AT_RECURSIVE, OPEN_TREE_CLONE, O_CLOEXEC = -100, 0x1000, 0x8000, 1, os.O_CLOEXEC
 MOVE_MOUNT_F_EMPTY_PATH = 4
 READ_ONLY, NO_SETUID, NO_DEVICES, NO_PROGRAMS = 1, 2, 4, 8
@@ -84,9 +83,9 @@ def enter_own_root(kernel: Kernel, readable: Iterable[str], sockets: Iterable[st
         os.chdir(STAGE)
         kernel.syscall("pivot_root", b".", b".")
     except OSError:
-        kernel.unmount(STAGE, MNT_DETACH)
+        kernel.unmount(STAGE)
         raise
-    kernel.unmount(".", MNT_DETACH)
+    kernel.unmount(".")
     os.chdir("/")
     _set_attributes(kernel, AT_FDCWD, b"/", 0, READ_ONLY | NO_SETUID | NO_DEVICES | NO_PROGRAMS)
 

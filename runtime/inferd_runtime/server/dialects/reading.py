@@ -292,15 +292,15 @@ def thinking_budget(asked: int | None) -> int | None:
     return None if asked is None or asked < 0 else asked
 
 
-def check_tools(tools: Sequence[Tool], choice: ToolChoice, tools_at: str, choice_at: str) -> None:
+def check_tools(tools: Sequence[Tool], choice: ToolChoice) -> None:
     """Raises InvalidRequest for two tools of one name, and for a choice that the tools do not leave."""
     names: set[str] = set()
     for number, tool in enumerate(tools):
         if tool.name in names:
-            raise invalid(f"{tools_at}[{number}].name", f"{tools_at}[{number}].name: there are two tools of this name")
+            raise invalid(f"tools[{number}].name", f"tools[{number}].name: there are two tools of this name")
         names.add(tool.name)
     if choice.mode == "required" and not names:
-        raise invalid(choice_at, f"{choice_at}: there are no tools to call")
+        raise invalid("tool_choice", "tool_choice: there are no tools to call")
     for name in choice.names:
         if name not in names:
-            raise invalid(choice_at, f"{choice_at}: there is no tool {cut(name, MAX_SHOWN)!r}")
+            raise invalid("tool_choice", f"tool_choice: there is no tool {cut(name, MAX_SHOWN)!r}")

@@ -109,10 +109,10 @@ async def deny(error: InferdError, scope: Scope, receive: Receive, send: Send) -
         await response(scope, receive, send)
 
 
-def program_json(program: Program, created_at: float | None = None) -> dict[str, Any]:
+def program_json(program: Program) -> dict[str, Any]:
     """Return a program with its interface; ``interface.arguments`` is the JSON Schema of a launch's arguments."""
     interface = program.interface
-    value: dict[str, Any] = {
+    return {
         "id": program.id,
         "name": program.name,
         "version": program.version,
@@ -127,7 +127,6 @@ def program_json(program: Program, created_at: float | None = None) -> dict[str,
             "returns": interface.returns_schema,
         },
     }
-    return value if created_at is None else {**value, "created_at": created_at}
 
 
 def run_summary(record: RunRecord) -> dict[str, Any]:

@@ -84,7 +84,7 @@ def counted_request(body: CountTokensBody) -> ChatRequest:
     """Return what the prompt depends on, as a neutral request. Raises InvalidRequest that names a field."""
     tools = [_tool(value, f"tools[{number}]") for number, value in enumerate(body.tools or [])]
     choice = _tool_choice(body.tool_choice)
-    check_tools(tools, choice, "tools", "tool_choice")
+    check_tools(tools, choice)
     messages = read_messages(body.messages)
     system = read_text(body.system or "", "system", "system")
     request = ChatRequest(

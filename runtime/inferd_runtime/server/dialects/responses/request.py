@@ -101,7 +101,7 @@ def responses_request(body: ResponsesBody, headers: ClientHeaders) -> ChatReques
     """Return the neutral request, with no messages but the instructions. Raises InvalidRequest that names a field."""
     tools = read_tools(body)
     choice = _tool_choice(body)
-    check_tools(tools, choice, "tools", "tool_choice")
+    check_tools(tools, choice)
     request = ChatRequest(
         model=body.model,
         messages=[ChatMessage("system", body.instructions)] if body.instructions else [],
