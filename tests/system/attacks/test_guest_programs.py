@@ -12,6 +12,8 @@ from .attack import QUICK, Program, attacks, withstood
 
 CPU = "limit:cpu_s"
 """On a busy machine the time of the clock is up before that of the processor, so either will do."""
+SPINNING = {"wall_s": 5.0, "cpu_s": 0.5}
+"""Limits of programs that can end in no other way."""
 PROGRAMS = Path(__file__).parent / "programs"
 
 
@@ -24,9 +26,10 @@ def read(file: str) -> list[Program]:
 def parsed(head: str, source: str) -> Program:
     """Return one program."""
     name, ends, *limits = [part.strip() for part in head.split(" | ")]
+    quick = SPINNING if ends == CPU else QUICK
     ends += " limit:wall_s" if CPU in ends else ""
     changes = dict(pair.split("=") for pair in " ".join(limits).split())
-    return Program(name, source, ends, {**QUICK, **{limit: int(value) for limit, value in changes.items()}})
+    return Program(name, source, ends, {**quick, **{limit: int(value) for limit, value in changes.items()}})
 
 
 FLOODS = read("floods.txt")
