@@ -3,11 +3,8 @@
 from __future__ import annotations
 
 import anyio
-import pytest
 
 from inferd_runtime.change_signal import ChangeSignal
-
-pytestmark = pytest.mark.anyio
 
 
 async def test_one_change_wakes_all_that_wait_and_none_that_come_later() -> None:

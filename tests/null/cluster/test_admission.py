@@ -18,8 +18,6 @@ from inferd_runtime.cluster.front.members import Members
 from inferd_runtime.server.tenancy.quotas import Quotas, same_for_all
 from inferd_runtime.server.tenancy.tenant_use import TenantUse
 
-pytestmark = pytest.mark.anyio
-
 
 @pytest.fixture
 def admitting(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Admission:

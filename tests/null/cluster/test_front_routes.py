@@ -8,7 +8,6 @@ from typing import Any
 
 import anyio
 import httpcore
-import pytest
 from starlette.requests import Request
 
 from inferd_runtime.cluster.front.hop_client import HopRequest
@@ -19,7 +18,6 @@ from inferd_runtime.server.gateway.auth import ROLE_KEY, TENANT_KEY
 from inferd_runtime.server.tenancy.quotas import Quotas, Role, same_for_all
 from inferd_runtime.server.tenancy.tenant_use import TenantUse
 
-pytestmark = pytest.mark.anyio
 SCOPE = {
     "type": "http", "method": "GET", "path": "/v1/responses/r", "raw_path": b"/v1/responses/r", "query_string": b"",
     "headers": [], "path_params": {"response": "r"}, TENANT_KEY: "ann", ROLE_KEY: Role.USER,

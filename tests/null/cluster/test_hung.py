@@ -13,7 +13,6 @@ import pytest
 
 from inferd_runtime.cluster.ray_serve.child import kill_if_hung
 
-pytestmark = pytest.mark.anyio
 SLEEPS = "import time; time.sleep(60)"
 
 

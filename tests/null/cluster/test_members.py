@@ -13,7 +13,6 @@ from inferd_runtime.cluster.front.members import LOST_ROUNDS, SILENT_ROUNDS, Mem
 from inferd_runtime.cluster.front.start_keys import Beginning
 from inferd_runtime.cluster.messages import JoinCluster, ReplicaReport
 
-pytestmark = pytest.mark.anyio
 HUNG, OTHER = "0" * 8, "1" * 8
 
 

@@ -23,7 +23,6 @@ from inferd_runtime.server.services.table import Handed
 from inferd_runtime.server.services.topics.families import MESSAGE_OPERATIONS
 from inferd_runtime.server.services.wires import JSON_WIRE
 
-pytestmark = pytest.mark.anyio
 ANN = Caller("ann", "run-1")
 
 

@@ -7,14 +7,11 @@ from types import SimpleNamespace
 from typing import Any
 
 import anyio
-import pytest
 
 from inferd_runtime.cluster.messages import FrontOrder
 from inferd_runtime.cluster.replica.routes import ReplicaApi
 from inferd_runtime.cluster.replica.state import ReplicaState
 from inferd_runtime.settings.settings import Settings
-
-pytestmark = pytest.mark.anyio
 
 
 async def test_a_replica_that_ends_waits_for_the_answer_to_a_request_that_overtook_an_order(tmp_path: Path) -> None:

@@ -22,7 +22,6 @@ from inferd_runtime.server.tenancy.quotas import Quotas, same_for_all
 from inferd_runtime.server.tenancy.shares import SharedPlaces, ShareRule
 from inferd_runtime.server.tenancy.tenant_use import TenantUse
 
-pytestmark = pytest.mark.anyio
 SCOPE = {
     "type": "websocket", "path": "/v1/session", "query_string": b"", "headers": [], "subprotocols": [], TENANT_KEY: "ann",
     "extensions": {"websocket.http.response": {}},

@@ -16,7 +16,6 @@ from inferd import Adapter, Context, InvalidRequest, NotFound, Sampler
 from inferd.protocol import FlushContext, Forward, LoadAdapter, StartGenerate, UploadAdapter
 from inferd.protocol.adapters import UPLOAD_CHUNK_BYTES
 
-pytestmark = pytest.mark.anyio
 GREEDY = Sampler.argmax()
 CONFIG = json.dumps({"peft_type": "LORA", "r": 5, "target_modules": ["q_proj"]})
 

@@ -31,7 +31,6 @@ from inferd.testing import FakeRuntime
 from inferd.transport import current_transport
 from inferd.transport.room import MOST_AT_ONCE
 
-pytestmark = pytest.mark.anyio
 GREEDY = Sampler.argmax()
 PROTOCOL = [Subprotocol("inferd.v1")]
 

@@ -27,7 +27,6 @@ from inferd.protocol import (
 )
 from inferd.testing import FakeRuntime, render
 
-pytestmark = pytest.mark.anyio
 GREEDY = Sampler.argmax()
 
 

@@ -31,7 +31,6 @@ from inferd.protocol.floats import pack_floats, unpack_floats
 from inferd.testing import FakeRuntime
 from inferd_runtime.testing.byte_tokenizer import END, VOCAB_SIZE
 
-pytestmark = pytest.mark.anyio
 TOTAL = math.log(VOCAB_SIZE - 1 + math.e)
 
 

@@ -43,7 +43,6 @@ from inferd.protocol import (
 )
 from inferd.testing import FakeRuntime
 
-pytestmark = pytest.mark.anyio
 GREEDY = Sampler.argmax()
 
 

@@ -103,7 +103,6 @@ def test_any_run_of_events(events: list[GenerationEvent]) -> None:
         assert not left or lifecycle.state in (GenerationState.LEAVING, GenerationState.LEFT)
 
 
-@pytest.mark.anyio
 async def test_a_start_that_nobody_waits_for_is_closed_even_if_the_first_try_is_cancelled() -> None:
     """Cancelling whoever closes does not cancel the start, which alone knows what there is to close."""
     gate = asyncio.Event()

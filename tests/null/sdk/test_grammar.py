@@ -55,7 +55,6 @@ from inferd.protocol import (
 from inferd.testing import EOS, FakeRuntime
 from inferd_runtime.testing.byte_tokenizer import END
 
-pytestmark = pytest.mark.anyio
 GREEDY = Sampler.argmax()
 YES = Choice(["yes", "yet", "no"])
 

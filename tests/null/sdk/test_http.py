@@ -27,8 +27,6 @@ from inferd.protocol.operations import Done
 from inferd.transport import restore_transport, use_transport
 from inferd_runtime.sandbox.runner.http_libraries import HttpLibraries
 
-pytestmark = pytest.mark.anyio
-
 
 class PlayedGateway:
     """Keeps to the gateway's limit. A body is two pieces, the second of which comes with a read; ``broken``: it does not."""

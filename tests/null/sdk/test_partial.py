@@ -18,7 +18,6 @@ from inferd.partial import PartialJson, decoded_start
 from inferd.program.json_values import to_json_value
 from inferd.testing import FakeRuntime
 
-pytestmark = pytest.mark.anyio
 GREEDY = Sampler.argmax()
 
 

@@ -26,7 +26,6 @@ from inferd_runtime.kv.snapshots import SnapshotStore
 from inferd_runtime.testing.byte_tokenizer import VOCAB_SIZE, ByteTokenizer
 from inferd_runtime.testing.null_driver import NullDriver
 
-pytestmark = pytest.mark.anyio
 ROOT = Path(__file__).parents[3]
 COMPILES = {"grammar.compile": lambda _: CompiledGrammar(1, False), "grammar.release": lambda _: None}
 EXAMPLES = sorted(path.name for path in (ROOT / "examples").glob("*.py"))

@@ -13,8 +13,6 @@ from inferd.protocol.mcp import CallMcpTool
 from inferd.protocol.topics import PublishValues, PullValues
 from inferd.transport.room import MOST_AT_GATEWAY, OF_TOOL_SERVERS, SOON, CallRoom, LaunchLine
 
-pytestmark = pytest.mark.anyio
-
 
 class Server:
     """Has room for some runs, each of which ends by itself after a few turns of the event loop."""

@@ -14,7 +14,6 @@ from inferd import InvalidRequest, LimitExceeded
 from inferd.client.http_link import HttpLink
 from inferd.client.run_handle import RunHandle
 
-pytestmark = pytest.mark.anyio
 WAITING = {
     "id": "run-1", "state": "queued", "started_at": None, "finished_at": None, "next_event": 0, "error": None,
     "usage": {"tokens": 0}, "result": None,

@@ -19,7 +19,6 @@ from inferd_runtime.kv.snapshot_folder import SnapshotFolder
 from inferd_runtime.kv.snapshots import SnapshotStore
 from inferd_runtime.sandbox.runner.transport import GuestTransport
 
-pytestmark = pytest.mark.anyio
 ARGMAX = Sampler.argmax()
 
 

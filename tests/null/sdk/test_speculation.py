@@ -31,7 +31,6 @@ from inferd.protocol import NextSteps, SourceCount, SpeculationSettings, StartGe
 from inferd.testing import FakeRuntime
 from inferd_runtime.testing.byte_tokenizer import END, ByteTokenizer
 
-pytestmark = pytest.mark.anyio
 GREEDY = Sampler.argmax()
 TEXT = "the quick brown fox"
 

@@ -12,7 +12,6 @@ from inferd import AttentionMask, Context, Entropy, InvalidRequest, ReasoningSpe
 from inferd.samplers import Typical, chain
 from inferd.testing import FakeRuntime
 
-pytestmark = pytest.mark.anyio
 URL = "https://api.example.com/"
 
 

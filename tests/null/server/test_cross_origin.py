@@ -17,7 +17,6 @@ from inferd_runtime.server.tenancy.tokens import TokenRights
 
 PAGE = "https://app.example"
 ASKS = {"access-control-request-method": "POST", "access-control-request-headers": "authorization,content-type"}
-pytestmark = pytest.mark.anyio
 
 
 async def hello(request: Request) -> PlainTextResponse:

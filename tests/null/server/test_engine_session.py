@@ -18,7 +18,6 @@ from inferd.protocol import Done, GetUsage, Unauthorized, Unavailable, Usage
 from inferd_runtime.server.supervisor.engine_session import EngineChannel, EngineSession, opening_channel
 from inferd_runtime.session.wire import CLOSE, ERROR, OK, OPEN, TICKET
 
-pytestmark = pytest.mark.anyio
 SECONDS = 30
 Answer = Callable[[str], Any]
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import httpx
-import pytest
 from starlette.requests import Request
 from starlette.responses import PlainTextResponse
 from starlette.routing import Route
@@ -17,7 +16,6 @@ async def hello(request: Request) -> PlainTextResponse:
     return PlainTextResponse("hello")
 
 
-@pytest.mark.anyio
 async def test_nobody_is_sent_elsewhere_with_a_token() -> None:
     """A path with a slash at its end was answered with a redirect to the host that the request named, by HTTP."""
     app = make_app([Route("/v1/runs", hello)], AccessTokens({"secret": TokenRights("alice")}))

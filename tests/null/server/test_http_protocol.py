@@ -27,7 +27,6 @@ HANDSHAKE = (
 HEAD = b"POST / HTTP/1.1\r\nHost: x\r\nTransfer-Encoding: chunked\r\n\r\n"
 
 
-@pytest.mark.anyio
 async def test_an_answer_to_a_body_that_went_wrong_is_not_an_error_of_the_server(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
@@ -56,7 +55,6 @@ async def test_an_answer_to_a_body_that_went_wrong_is_not_an_error_of_the_server
     assert not caplog.records
 
 
-@pytest.mark.anyio
 async def test_a_frame_that_comes_with_its_handshake_is_heard() -> None:
     """It was dropped where both were read at once, and its sender waited for the answer until its time was up."""
     heard = asyncio.get_running_loop().create_future()
@@ -101,7 +99,6 @@ async def answer_to(application: Any, start: bytes) -> bytes:
     return said
 
 
-@pytest.mark.anyio
 async def test_a_handshake_that_is_refused_is_not_an_error_of_the_server(caplog: pytest.LogCaptureFixture) -> None:
     """Each WebSocket without a valid token, as all that browsers open, had the log tell of a bug in the server."""
     with caplog.at_level(logging.ERROR):
@@ -109,7 +106,6 @@ async def test_a_handshake_that_is_refused_is_not_an_error_of_the_server(caplog:
     assert not caplog.records
 
 
-@pytest.mark.anyio
 @pytest.mark.parametrize("application", [accepting, refusing])
 async def test_a_token_in_an_address_is_not_logged(application: Any, caplog: pytest.LogCaptureFixture) -> None:
     """A browser's WebSocket can send no header: whoever tries it puts the token there."""

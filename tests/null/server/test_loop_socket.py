@@ -17,7 +17,6 @@ import zmq
 
 from inferd_runtime.server.supervisor.loop_socket import LoopSocket
 
-pytestmark = pytest.mark.anyio
 COUNT = 5000
 SECONDS = 30
 

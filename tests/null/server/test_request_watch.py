@@ -16,7 +16,6 @@ from inferd_runtime.server.gateway.request_watch import RequestWatch, timed
 from inferd_runtime.server.tenancy.quotas import Quotas, same_for_all
 from inferd_runtime.server.tenancy.tenant_use import TenantUse
 
-pytestmark = pytest.mark.anyio
 BUSY = 0.02
 
 

@@ -16,7 +16,6 @@ from inferd_runtime.server.gateway.auth import TENANT_KEY
 from inferd_runtime.server.gateway.requests import read_bytes, unless_left
 from inferd_runtime.server.tenancy.shares import SharedPlaces, ShareRule
 
-pytestmark = pytest.mark.anyio
 PLACES = SharedPlaces(ShareRule(100, 50), "bytes", "a setting")
 BODY = b'{"model": "tiny"}'
 

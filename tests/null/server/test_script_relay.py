@@ -8,7 +8,6 @@ from typing import Any, cast
 import anyio
 import anyio.lowlevel
 import msgspec
-import pytest
 from starlette.websockets import WebSocket
 
 from inferd_runtime.server.gateway.request_watch import CHARGE_KEY
@@ -19,7 +18,6 @@ from inferd_runtime.server.supervisor.engine_session import EngineChannel
 from inferd_runtime.server.supervisor.engine_supervisor import StartedEngine
 from inferd_runtime.session.wire import LinkReply
 
-pytestmark = pytest.mark.anyio
 CALLS = 400
 
 

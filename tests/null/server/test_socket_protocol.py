@@ -25,7 +25,6 @@ async def application(scope: Any, receive: Any, send: Any) -> None:
     """Never called here."""
 
 
-@pytest.mark.anyio
 @pytest.mark.parametrize("first", [b"", b"ab"], ids=["empty", "full"])
 async def test_small_pieces_of_a_message_take_no_more_than_their_bytes(first: bytes) -> None:
     """Kept apart, pieces of two bytes took 56 each: the 32 MiB that a tenant may send unread were 180 of the gateway."""

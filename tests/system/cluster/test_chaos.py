@@ -20,7 +20,7 @@ from draft_engines import Proxy
 from .conftest import Cluster, Process, open_cluster, until
 from .test_messages import script
 
-pytestmark = [pytest.mark.anyio, pytest.mark.long]
+pytestmark = pytest.mark.long
 ECHOES = """
 import asyncio
 async def main(text: str, pause: float = 0.05):

@@ -17,7 +17,7 @@ from inferd.protocol import ErrorInfo, Unavailable
 
 from .conftest import ANN, Cluster, until
 
-pytestmark = [pytest.mark.anyio, pytest.mark.usefixtures("two_replicas")]
+pytestmark = pytest.mark.usefixtures("two_replicas")
 COUNTS = """
 import worker
 async def main():

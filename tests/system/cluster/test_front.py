@@ -18,7 +18,7 @@ from inferd_runtime.server.tenancy.tokens import TokenRights
 
 from .conftest import ANN, BOB, CID, DAN, EVE, FAY, GUS, HAL, KEY, ROOT, Cluster, until
 
-pytestmark = [pytest.mark.anyio, pytest.mark.usefixtures("two_replicas")]
+pytestmark = pytest.mark.usefixtures("two_replicas")
 HELLO = "async def main(word: str = 'x'):\n    print('hello', word)\n    return word\n"
 WAITS = "import worker\nasync def main():\n    print('up')\n    return await worker.receive()\n"
 

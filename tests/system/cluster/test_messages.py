@@ -19,7 +19,7 @@ from inferd_runtime.server.tenancy.tokens import TokenRights
 
 from .conftest import ANN, BOB, EVE, KEY, Cluster, Process, until
 
-pytestmark = [pytest.mark.anyio, pytest.mark.usefixtures("two_replicas")]
+pytestmark = pytest.mark.usefixtures("two_replicas")
 WAITS = "import worker\nasync def main():\n    return await worker.receive()\n"
 
 

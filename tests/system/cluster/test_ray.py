@@ -20,7 +20,7 @@ from .conftest import until
 from .ray_cluster import SECONDS, TELLS, RayCluster, replicas_of, said_by, two_usable
 
 pytest.importorskip("ray", reason="Ray is not installed: pip install 'inferd[cluster]'")
-pytestmark = [pytest.mark.anyio, pytest.mark.cluster]
+pytestmark = pytest.mark.cluster
 SAVES = """
 from inferd import Context
 async def main():

@@ -17,7 +17,7 @@ from .conftest import until
 from .ray_cluster import TELLS, RayCluster, replicas_of, said_by, two_usable
 
 pytest.importorskip("ray", reason="Ray is not installed: pip install 'inferd[cluster]'")
-pytestmark = [pytest.mark.anyio, pytest.mark.cluster, pytest.mark.long]
+pytestmark = [pytest.mark.cluster, pytest.mark.long]
 HOLDS = """
 import asyncio
 from inferd import Context

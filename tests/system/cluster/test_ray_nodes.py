@@ -22,7 +22,7 @@ from .conftest import until
 from .ray_cluster import SECONDS, TELLS, RayCluster, said_by
 
 pytest.importorskip("ray", reason="Ray is not installed: pip install 'inferd[cluster]'")
-pytestmark = [pytest.mark.anyio, pytest.mark.cluster, pytest.mark.long]
+pytestmark = [pytest.mark.cluster, pytest.mark.long]
 ADDRESS = "127.0.0.1:6395"
 OPTIONS = ("--replicas=2", "--port=7395", "--replica-cpus=1", "--threads=1", "--drain-seconds=5")
 

@@ -23,7 +23,6 @@ from inferd_runtime.settings.settings import EngineSettings
 
 from .conftest import ANN, BOB, KEY, ROOT, Cluster, open_cluster, until
 
-pytestmark = pytest.mark.anyio
 SAVES = """
 from inferd import Context
 async def main():

@@ -19,7 +19,6 @@ from inferd_runtime.server.gateway.app import open_gateway
 
 from .conftest import ANN, BOB, Serve, fake_commands, settings_in
 
-pytestmark = pytest.mark.anyio
 TALKER = """
 import asyncio, worker
 async def main(count: int = 3) -> dict:

@@ -22,7 +22,6 @@ from inferd.protocol import InvalidRequest, Unavailable
 
 from .conftest import ANN, BOB, ROOT, Serve, Served, until
 
-pytestmark = pytest.mark.anyio
 HASTY = {"header_s": 0.6, "body_s": 0.6, "keep_alive_s": 0.6, "unread_s": 0.6}
 PRINTS = "async def main():\n    for _ in range(60):\n        print('x' * 60000)\n"
 SLEEPS = "import asyncio\nasync def main():\n    await asyncio.sleep(600)\n"

@@ -27,7 +27,6 @@ from inferd_runtime.server.supervisor.runtime import open_runtime
 
 from .conftest import HERE, Serve, fake_commands, settings_in, until
 
-pytestmark = pytest.mark.anyio
 SLEEP = "import asyncio\nasync def main():\n    print('asleep')\n    await asyncio.sleep(600)\n"
 DIE = "import worker\nasync def main():\n    worker.die()\n"
 ASK = "import worker\nasync def main(text: str):\n    return await worker.call('model.tokenize', text=text)\n"

@@ -18,7 +18,6 @@ from inferd_runtime.server.run_store.run_file import RunFile
 
 from .conftest import Serve, Served, until
 
-pytestmark = pytest.mark.anyio
 ASK = """
 import worker
 async def main(text: str):

@@ -31,7 +31,6 @@ from inferd_runtime.server.supervisor.commands import Commands, default_commands
 
 from .conftest import ANN, BOB, fake_commands, settings_in
 
-pytestmark = pytest.mark.anyio
 TURNS = """
 import hashlib
 from inferd import session

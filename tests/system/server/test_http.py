@@ -15,7 +15,6 @@ import pytest
 
 from .conftest import ANN, BOB, ROOT, Serve, Served, fake_commands, until
 
-pytestmark = pytest.mark.anyio
 HELLO = "async def main(name: str, times: int = 1) -> str:\n    print('hello', name)\n    return name * times\n"
 SLEEP = "import asyncio\nasync def main():\n    print('asleep')\n    await asyncio.sleep(600)\n"
 

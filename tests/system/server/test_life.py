@@ -18,7 +18,6 @@ from inferd_runtime.server.run_store.run_file import RunFile
 
 from .conftest import BOB, CommandLine, Serve, until
 
-pytestmark = pytest.mark.anyio
 TALK = "async def main(n: int = 3):\n    for i in range(n): print(i)\n    return {'n': n}\n"
 SLEEP = (
     "import asyncio\nasync def main(seconds: float = 600.0):\n    print('asleep')\n    await asyncio.sleep(seconds)\n"

@@ -26,7 +26,6 @@ from inferd_runtime.settings.settings import SECRETS_FILE
 
 from .conftest import ANN, Serve, Served, fake_commands, settings_in
 
-pytestmark = pytest.mark.anyio
 PAGE = "network.md"
 PROGRAM, STREAM, SECRET, SERVERS, BROUGHT, OFFERED = range(6)
 AGENT = """

@@ -30,7 +30,6 @@ from inferd_runtime.settings.settings import SECRETS_FILE
 
 from .conftest import ANN, BOB, Served, fake_commands, settings_in, until
 
-pytestmark = pytest.mark.anyio
 SECRET = "ghp_0123456789abcdef"
 HEADER = """
 # /// script

@@ -20,7 +20,6 @@ from inferd_runtime.server.supervisor.commands import Commands, default_commands
 
 from .conftest import ANN, fake_commands, settings_in
 
-pytestmark = pytest.mark.anyio
 SOURCE = """
 # /// script
 # dependencies = ["wording>=1"]

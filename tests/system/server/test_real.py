@@ -22,7 +22,6 @@ from inferd_runtime.server.supervisor.runtime import Runtime, open_runtime
 
 from .conftest import fake_commands, settings_in, until
 
-pytestmark = pytest.mark.anyio
 COUNT_SESSIONS = """
 from inferd.protocol import CreateContext
 from inferd.transport import current_transport

@@ -19,8 +19,6 @@ from inferd.transport import current_transport
 
 from .conftest import ANN, Serve, Served, until
 
-pytestmark = pytest.mark.anyio
-
 
 def address(served: Served) -> str:
     return served.gateway.url.replace("http://", "ws://")

@@ -28,7 +28,6 @@ from inferd_runtime.server.supervisor.commands import Commands, default_commands
 
 from .conftest import ANN, BOB, fake_commands, settings_in, until
 
-pytestmark = pytest.mark.anyio
 PUBLISH = """
 import asyncio
 from inferd import topic

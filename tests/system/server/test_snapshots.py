@@ -15,7 +15,6 @@ from inferd_runtime.server.supervisor.commands import Commands, default_commands
 
 from .conftest import ANN, BOB, Serve, Served, fake_commands, settings_in
 
-pytestmark = pytest.mark.anyio
 WARM = Sampler.multinomial(0.8, seed=5)
 
 

@@ -18,7 +18,7 @@ from inferd_runtime.server.supervisor.runtime import open_runtime
 
 from .conftest import settings_in, until
 
-pytestmark = [pytest.mark.anyio, pytest.mark.long]
+pytestmark = pytest.mark.long
 FOLLOWER = "inferd_runtime.server.engine_process.follower_process"
 GENERATE = """
 from inferd import Context, Sampler

@@ -8,12 +8,10 @@ from pathlib import Path
 import anyio
 import hostile_uploads
 import httpx
-import pytest
 from small_disk import small_disk
 
 from .conftest import BOB, Serve
 
-pytestmark = pytest.mark.anyio
 HELLO = "async def main() -> str:\n    return 'hello'\n"
 COSTLY = (
     "dotted keys in a project",

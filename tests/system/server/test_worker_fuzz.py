@@ -17,8 +17,6 @@ from inferd_runtime.server.supervisor.runtime import open_runtime
 from .conftest import fake_commands, settings_in
 from .test_failures import SLEEP, program
 
-pytestmark = pytest.mark.anyio
-
 
 async def fuzz_gateway(folder: Path, patch: pytest.MonkeyPatch, rounds: int, each: int) -> int:
     """Send what a worker that was taken over may send; returns for how many frames the gateway would have killed it."""

@@ -12,8 +12,6 @@ import pytest
 
 from inferd_runtime.sandbox.runner.anyio_library import adapt
 
-pytestmark = pytest.mark.anyio
-
 
 async def test_a_threads_work_is_done_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
     module: Any = ModuleType(backend.__name__)

@@ -99,7 +99,6 @@ def test_httpx_fetches_at_once_and_awaited(web: Web) -> None:
         module.HTTPTransport(verify=False)
 
 
-@pytest.mark.anyio
 async def test_httpx_awaits_the_programs_own_transport(web: Web) -> None:
     module = adapted(web, httpx._transports.default)
     async with (

@@ -9,7 +9,6 @@ from inferd.chat.conversation import open_context
 from inferd.chat.request import ChatMessage, ChatRequest, Tool, ToolChoice
 from inferd.transport import restore_transport, use_transport
 
-pytestmark = pytest.mark.anyio
 CALL = 'Let me see. <tool_call>\n{"name":"add","arguments":{"a":2,"b":3}}\n</tool_call>'
 ADD = Tool("add", "", {"type": "object", "properties": {"a": {"type": "integer"}, "b": {"type": "integer"}}})
 

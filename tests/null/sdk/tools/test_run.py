@@ -19,8 +19,6 @@ from inferd.protocol import Detokenize, RenderChat, StartGenerate
 from inferd.tools import ToolAnswer, ToolFunction, ToolResult
 from inferd_runtime.testing.byte_tokenizer import END, TURN
 
-pytestmark = pytest.mark.anyio
-
 
 def call(name: str, **arguments: Any) -> str:
     written = json.dumps({"name": name, "arguments": arguments}, separators=(",", ":"))

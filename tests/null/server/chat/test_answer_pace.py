@@ -22,7 +22,6 @@ from inferd_runtime.server.chat.answer_pace import (
 )
 from inferd_runtime.server.connections.loop_shares import ALLOWED_DEBT
 
-pytestmark = pytest.mark.anyio
 SCORE = TokenScore(1, "a", [97], -1.0, [TokenScore(2, "b", [98], -1.5, [], 1)] * 20, 1)
 
 

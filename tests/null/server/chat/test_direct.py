@@ -27,7 +27,6 @@ def texts(*words: str) -> list[ChatEvent]:
     return [TextDelta(word) for word in words]
 
 
-@pytest.mark.anyio
 async def test_events_that_wait_come_together_and_then_the_end() -> None:
     answer = answer_of(texts("a"), texts("b", "c"), [], None)
     assert await answer.next() == texts("a", "b", "c")
@@ -35,7 +34,6 @@ async def test_events_that_wait_come_together_and_then_the_end() -> None:
     assert answer.complete
 
 
-@pytest.mark.anyio
 async def test_an_error_comes_behind_what_was_written_before_it() -> None:
     answer = answer_of(texts("a"), ProgramError("no"), None)
     assert await answer.next() == texts("a")
@@ -45,7 +43,6 @@ async def test_an_error_comes_behind_what_was_written_before_it() -> None:
     assert not answer.complete
 
 
-@pytest.mark.anyio
 async def test_a_part_of_an_answer_does_not_make_it_complete() -> None:
     answer = answer_of(texts("a"))
     assert await answer.next() == texts("a")
@@ -60,7 +57,6 @@ class _Session:
         return ChatFormat(True, "json", request.model, "", True)
 
 
-@pytest.mark.anyio
 async def test_each_engine_is_asked_once_for_a_models_format() -> None:
     formats, session = ChatFormats(), _Session()
     engines = [cast(Any, object()), cast(Any, object())]
@@ -71,7 +67,6 @@ async def test_each_engine_is_asked_once_for_a_models_format() -> None:
     assert session.asked == 4
 
 
-@pytest.mark.anyio
 async def test_log_probabilities_wait_for_their_reader() -> None:
     """Those of many answers that nobody reads would be hundreds of thousands of objects in every collection of garbage."""
     written = Written()

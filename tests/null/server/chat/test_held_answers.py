@@ -13,7 +13,6 @@ from inferd_runtime.server.chat.held_answers import MAX_ANSWER_BYTES, SCORE_BYTE
 from inferd_runtime.server.tenancy.shares import SharedPlaces
 from inferd_runtime.server.tenancy.tenant_use import OUTSTANDING_RULE
 
-pytestmark = pytest.mark.anyio
 ALTERNATIVES = 20
 SCORE = TokenScore(1, "a", [97], -1.0, [TokenScore(2, "b", [98], -1.5, [], 1)] * ALTERNATIVES, 1)
 SCORED = TextDelta("a", scores=[SCORE] * 256)

@@ -16,8 +16,6 @@ from inferd_runtime.server.chat.launched import LaunchedAnswer
 from inferd_runtime.server.chat.program_events import EventReader
 from inferd_runtime.server.supervisor.run_events import Ending, RunEvent
 
-pytestmark = pytest.mark.anyio
-
 
 async def test_a_program_that_finishes_no_answer_is_charged_with_its_prompt() -> None:
     """A text that main returns, or that a Reply wrote without finishing: the client was told of 0 prompt tokens."""

@@ -13,8 +13,6 @@ from inferd.chat import ChatEvent, ChoiceFinished, TextDelta, UsageReport
 from inferd.protocol import InferdError, LimitExceeded
 from inferd_runtime.server.chat.several_answers import AT_ONCE, Answer, several_answers
 
-pytestmark = pytest.mark.anyio
-
 
 class Recorded:
     """Brings recorded events, one at a time, then an error or the end."""

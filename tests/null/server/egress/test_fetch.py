@@ -23,7 +23,6 @@ from inferd_runtime.server.egress.messages import FetchOrder, HeaderLine
 from inferd_runtime.server.egress.redaction import Redactor
 from inferd_runtime.server.egress.resolver import Resolver
 
-pytestmark = pytest.mark.anyio
 SECRET = "s3cr3t-0123456789"
 
 

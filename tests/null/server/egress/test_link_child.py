@@ -11,15 +11,12 @@ from typing import Any
 
 import anyio
 import msgspec
-import pytest
 import zmq
 
 from inferd.protocol import Done, ErrorInfo, InferdError, InvalidRequest
 from inferd_runtime.server.egress.link_child import EgressHandlers, EgressServer
 from inferd_runtime.server.egress.messages import READY, EgressAnswer, EgressCall, EgressDrop
 from inferd_runtime.server.supervisor.loop_socket import LoopSocket
-
-pytestmark = pytest.mark.anyio
 
 
 class Asked(msgspec.Struct, weakref=True):

@@ -18,8 +18,6 @@ from inferd_runtime.server.egress.process import EgressLaunch, EgressProcess
 from inferd_runtime.server.egress.tool_start import ToolServerStart
 from inferd_runtime.server.services.outside import _remove_home
 
-pytestmark = pytest.mark.anyio
-
 
 def script(folder: Path, source: str) -> Path:
     path = folder / "script.py"

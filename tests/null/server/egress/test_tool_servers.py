@@ -34,7 +34,6 @@ from inferd_runtime.server.egress.mcp_process import ToolServer, tool_server
 from inferd_runtime.server.egress.mcp_streams import MAX_MESSAGE_CONTAINERS, ContainerMeter, LineBuffer
 from inferd_runtime.server.egress.tool_start import ToolServerStart
 
-pytestmark = pytest.mark.anyio
 SCRIPT = str(Path(lying_tool_server.__file__))
 
 

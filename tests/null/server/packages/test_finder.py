@@ -32,7 +32,6 @@ from inferd_runtime.server.packages.requirements import checked_requirements
 from inferd_runtime.server.processes.child_process import ChildProcess
 from inferd_runtime.server.processes.priority import BEHIND, LAST
 
-pytestmark = pytest.mark.anyio
 NATIVE = "cp314-cp314-manylinux_2_17_x86_64"
 
 

@@ -23,7 +23,6 @@ async def upload(library: ProgramLibrary, number: int) -> str:
     return (await library.upload(body, "a")).program.id
 
 
-@pytest.mark.anyio
 async def test_a_name_stands_for_the_newest_upload_and_for_nothing_once_removed(tmp_path: Path) -> None:
     async with open_library(tmp_path / "programs.sqlite3", same_for_all(ADMIN_QUOTAS)) as library:
         first = await upload(library, 1)

@@ -10,7 +10,6 @@ from typing import Any, cast
 
 import anyio
 import anyio.lowlevel
-import pytest
 
 from inferd_runtime.sandbox.messages import Bundle
 from inferd_runtime.server.packages.finder import PackageFinder
@@ -19,8 +18,6 @@ from inferd_runtime.server.programs.library import ProgramLibrary
 from inferd_runtime.server.programs.parser_messages import ParsedUpload
 from inferd_runtime.server.programs.parser_pool import ParserPool
 from inferd_runtime.server.tenancy.quotas import Quotas, same_for_all
-
-pytestmark = pytest.mark.anyio
 
 
 class StillRegistry:

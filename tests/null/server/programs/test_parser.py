@@ -197,7 +197,6 @@ def test_an_upload_is_not_blamed_where_the_system_killed_its_parser() -> None:
     process.close()
 
 
-@pytest.mark.anyio
 async def test_hostile_uploads_of_one_tenant_delay_no_other_tenants() -> None:
     pool = ParserPool(lambda: ParserProcess(SLOW_LIMITS))
     pool.warm_up()
@@ -224,7 +223,6 @@ async def test_hostile_uploads_of_one_tenant_delay_no_other_tenants() -> None:
     assert ended == ["warm", *(f"good {number}" for number in range(5)), *["slow limit"] * 2]
 
 
-@pytest.mark.anyio
 async def test_a_tenants_line_is_short_and_gone_when_it_is_empty() -> None:
     pool = ParserPool()
     async with anyio.create_task_group() as tasks:
@@ -249,7 +247,6 @@ async def test_a_tenants_line_is_short_and_gone_when_it_is_empty() -> None:
     assert not pool._lines
 
 
-@pytest.mark.anyio
 async def test_uploads_that_are_parsed_when_the_pool_closes_fail() -> None:
     pool = ParserPool(lambda: ParserProcess(ParseLimits(cpu_s=30, wall_s=60)))
     pool.warm_up()

@@ -22,7 +22,6 @@ from inferd_runtime.server.services.topics.queues import Queues
 from inferd_runtime.server.services.wires import MSGPACK_WIRE, JsonText
 from inferd_runtime.testing.services import service_table
 
-pytestmark = pytest.mark.anyio
 LARGE = b"[" + b"[1,2]," * 80_000 + b"0]"
 MILLION = MAX_REQUEST_BYTES - 64
 SECONDS = 0.6

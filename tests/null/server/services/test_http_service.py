@@ -29,7 +29,6 @@ from inferd_runtime.server.services.http import MAX_OPEN_FETCHES, HttpService
 from inferd_runtime.server.tenancy.quotas import Quotas
 from inferd_runtime.server.tenancy.secret_store import Secret, SecretEntry
 
-pytestmark = pytest.mark.anyio
 TEXT = "s3cr3t-0123456789"
 URL = "https://api.example.com/v1?key=hidden"
 

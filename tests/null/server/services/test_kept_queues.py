@@ -20,8 +20,6 @@ from inferd_runtime.server.services.topics.queues import Queues
 from inferd_runtime.server.tenancy.quotas import Quotas, same_for_all
 from inferd_runtime.testing.services import calling, service_table
 
-pytestmark = pytest.mark.anyio
-
 
 class StillFile:
     """Adds nothing before it is told to."""

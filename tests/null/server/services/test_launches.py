@@ -31,7 +31,6 @@ from inferd_runtime.server.tenancy.tenant_use import TenantUse
 from inferd_runtime.settings.settings import Settings
 from inferd_runtime.testing.services import ServiceTransport, calling, service_table
 
-pytestmark = pytest.mark.anyio
 PROGRAM = Program("sha256:0", "p", "1.0.0", Bundle("p", {"main.py": ""}), Interface(Manifest("p"), []), {})
 
 

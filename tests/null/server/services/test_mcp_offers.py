@@ -34,7 +34,6 @@ from inferd_runtime.server.services.mcp import CALLS_PER_MINUTE, IDLE_SECONDS, L
 from inferd_runtime.server.services.mcp_offers import MAX_CALLS, MAX_OFFERS
 from inferd_runtime.server.services.mcp_servers import ServerEntry, ServerTable, read_servers
 
-pytestmark = pytest.mark.anyio
 CLIENT = Caller("ann", "ws/1")
 PROGRAM = Caller("ann", "run-1", manifest=Manifest("p", mcp=["desk", "tools"]))
 

@@ -9,7 +9,6 @@ from inferd.protocol.notes import MAX_NOTE_BYTES, MAX_NOTE_NAME, DeleteNote, Get
 from inferd_runtime.server.services.caller import Caller
 from inferd_runtime.server.services.topics.notes import MAX_NOTES, MAX_TENANT_NOTES, Notes
 
-pytestmark = pytest.mark.anyio
 ANN, BOB = Caller("ann", "run-1"), Caller("bob", "run-2")
 
 

@@ -20,8 +20,6 @@ from inferd_runtime.server.services import run_files
 from inferd_runtime.server.services.run_file_folder import WholeFile, note_whole
 from inferd_runtime.server.services.run_files import LAUNCHER, RunFileStore
 
-pytestmark = pytest.mark.anyio
-
 
 class Run:
     """As much of a run as files ask for."""

@@ -28,8 +28,6 @@ from inferd_runtime.server.services.table import (
 from inferd_runtime.server.services.wires import JSON_WIRE, MSGPACK_WIRE, JsonText, ServiceWire
 from inferd_runtime.testing.services import service_table
 
-pytestmark = pytest.mark.anyio
-
 
 class Family:
     """``topic.publish`` answers with the number of values; of 2 it waits for ever, of 3 it breaks; ``queue.pull`` hands out."""

@@ -34,8 +34,6 @@ from inferd_runtime.server.services.topics.topics import MAX_SUBSCRIPTIONS, SLOW
 from inferd_runtime.server.tenancy.quotas import Quotas, same_for_all
 from inferd_runtime.testing.services import calling, service_table
 
-pytestmark = pytest.mark.anyio
-
 
 class Clock:
     def __init__(self) -> None:

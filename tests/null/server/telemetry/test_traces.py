@@ -152,7 +152,6 @@ class FakeRuntime:
         return EndedGenerations({"tiny": [generation(self._run, index=len(self.asked))]})
 
 
-@pytest.mark.anyio
 async def test_the_engine_is_asked_for_what_is_new_and_from_the_start_after_it_was_replaced(
     provider: TracerProvider, exporter: InMemorySpanExporter, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -116,7 +116,6 @@ def test_bodies_that_are_being_read_leave_room_for_one_of_another_tenant() -> No
         use.bodies.take("ann", 1)
 
 
-@pytest.mark.anyio
 async def test_requests_beyond_the_sessions_of_a_tenant_have_them_in_turn() -> None:
     """They were refused with 429: of 500 at once, a client of OpenAI's got 361 answers."""
     use = use_with(FakeClock(), sockets=2)
@@ -137,7 +136,6 @@ async def test_requests_beyond_the_sessions_of_a_tenant_have_them_in_turn() -> N
     assert use.sockets.used == use.outstanding.used == 0
 
 
-@pytest.mark.anyio
 async def test_who_leaves_the_line_or_has_waited_for_too_long_keeps_nobody_waiting() -> None:
     use = use_with(FakeClock(), sockets=1)
     served = anyio.Event()
@@ -160,7 +158,6 @@ async def test_who_leaves_the_line_or_has_waited_for_too_long_keeps_nobody_waiti
     assert use.sockets.used == use.outstanding.used == 0
 
 
-@pytest.mark.anyio
 async def test_what_waits_for_a_session_is_held_against_its_tenants_room() -> None:
     use = use_with(FakeClock(), sockets=1)
     use.outstanding.take("eve", OUTSTANDING_RULE.capacity - OUTSTANDING_RULE.guarded * OUTSTANDING_RULE.share - 100)
