@@ -62,7 +62,7 @@ class RecordedServer:
     def __call__(self, request: httpx2.Request) -> httpx2.Response:
         """Answer a request as the gateway does, without anything between."""
         try:
-            exchange = self._dialect.read(request.content, ClientHeaders("req-1"))
+            exchange = self._dialect(request.content, ClientHeaders("req-1"))
         except InferdError as error:
             reply = error_reply_openai(error)
             return httpx2.Response(reply.status, json=reply.body, headers=dict(reply.headers))

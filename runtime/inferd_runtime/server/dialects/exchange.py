@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from typing import Any, Protocol
+from typing import Any, Protocol, TypeAlias
 
 from inferd.chat import ChatEvent, ChatRequest
 from inferd.protocol import InferdError, NotFound, cut, shown
@@ -67,12 +67,8 @@ class ClientHeaders:
     session: str = ""
 
 
-class Dialect(Protocol):
-    """Reads requests of one route, and writes its errors."""
-
-    def read(self, body: bytes, headers: ClientHeaders) -> Exchange:
-        """Return the request. Raises InvalidRequest, with the field in ``detail["param"]``, and nothing else."""
-        ...
+Dialect: TypeAlias = Callable[[bytes, ClientHeaders], Exchange]
+"""Reads the body of a request of one route. Raises InvalidRequest, with the field in ``detail["param"]``, and nothing else."""
 
 
 @dataclass(frozen=True)

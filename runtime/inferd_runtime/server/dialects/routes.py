@@ -5,18 +5,18 @@ from __future__ import annotations
 from collections.abc import Callable, Container
 
 from inferd.protocol import InferdError
-from inferd_runtime.server.dialects.anthropic.dialect import AnthropicMessages
+from inferd_runtime.server.dialects.anthropic.dialect import read_messages
 from inferd_runtime.server.dialects.anthropic.errors import error_reply_anthropic
 from inferd_runtime.server.dialects.exchange import Dialect, ErrorReply
-from inferd_runtime.server.dialects.openai.chat import ChatCompletions
-from inferd_runtime.server.dialects.openai.completions import Completions
+from inferd_runtime.server.dialects.openai.chat import read_chat
+from inferd_runtime.server.dialects.openai.completions import read_completions
 from inferd_runtime.server.dialects.openai.errors import error_reply_openai
 
 ErrorShape = Callable[[InferdError], ErrorReply]
 CHAT_ROUTES: dict[str, Dialect] = {
-    "/v1/chat/completions": ChatCompletions(),
-    "/v1/completions": Completions(),
-    "/v1/messages": AnthropicMessages(),
+    "/v1/chat/completions": read_chat,
+    "/v1/completions": read_completions,
+    "/v1/messages": read_messages,
 }
 """By path what reads its requests, which programs answer."""
 OPENAI_PATHS = (

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
 from typing import TypeVar
@@ -40,17 +40,11 @@ class ChatApi:
 
     def routes(self) -> list[BaseRoute]:
         """Return the routing table."""
-        return [Route(path, self._endpoint(dialect), methods=["POST"]) for path, dialect in CHAT_ROUTES.items()]
-
-    def _endpoint(self, dialect: Dialect) -> Callable[[Request], Awaitable[Response]]:
-        async def answer(request: Request) -> Response:
-            return await self.answer(dialect, request)
-
-        return answer
+        return [Route(path, partial(self.answer, dialect), methods=["POST"]) for path, dialect in CHAT_ROUTES.items()]
 
     async def answer(self, dialect: Dialect, request: Request) -> Response:
         """Answer a request of a dialect."""
-        exchange = await self.read(request, dialect.read)
+        exchange = await self.read(request, dialect)
         return await self.respond(exchange, request.scope[TENANT_KEY])
 
     async def read(self, request: Request, read: Callable[[bytes, ClientHeaders], T]) -> T:

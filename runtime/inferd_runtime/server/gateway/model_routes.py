@@ -27,7 +27,7 @@ from inferd.protocol import (
 from inferd.protocol.passes import MAX_INPUTS
 from inferd.transport import Transport, restore_transport, use_transport
 from inferd_runtime.server.chat.tenant_sessions import TenantSessions
-from inferd_runtime.server.dialects.anthropic.dialect import AnthropicCountTokens
+from inferd_runtime.server.dialects.anthropic.dialect import read_count_tokens
 from inferd_runtime.server.dialects.anthropic.model_list import (
     LISTED,
     ModelQuery,
@@ -35,7 +35,7 @@ from inferd_runtime.server.dialects.anthropic.model_list import (
     anthropic_models_body,
 )
 from inferd_runtime.server.dialects.exchange import unknown_model
-from inferd_runtime.server.dialects.openai.chat import ChatCompletions
+from inferd_runtime.server.dialects.openai.chat import read_chat
 from inferd_runtime.server.dialects.openai.completion_fields import Prompt
 from inferd_runtime.server.dialects.openai.embeddings import EmbeddingQuery, embeddings_body, read_embeddings
 from inferd_runtime.server.dialects.openai.model_list import model_json, models_body
@@ -128,13 +128,13 @@ class ModelApi:
 
     async def count_tokens(self, request: Request) -> Response:
         """Answer how many tokens a request of ``/v1/messages`` has."""
-        asked = await self.chat.read(request, AnthropicCountTokens().read)
+        asked = await self.chat.read(request, read_count_tokens)
         conversation = await self.rendered(asked.model, asked.request, request)
         return reply(asked.body(len(conversation.tokens)))
 
     async def render(self, request: Request) -> Response:
         """Answer a chat request's prompt, as the model reads it."""
-        asked = await self.chat.read(request, ChatCompletions().read)
+        asked = await self.chat.read(request, read_chat)
         conversation = await self.rendered(asked.model, asked.request, request)
         return reply(
             rendered_body(request.scope.get(REQUEST_KEY, ""), asked.model, conversation.text, conversation.tokens)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import partial
 
 from starlette.requests import Request
 from starlette.responses import Response
@@ -10,7 +11,7 @@ from starlette.routing import BaseRoute, Route
 
 from inferd_runtime.server.chat.held_answers import held_answer
 from inferd_runtime.server.dialects.reading import invalid
-from inferd_runtime.server.dialects.responses.answer import OpenAiInputTokens, OpenAiResponses, counted_json
+from inferd_runtime.server.dialects.responses.answer import counted_json, read_input_tokens, read_responses
 from inferd_runtime.server.dialects.responses.fields import INCLUDED
 from inferd_runtime.server.dialects.responses.stored import (
     LISTED,
@@ -57,7 +58,7 @@ class ResponsesApi:
     async def create(self, request: Request) -> Response:
         """``POST /v1/responses``. The answer is kept before its end is sent, so that the next request can follow it at once."""
         tenant = request.scope[TENANT_KEY]
-        exchange = await self.chat.read(request, OpenAiResponses().read)
+        exchange = await self.chat.read(request, read_responses)
         await self.store.follow(exchange, tenant)
         exchange.when_complete = lambda stored: self.store.keep(stored, tenant)
         if exchange.background:
@@ -72,7 +73,7 @@ class ResponsesApi:
 
     async def input_tokens(self, request: Request) -> Response:
         """Answer how many tokens the prompt of a request of ``/v1/responses`` has."""
-        asked = await self.chat.read(request, OpenAiInputTokens(self.models.info().name).read)
+        asked = await self.chat.read(request, partial(read_input_tokens, self.models.info().name))
         await self.store.follow(asked, request.scope[TENANT_KEY])
         conversation = await self.models.rendered(asked.model, asked.request, request)
         return reply(counted_json(len(conversation.tokens)))

@@ -25,7 +25,7 @@ from inferd.chat import (
 )
 from inferd.protocol import InferdError, InvalidRequest, LimitExceeded, NotFound, ProgramError, Unavailable
 from inferd_runtime.server.dialects.anthropic.answer import AnthropicExchange
-from inferd_runtime.server.dialects.anthropic.dialect import AnthropicCountTokens, AnthropicMessages
+from inferd_runtime.server.dialects.anthropic.dialect import read_count_tokens, read_messages
 from inferd_runtime.server.dialects.anthropic.errors import error_reply_anthropic
 from inferd_runtime.server.dialects.exchange import ClientHeaders
 
@@ -67,8 +67,8 @@ class Recorded:
         headers = ClientHeaders("req-1")
         try:
             if request.url.path.endswith("count_tokens"):
-                return httpx2.Response(200, json=AnthropicCountTokens().read(request.content, headers).body(7))
-            self.exchange = AnthropicMessages().read(request.content, headers)
+                return httpx2.Response(200, json=read_count_tokens(request.content, headers).body(7))
+            self.exchange = read_messages(request.content, headers)
         except InvalidRequest as error:
             reply = error_reply_anthropic(error, "req-1")
             return httpx2.Response(reply.status, json=reply.body, headers=reply.headers)
@@ -93,7 +93,7 @@ class Recorded:
 
 def request_of(body: dict[str, Any]) -> Any:
     full = {"model": "tiny", "max_tokens": 100, "messages": MESSAGES, **body}
-    return AnthropicMessages().read(json.dumps(full).encode(), ClientHeaders()).request
+    return read_messages(json.dumps(full).encode(), ClientHeaders()).request
 
 
 def refused(body: dict[str, Any]) -> str:
@@ -415,9 +415,9 @@ def test_what_is_unknown_or_not_supported_is_refused_by_name(body: dict[str, Any
 
 @pytest.mark.parametrize("body", [b"", b"[]", b"{", b'{"a": 1e999}', b"\xff", b'{"model": "\\ud800"}', b"[" * 5000])
 def test_a_body_that_is_no_object_is_an_invalid_request(body: bytes) -> None:
-    for dialect in (AnthropicMessages(), AnthropicCountTokens()):
+    for dialect in (read_messages, read_count_tokens):
         with pytest.raises(InvalidRequest) as caught:
-            dialect.read(body, ClientHeaders())
+            dialect(body, ClientHeaders())
         assert "param" in caught.value.detail
 
 
@@ -443,7 +443,7 @@ def test_errors_have_the_vendors_types(error: InferdError, status: int, kind: st
 
 def test_a_text_has_no_citations_that_are_null() -> None:
     """Vercel's client takes a list of them or none: it refuses the whole message otherwise."""
-    exchange = AnthropicMessages().read(
+    exchange = read_messages(
         b'{"model":"m","max_tokens":1,"messages":[{"role":"user","content":"x"}]}', ClientHeaders()
     )
     answer = exchange.whole()

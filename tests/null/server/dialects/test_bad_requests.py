@@ -5,13 +5,14 @@ from __future__ import annotations
 import importlib
 import json
 import typing
+from functools import partial
 from typing import Any
 
 import pytest
 from hypothesis import given, settings, strategies as st
 
 from inferd.protocol import InvalidRequest
-from inferd_runtime.server.dialects.anthropic.dialect import AnthropicCountTokens, AnthropicMessages
+from inferd_runtime.server.dialects.anthropic.dialect import read_count_tokens, read_messages
 from inferd_runtime.server.dialects.anthropic.fields import (
     COUNT_TOKENS_FIELDS,
     MESSAGES_FIELDS,
@@ -20,7 +21,7 @@ from inferd_runtime.server.dialects.anthropic.fields import (
 )
 from inferd_runtime.server.dialects.exchange import ClientHeaders
 from inferd_runtime.server.dialects.field_table import FieldTable, RequestField
-from inferd_runtime.server.dialects.responses.answer import OpenAiInputTokens, OpenAiResponses
+from inferd_runtime.server.dialects.responses.answer import read_input_tokens, read_responses
 from inferd_runtime.server.dialects.responses.fields import (
     INPUT_TOKENS_FIELDS,
     RESPONSES_FIELDS,
@@ -124,7 +125,7 @@ def bodies(good: dict[str, Any], fields: tuple[str, ...]) -> Any:
 def check(dialect: Any, body: bytes) -> None:
     param = "read"
     try:
-        dialect.read(body, ClientHeaders())
+        dialect(body, ClientHeaders())
     except InvalidRequest as error:
         error.to_wire()
         param = error.detail["param"]
@@ -134,31 +135,31 @@ def check(dialect: Any, body: bytes) -> None:
 @settings(max_examples=300, deadline=None)
 @given(bodies(GOOD_ANTHROPIC, names(MESSAGES_FIELDS)))
 def test_anthropic(body: bytes) -> None:
-    check(AnthropicMessages(), body)
-    check(AnthropicCountTokens(), body)
+    check(read_messages, body)
+    check(read_count_tokens, body)
 
 
 @settings(max_examples=300, deadline=None)
 @given(bodies(GOOD_RESPONSES, names(RESPONSES_FIELDS)))
 def test_responses(body: bytes) -> None:
-    check(OpenAiResponses(), body)
-    check(OpenAiInputTokens("t"), body)
+    check(read_responses, body)
+    check(partial(read_input_tokens, "t"), body)
 
 
 @settings(max_examples=100, deadline=None)
 @given(st.lists(st.dictionaries(WORDS, VALUES, max_size=5), max_size=4))
 def test_items_and_messages_of_any_shape(values: list[Any]) -> None:
-    check(OpenAiResponses(), json.dumps({**GOOD_RESPONSES, "input": values}).encode())
-    check(AnthropicMessages(), json.dumps({**GOOD_ANTHROPIC, "messages": values}).encode())
+    check(read_responses, json.dumps({**GOOD_RESPONSES, "input": values}).encode())
+    check(read_messages, json.dumps({**GOOD_ANTHROPIC, "messages": values}).encode())
     content = [{"role": "user", "content": values}, {"role": "assistant", "content": values}]
-    check(OpenAiResponses(), json.dumps({**GOOD_RESPONSES, "input": content}).encode())
-    check(AnthropicMessages(), json.dumps({**GOOD_ANTHROPIC, "messages": content}).encode())
+    check(read_responses, json.dumps({**GOOD_RESPONSES, "input": content}).encode())
+    check(read_messages, json.dumps({**GOOD_ANTHROPIC, "messages": content}).encode())
 
 
 @settings(max_examples=200, deadline=None)
 @given(st.binary(max_size=40))
 def test_bytes_of_any_kind(body: bytes) -> None:
-    for dialect in (AnthropicMessages(), AnthropicCountTokens(), OpenAiResponses()):
+    for dialect in (read_messages, read_count_tokens, read_responses):
         with pytest.raises(InvalidRequest) as caught:
-            dialect.read(body, ClientHeaders())
+            dialect(body, ClientHeaders())
         assert "param" in caught.value.detail

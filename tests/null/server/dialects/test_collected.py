@@ -21,9 +21,9 @@ from inferd.chat import (
 )
 from inferd_runtime.server.dialects.collected import CollectedAnswer
 from inferd_runtime.server.dialects.exchange import ClientHeaders, Dialect
-from inferd_runtime.server.dialects.openai.chat import ChatCompletions
-from inferd_runtime.server.dialects.openai.completions import Completions
-from inferd_runtime.server.dialects.responses.answer import OpenAiResponses
+from inferd_runtime.server.dialects.openai.chat import read_chat
+from inferd_runtime.server.dialects.openai.completions import read_completions
+from inferd_runtime.server.dialects.responses.answer import read_responses
 
 LONG = "y" * (8 << 20)
 MANY = 4000
@@ -35,7 +35,7 @@ def collect() -> Callable[[ChatEvent], Any]:
 
 
 def stream() -> Callable[[ChatEvent], Any]:
-    return OpenAiResponses().read(b'{"model":"m","input":"x","stream":true}', ClientHeaders()).chunks
+    return read_responses(b'{"model":"m","input":"x","stream":true}', ClientHeaders()).chunks
 
 
 def cpu_of(add: Callable[[ChatEvent], Any], event: ChatEvent) -> float:
@@ -67,14 +67,14 @@ def test_one_letter_events_behind_a_long_text_do_not_copy_it(
 @pytest.mark.parametrize(
     ("dialect", "fields"),
     [
-        (ChatCompletions(), {"messages": [{"role": "user", "content": "x"}], "logprobs": True, "top_logprobs": 20}),
-        (Completions(), {"prompt": "x", "logprobs": 5}),
-        (OpenAiResponses(), {"input": "x", "include": ["message.output_text.logprobs"], "top_logprobs": 20}),
+        (read_chat, {"messages": [{"role": "user", "content": "x"}], "logprobs": True, "top_logprobs": 20}),
+        (read_completions, {"prompt": "x", "logprobs": 5}),
+        (read_responses, {"input": "x", "include": ["message.output_text.logprobs"], "top_logprobs": 20}),
     ],
 )
 def test_the_logprobs_of_a_whole_answer_are_written_before_its_end(dialect: Dialect, fields: dict[str, Any]) -> None:
     """Written at its end, they hold up everybody: 80,000 of them for half a second."""
-    answer = dialect.read(json.dumps({"model": "m", **fields}).encode(), ClientHeaders()).whole()
+    answer = dialect(json.dumps({"model": "m", **fields}).encode(), ClientHeaders()).whole()
     score = TokenScore(1, "a", [97], -1.0, [TokenScore(2, "b", [98], -1.5)] * 20)
     for _ in range(MANY):
         answer.add(TextDelta("a", scores=[score]))

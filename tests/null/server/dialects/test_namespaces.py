@@ -10,7 +10,7 @@ import pytest
 from inferd.chat import ChoiceFinished, ToolArguments, ToolCallStarted, UsageReport
 from inferd.protocol import InvalidRequest
 from inferd_runtime.server.dialects.exchange import ClientHeaders
-from inferd_runtime.server.dialects.responses.answer import OpenAiResponses, ResponsesExchange
+from inferd_runtime.server.dialects.responses.answer import ResponsesExchange, read_responses
 
 SPAWN: dict[str, Any] = {
     "type": "function",
@@ -24,7 +24,7 @@ ALONE: dict[str, Any] = {**SPAWN, "description": "Another."}
 
 def exchange(**fields: Any) -> ResponsesExchange:
     asked = {"model": "m", "input": "x", "tools": [GROUP, ALONE], **fields}
-    return OpenAiResponses().read(json.dumps(asked).encode(), ClientHeaders())
+    return read_responses(json.dumps(asked).encode(), ClientHeaders())
 
 
 def test_the_model_sees_one_name_and_what_the_namespace_is() -> None:

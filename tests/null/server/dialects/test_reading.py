@@ -13,9 +13,9 @@ import pytest
 
 from inferd.protocol import InvalidRequest
 from inferd_runtime.server import dialects
-from inferd_runtime.server.dialects.anthropic.dialect import AnthropicMessages
+from inferd_runtime.server.dialects.anthropic.dialect import read_messages
 from inferd_runtime.server.dialects.exchange import ClientHeaders
-from inferd_runtime.server.dialects.openai.chat import ChatCompletions
+from inferd_runtime.server.dialects.openai.chat import read_chat
 from inferd_runtime.server.dialects.reading import as_kind, read_object
 
 ASK = {"model": "m", "messages": [{"role": "user", "content": "Hello"}]}
@@ -23,7 +23,7 @@ ASK = {"model": "m", "messages": [{"role": "user", "content": "Hello"}]}
 
 def test_a_whole_number_may_be_written_with_a_fraction_of_zero() -> None:
     body = b'{"max_tokens": 3.0, "n": 2.0, "seed": 7.0, "temperature": 1.0, ' + json.dumps(ASK).encode()[1:]
-    request = ChatCompletions().read(body, ClientHeaders()).request
+    request = read_chat(body, ClientHeaders()).request
     assert (request.max_tokens, request.n, request.sampling.seed) == (3, 2, 7)
     assert all(type(each) is int for each in (request.max_tokens, request.n, request.sampling.seed))
 
@@ -31,7 +31,7 @@ def test_a_whole_number_may_be_written_with_a_fraction_of_zero() -> None:
 @pytest.mark.parametrize("value", [3.5, 1e30, -1.5])
 def test_other_fractions_are_refused(value: Any) -> None:
     with pytest.raises(InvalidRequest, match=r"max_tokens: Expected `int \| null`, got `float`"):
-        ChatCompletions().read(json.dumps({**ASK, "max_tokens": value}).encode(), ClientHeaders())
+        read_chat(json.dumps({**ASK, "max_tokens": value}).encode(), ClientHeaders())
 
 
 def test_a_number_in_free_json_stays_as_it_was_written() -> None:
@@ -61,11 +61,11 @@ def test_a_call_comes_back_with_integers_of_any_length() -> None:
     answered = {"role": "user", "content": [{"type": "tool_result", "tool_use_id": "c", "content": "x"}]}
     anthropic = [*ASK["messages"], {"role": "assistant", "content": [block]}, answered]
     readers = (
-        (ChatCompletions(), openai),
-        (AnthropicMessages(), {"model": "m", "max_tokens": 9, "messages": anthropic}),
+        (read_chat, openai),
+        (read_messages, {"model": "m", "max_tokens": 9, "messages": anthropic}),
     )
     for dialect, body in readers:
-        called = dialect.read(json.dumps(body).encode(), ClientHeaders()).request.messages[1].tool_calls
+        called = dialect(json.dumps(body).encode(), ClientHeaders()).request.messages[1].tool_calls
         assert json.loads(called[0].arguments) == LONG
 
 
@@ -73,15 +73,13 @@ def test_integers_of_any_length_are_no_place_for_others() -> None:
     """What goes on of a conversation is text; what goes on of a schema is not."""
     long = {"type": "function", "function": {"name": "f", "parameters": {"maximum": 10**40}}}
     with pytest.raises(InvalidRequest) as caught:
-        ChatCompletions().read(
-            json.dumps({"model": "m", "messages": [LONG], "tools": [long]}).encode(), ClientHeaders()
-        )
+        read_chat(json.dumps({"model": "m", "messages": [LONG], "tools": [long]}).encode(), ClientHeaders())
     assert caught.value.detail["param"] == "tools"
 
 
 def test_a_key_that_is_too_long_is_told_with_its_field() -> None:
     with pytest.raises(InvalidRequest) as caught:
-        ChatCompletions().read(json.dumps({**ASK, "metadata": {"a" * 100: "b"}}).encode(), ClientHeaders())
+        read_chat(json.dumps({**ASK, "metadata": {"a" * 100: "b"}}).encode(), ClientHeaders())
     assert caught.value.detail["param"] == "metadata"
 
 
@@ -89,7 +87,7 @@ def test_a_field_of_other_servers_is_said_not_to_be_supported() -> None:
     """It said that null was expected."""
     body = {**ASK, "structured_outputs": {"regex": "a", "whitespace_pattern": " "}}
     with pytest.raises(InvalidRequest, match=r"whitespace_pattern: a value other than null is not supported") as caught:
-        ChatCompletions().read(json.dumps(body).encode(), ClientHeaders())
+        read_chat(json.dumps(body).encode(), ClientHeaders())
     assert caught.value.detail["param"] == "structured_outputs.whitespace_pattern"
 
 

@@ -27,7 +27,7 @@ from inferd.chat import (
 )
 from inferd.protocol import InferdError, InvalidRequest, NotFound, Unavailable
 from inferd_runtime.server.dialects.exchange import ClientHeaders
-from inferd_runtime.server.dialects.responses.answer import MAX_ITEMS, OpenAiResponses, ResponsesExchange
+from inferd_runtime.server.dialects.responses.answer import MAX_ITEMS, ResponsesExchange, read_responses
 from inferd_runtime.server.dialects.responses.stored import (
     StoredResponse,
     deleted_json,
@@ -72,7 +72,7 @@ class Served:
             return httpx2.Response(status_of(error), json=body)
 
     def _answer(self, content: bytes) -> httpx2.Response:
-        self.exchange = exchange = OpenAiResponses().read(content, ClientHeaders())
+        self.exchange = exchange = read_responses(content, ClientHeaders())
         if exchange.previous or exchange.references:
             items = {item["id"]: item for one in self.kept.values() for item in one.conversation}
             exchange.follow(self.kept.get(exchange.previous), items)
@@ -119,9 +119,7 @@ def replied(content: bytes) -> httpx2.Response:
 
 
 def read(body: dict[str, Any]) -> Any:
-    return (
-        OpenAiResponses().read(json.dumps({"model": "tiny", "input": "hi", **body}).encode(), ClientHeaders()).request
-    )
+    return read_responses(json.dumps({"model": "tiny", "input": "hi", **body}).encode(), ClientHeaders()).request
 
 
 def test_a_response_through_the_vendors_client() -> None:
@@ -239,7 +237,7 @@ def test_a_stream_that_breaks_off_ends_with_a_failed_response() -> None:
 def test_a_conversation_of_more_items_than_the_gateway_reads_at_a_time_is_refused() -> None:
     def read(items: int, **fields: Any) -> ResponsesExchange:
         body = {"model": "m", "input": [{"role": "user", "content": "x"}] * items, **fields}
-        return OpenAiResponses().read(json.dumps(body).encode(), ClientHeaders())
+        return read_responses(json.dumps(body).encode(), ClientHeaders())
 
     exchange = read(MAX_ITEMS)
     with pytest.raises(InvalidRequest) as caught:
@@ -254,7 +252,7 @@ def test_a_conversation_of_more_items_than_the_gateway_reads_at_a_time_is_refuse
 def test_one_item_is_not_named_twice() -> None:
     item = {"type": "item_reference", "id": "msg_a"}
     with pytest.raises(InvalidRequest, match="one item") as caught:
-        OpenAiResponses().read(json.dumps({"model": "m", "input": [item, item]}).encode(), ClientHeaders())
+        read_responses(json.dumps({"model": "m", "input": [item, item]}).encode(), ClientHeaders())
     assert caught.value.detail["param"] == "input"
 
 

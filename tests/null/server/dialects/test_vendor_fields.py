@@ -22,11 +22,11 @@ from openai.types.responses import (
 from openai.types.responses.response_reasoning_item import Content as ReasoningContent
 
 from inferd.protocol import InvalidRequest
-from inferd_runtime.server.dialects.anthropic.dialect import AnthropicMessages
+from inferd_runtime.server.dialects.anthropic.dialect import read_messages
 from inferd_runtime.server.dialects.exchange import ClientHeaders, Dialect
-from inferd_runtime.server.dialects.openai.chat import ChatCompletions
-from inferd_runtime.server.dialects.openai.completions import Completions
-from inferd_runtime.server.dialects.responses.answer import OpenAiResponses
+from inferd_runtime.server.dialects.openai.chat import read_chat
+from inferd_runtime.server.dialects.openai.completions import read_completions
+from inferd_runtime.server.dialects.responses.answer import read_responses
 
 DEPTH = 6
 MARKS = (typing.Required, typing.NotRequired, typing.Annotated)
@@ -36,23 +36,23 @@ IN_HEADERS = {"betas"}
 MESSAGES = [{"role": "user", "content": "a"}]
 ROUTES = [
     (
-        ChatCompletions(), {"model": "t", "messages": MESSAGES}, 300,
+        read_chat, {"model": "t", "messages": MESSAGES}, 300,
         "openai.types.chat.completion_create_params.CompletionCreateParamsNonStreaming",
     ),
     (
-        Completions(), {"model": "t", "prompt": "a"}, 20,
+        read_completions, {"model": "t", "prompt": "a"}, 20,
         "openai.types.completion_create_params.CompletionCreateParamsNonStreaming",
     ),
     (
-        OpenAiResponses(), {"model": "t", "input": "a"}, 1000,
+        read_responses, {"model": "t", "input": "a"}, 1000,
         "openai.types.responses.response_create_params.ResponseCreateParamsNonStreaming",
     ),
     (
-        AnthropicMessages(), {"model": "t", "max_tokens": 1, "messages": MESSAGES}, 700,
+        read_messages, {"model": "t", "max_tokens": 1, "messages": MESSAGES}, 700,
         "anthropic.types.message_create_params.MessageCreateParamsNonStreaming",
     ),
     (
-        AnthropicMessages(), {"model": "t", "max_tokens": 1, "messages": MESSAGES}, 1000,
+        read_messages, {"model": "t", "max_tokens": 1, "messages": MESSAGES}, 1000,
         "anthropic.types.beta.message_create_params.MessageCreateParamsNonStreaming",
     ),
 ]  # fmt: skip
@@ -127,7 +127,7 @@ def test_every_documented_field_is_known(dialect: Dialect, good: dict[str, Any],
         for value in variants(documented[field]):
             tried += 1
             try:
-                dialect.read(json.dumps({**good, field: value}).encode(), ClientHeaders())
+                dialect(json.dumps({**good, field: value}).encode(), ClientHeaders())
             except InvalidRequest as error:
                 refused.append(error)
     assert not [error.message for error in refused if error.detail.get("code") == "unknown_parameter"]
@@ -146,7 +146,7 @@ def test_every_documented_field_is_known(dialect: Dialect, good: dict[str, Any],
 def test_a_part_is_refused_by_its_type_wherever_that_stands(content: dict[str, Any], message: str) -> None:
     body = {"model": "t", "messages": [{"role": "user", "content": [content]}]}
     with pytest.raises(InvalidRequest, match=message):
-        ChatCompletions().read(json.dumps(body).encode(), ClientHeaders())
+        read_chat(json.dumps(body).encode(), ClientHeaders())
 
 
 def test_a_field_with_the_name_of_a_word_of_pythons_is_refused_by_that_name() -> None:
@@ -154,7 +154,7 @@ def test_a_field_with_the_name_of_a_word_of_pythons_is_refused_by_that_name() ->
     tool = {"type": "function", "name": "f", "async": True}
     for body, param in (({"input": [call]}, "input[0].async"), ({"input": "a", "tools": [tool]}, "tools[0].async")):
         with pytest.raises(InvalidRequest) as refused:
-            OpenAiResponses().read(json.dumps({"model": "t", **body}).encode(), ClientHeaders())
+            read_responses(json.dumps({"model": "t", **body}).encode(), ClientHeaders())
         assert refused.value.detail["param"] == param
 
 
@@ -170,6 +170,6 @@ def test_what_openais_client_has_read_can_be_sent_back_as_it_dumps_it() -> None:
     tool = FunctionTool(type="function", name="f", parameters={}, strict=True)
     answer = {"type": "function_call_output", "call_id": "c", "output": "d"}
     body = {"model": "t", "input": [*(item.model_dump() for item in items), answer], "tools": [tool.model_dump()]}
-    read = OpenAiResponses().read(json.dumps(body).encode(), ClientHeaders())
+    read = read_responses(json.dumps(body).encode(), ClientHeaders())
     said = read.request.messages[0]
     assert (said.reasoning, said.content, [call.name for call in said.tool_calls]) == ("b", "a", ["f"])

@@ -15,13 +15,11 @@ from inferd.chat import ChatEvent, ChoiceFinished, TextDelta, UsageReport
 from inferd.protocol import InferdError, LimitExceeded, Unavailable
 from inferd_runtime.server.chat.answer_pace import AnswerPace
 from inferd_runtime.server.dialects.exchange import ClientHeaders
-from inferd_runtime.server.dialects.responses.answer import OpenAiResponses, ResponsesExchange
+from inferd_runtime.server.dialects.responses.answer import ResponsesExchange, read_responses
 from inferd_runtime.server.dialects.responses.stored import PIECE_BYTES, KeptEvents, StoredResponse, later_events
 from inferd_runtime.server.dialects.server_sent import named_event
 from inferd_runtime.server.processes.background import background_tasks
 from inferd_runtime.server.response_store.background import BackgroundResponses, OpenResponse
-
-pytestmark = pytest.mark.anyio
 
 
 class Source:
@@ -58,7 +56,7 @@ async def answered(
 
 def exchange(**fields: Any) -> tuple[ResponsesExchange, list[StoredResponse]]:
     body = {"model": "t", "input": "hi", "background": True, **fields}
-    made = OpenAiResponses().read(json.dumps(body).encode(), ClientHeaders())
+    made = read_responses(json.dumps(body).encode(), ClientHeaders())
     kept: list[StoredResponse] = []
     made.when_complete = kept.append
     return made, kept

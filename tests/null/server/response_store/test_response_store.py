@@ -17,7 +17,7 @@ from inferd.chat import ChoiceFinished, TextDelta, UsageReport
 from inferd.protocol import InvalidRequest, NotFound, Unavailable
 from inferd_runtime.server.chat.answer_pace import AnswerPace
 from inferd_runtime.server.dialects.exchange import ClientHeaders
-from inferd_runtime.server.dialects.responses.answer import OpenAiResponses, ResponsesExchange
+from inferd_runtime.server.dialects.responses.answer import ResponsesExchange, read_responses
 from inferd_runtime.server.dialects.responses.stored import StoredResponse
 from inferd_runtime.server.response_store import response_store
 from inferd_runtime.server.response_store.response_file import packed_response
@@ -41,7 +41,7 @@ def scenario(
 
 
 def asked(**body: Any) -> ResponsesExchange:
-    return OpenAiResponses().read(json.dumps({"model": "t", "input": "hi", **body}).encode(), ClientHeaders())
+    return read_responses(json.dumps({"model": "t", "input": "hi", **body}).encode(), ClientHeaders())
 
 
 def answered(**body: Any) -> StoredResponse:

@@ -15,14 +15,11 @@ from inferd_runtime.server.dialects.anthropic.request import (
 from inferd_runtime.server.dialects.exchange import ClientHeaders
 
 
-class AnthropicMessages:
-    """``POST /v1/messages``."""
-
-    def read(self, body: bytes, headers: ClientHeaders) -> AnthropicExchange:
-        """Return the request. Raises InvalidRequest, with the field in ``detail["param"]``."""
-        read = read_messages_body(body)
-        hides = read.thinking is not None and read.thinking.display == "omitted"
-        return AnthropicExchange(read.model, messages_request(read, headers), headers.request_id, hides)
+def read_messages(body: bytes, headers: ClientHeaders) -> AnthropicExchange:
+    """The :data:`Dialect` of ``POST /v1/messages``."""
+    read = read_messages_body(body)
+    hides = read.thinking is not None and read.thinking.display == "omitted"
+    return AnthropicExchange(read.model, messages_request(read, headers), headers.request_id, hides)
 
 
 @dataclass(frozen=True)
@@ -37,10 +34,7 @@ class TokenCount:
         return {"input_tokens": tokens}
 
 
-class AnthropicCountTokens:
-    """``POST /v1/messages/count_tokens``."""
-
-    def read(self, body: bytes, headers: ClientHeaders) -> TokenCount:
-        """Return the request. Raises InvalidRequest, with the field in ``detail["param"]``."""
-        read = read_count_body(body)
-        return TokenCount(read.model, counted_request(read))
+def read_count_tokens(body: bytes, headers: ClientHeaders) -> TokenCount:
+    """Return a request of ``POST /v1/messages/count_tokens``. Raises as a :data:`Dialect` does."""
+    read = read_count_body(body)
+    return TokenCount(read.model, counted_request(read))

@@ -38,17 +38,11 @@ from inferd_runtime.server.dialects.reading import read_object
 WHOLE, CHUNK = "chat.completion", "chat.completion.chunk"
 
 
-class ChatCompletions:
-    """Reads requests of the route. ``clock`` returns seconds since the epoch."""
-
-    def __init__(self, clock: Callable[[], float] = time.time) -> None:
-        self._clock = clock
-
-    def read(self, body: bytes, headers: ClientHeaders) -> ChatCompletionExchange:
-        """Return the request. Raises InvalidRequest, with the field in ``detail["param"]``."""
-        asked = read_chat_fields(read_object(body))
-        head = answer_head("chatcmpl-", asked.request_id, headers.request_id, asked.model, self._clock())
-        return ChatCompletionExchange(chat_request(asked, headers), head, reporting(asked), older=bool(asked.functions))
+def read_chat(body: bytes, headers: ClientHeaders, clock: Callable[[], float] = time.time) -> ChatCompletionExchange:
+    """The :data:`Dialect` of ``POST /v1/chat/completions``. ``clock`` returns seconds since the epoch."""
+    asked = read_chat_fields(read_object(body))
+    head = answer_head("chatcmpl-", asked.request_id, headers.request_id, asked.model, clock())
+    return ChatCompletionExchange(chat_request(asked, headers), head, reporting(asked), older=bool(asked.functions))
 
 
 class ChatCompletionExchange:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -30,17 +30,11 @@ from inferd_runtime.server.dialects.reading import read_object
 KIND = "text_completion"
 
 
-class Completions:
-    """Reads requests of the route. ``clock`` returns seconds since the epoch."""
-
-    def __init__(self, clock: Callable[[], float] = time.time) -> None:
-        self._clock = clock
-
-    def read(self, body: bytes, headers: ClientHeaders) -> CompletionExchange:
-        """Return the request. Raises InvalidRequest, with the field in ``detail["param"]``."""
-        asked = read_completion_fields(read_object(body))
-        head = answer_head("cmpl-", asked.request_id, headers.request_id, asked.model, self._clock())
-        return CompletionExchange(completion_requests(asked, headers), head, reporting(asked))
+def read_completions(body: bytes, headers: ClientHeaders) -> CompletionExchange:
+    """The :data:`Dialect` of ``POST /v1/completions``."""
+    asked = read_completion_fields(read_object(body))
+    head = answer_head("cmpl-", asked.request_id, headers.request_id, asked.model, time.time())
+    return CompletionExchange(completion_requests(asked, headers), head, reporting(asked))
 
 
 class CompletionExchange:

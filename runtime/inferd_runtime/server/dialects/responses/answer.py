@@ -191,23 +191,16 @@ class WholeResponse:
         return msgspec.json.encode(self.exchange.complete())
 
 
-class OpenAiResponses:
-    """``POST /v1/responses``."""
-
-    def read(self, body: bytes, headers: ClientHeaders) -> ResponsesExchange:
-        """Return the request. Raises InvalidRequest, with the field in ``detail["param"]``."""
-        return ResponsesExchange(read_responses_body(body), len(body), headers)
+def read_responses(body: bytes, headers: ClientHeaders) -> ResponsesExchange:
+    """The :data:`Dialect` of ``POST /v1/responses``."""
+    return ResponsesExchange(read_responses_body(body), len(body), headers)
 
 
-@dataclass(frozen=True)
-class OpenAiInputTokens:
-    """``POST /v1/responses/input_tokens``. ``default_model``: of requests that name none."""
-
-    default_model: str
-
-    def read(self, body: bytes, headers: ClientHeaders) -> ResponsesExchange:
-        """Return the request, of which only the prompt matters. Raises as :meth:`OpenAiResponses.read` does."""
-        return ResponsesExchange(read_input_tokens_body(body, self.default_model), len(body), headers)
+def read_input_tokens(default_model: str, body: bytes, headers: ClientHeaders) -> ResponsesExchange:
+    """The :data:`Dialect` of ``POST /v1/responses/input_tokens``, of which only the prompt matters. ``default_model``: of
+    requests that name none.
+    """
+    return ResponsesExchange(read_input_tokens_body(body, default_model), len(body), headers)
 
 
 def counted_json(tokens: int) -> dict[str, Any]:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from functools import partial
+
 import openai
 import pytest
 from pydantic import BaseModel
@@ -9,7 +11,7 @@ from recorded_answers import USAGE, RecordedServer, call_events, openai_client, 
 
 from inferd.chat import ChatEvent, ChoiceFinished
 from inferd.protocol import LimitExceeded, Unavailable
-from inferd_runtime.server.dialects.openai.chat import ChatCompletions
+from inferd_runtime.server.dialects.openai.chat import read_chat
 
 USER = [{"role": "user", "content": "hello"}]
 WEATHER = {
@@ -24,7 +26,7 @@ class City(BaseModel):
 
 
 def serve(events: list[ChatEvent], error: Exception | None = None) -> tuple[RecordedServer, openai.OpenAI]:
-    server = RecordedServer(ChatCompletions(clock=lambda: 1_700_000_000.5), events, error)
+    server = RecordedServer(partial(read_chat, clock=lambda: 1_700_000_000.5), events, error)
     return server, openai_client(server)
 
 

@@ -13,7 +13,7 @@ from inferd.protocol import InvalidRequest, RenderChat, check_render_chat
 from inferd.protocol.chat import MAX_CHAT_DEPTH
 from inferd_runtime.carriable import check_carriable
 from inferd_runtime.server.dialects.exchange import ClientHeaders
-from inferd_runtime.server.dialects.openai.chat import ChatCompletions
+from inferd_runtime.server.dialects.openai.chat import read_chat
 from inferd_runtime.server.dialects.openai.errors import error_body
 
 USER = {"role": "user", "content": "hello"}
@@ -27,7 +27,7 @@ JSON_SCHEMA = {"type": "json_schema", "json_schema": {"name": "n", "schema": SCH
 
 def read(headers: ClientHeaders | None = None, **fields: Any) -> ChatRequest:
     body = json.dumps({"model": "m", "messages": [USER], **fields}).encode()
-    return ChatCompletions().read(body, headers or ClientHeaders()).request
+    return read_chat(body, headers or ClientHeaders()).request
 
 
 def test_what_is_left_out_is_openais_default() -> None:
@@ -510,7 +510,7 @@ def test_what_does_not_work_is_refused_by_its_name(fields: dict[str, Any], param
 @pytest.mark.parametrize("value", ["1e999", "NaN", '"\\ud800"', '{"b": ["\\udfff"]}', "1" + "0" * 400])
 def test_a_value_that_json_cannot_hold_is_refused_by_its_field(value: str) -> None:
     with pytest.raises(InvalidRequest) as raised:
-        ChatCompletions().read(b'{"model": "m", "a": ' + value.encode() + b"}", ClientHeaders())
+        read_chat(b'{"model": "m", "a": ' + value.encode() + b"}", ClientHeaders())
     assert raised.value.detail["param"] == "a"
     assert raised.value.message.startswith("a: ")
 
@@ -518,7 +518,7 @@ def test_a_value_that_json_cannot_hold_is_refused_by_its_field(value: str) -> No
 @pytest.mark.parametrize("body", [b"", b"{", b"[]", b"3", b"\xff", b"[" * 10_000, b"NaN", b'{"a": x}'])
 def test_a_body_that_is_no_object_is_refused_as_a_whole(body: bytes) -> None:
     with pytest.raises(InvalidRequest) as raised:
-        ChatCompletions().read(body, ClientHeaders())
+        read_chat(body, ClientHeaders())
     assert raised.value.detail["param"] == ""
     assert error_body(raised.value)["error"]["param"] is None
 
@@ -539,4 +539,4 @@ def test_other_kinds_of_content_say_what_is_not_supported() -> None:
 )
 def test_a_format_that_the_engine_refuses_is_named_as_the_client_named_it(fields: dict[str, Any], named: str) -> None:
     body = json.dumps({"model": "m", "messages": [USER], **fields}).encode()
-    assert ChatCompletions().read(body, ClientHeaders()).output_field == named
+    assert read_chat(body, ClientHeaders()).output_field == named

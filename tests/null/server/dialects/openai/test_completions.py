@@ -13,15 +13,15 @@ from recorded_answers import USAGE, RecordedServer, call_events, openai_client, 
 from inferd.chat import ChatEvent, ChatRequest, ChoiceFinished, TextDelta, TokenScore, UsageReport
 from inferd.protocol import InvalidRequest
 from inferd_runtime.server.dialects.exchange import ClientHeaders
-from inferd_runtime.server.dialects.openai.completions import CompletionExchange, Completions, PromptMerger
+from inferd_runtime.server.dialects.openai.completions import CompletionExchange, PromptMerger, read_completions
 
 
 def exchange(**fields: Any) -> CompletionExchange:
-    return Completions().read(json.dumps({"model": "m", "prompt": "hi", **fields}).encode(), ClientHeaders())
+    return read_completions(json.dumps({"model": "m", "prompt": "hi", **fields}).encode(), ClientHeaders())
 
 
 def serve(events: list[ChatEvent]) -> openai.OpenAI:
-    return openai_client(RecordedServer(Completions(), events))
+    return openai_client(RecordedServer(read_completions, events))
 
 
 def test_what_is_left_out_is_openais_default() -> None:

@@ -13,10 +13,10 @@ from hypothesis import given, settings, strategies as st
 from inferd.protocol import InvalidRequest
 from inferd_runtime.server.dialects.exchange import ClientHeaders
 from inferd_runtime.server.dialects.field_table import FieldTable
-from inferd_runtime.server.dialects.openai.chat import ChatCompletions
+from inferd_runtime.server.dialects.openai.chat import read_chat
 from inferd_runtime.server.dialects.openai.chat_fields import CHAT_FIELDS, ChatFields
 from inferd_runtime.server.dialects.openai.completion_fields import COMPLETION_FIELDS, CompletionFields
-from inferd_runtime.server.dialects.openai.completions import Completions
+from inferd_runtime.server.dialects.openai.completions import read_completions
 from inferd_runtime.server.dialects.openai.embeddings import EMBEDDING_FIELDS, EmbeddingFields, read_embeddings
 from inferd_runtime.server.dialects.openai.tokens import (
     DETOKENIZE_FIELDS,
@@ -55,8 +55,8 @@ FULL_COMPLETION: dict[str, Any] = {
 }  # fmt: skip
 FULL_EMBEDDING: dict[str, Any] = {"model": "m", "input": [[1, 2], [3]], "encoding_format": "base64", "dimensions": 3}
 READERS: dict[str, tuple[Callable[[bytes], Any], dict[str, Any]]] = {
-    "chat": (lambda body: ChatCompletions().read(body, ClientHeaders()), FULL_CHAT),
-    "completions": (lambda body: Completions().read(body, ClientHeaders()), FULL_COMPLETION),
+    "chat": (lambda body: read_chat(body, ClientHeaders()), FULL_CHAT),
+    "completions": (lambda body: read_completions(body, ClientHeaders()), FULL_COMPLETION),
     "embeddings": (lambda body: read_embeddings(body, ClientHeaders()), FULL_EMBEDDING),
     "tokenize": (read_tokenize, {"model": "m", "prompt": "a", "return_token_strs": True}),
     "tokenize a conversation": (read_tokenize, {"messages": FULL_CHAT["messages"], "tools": FULL_CHAT["tools"]}),

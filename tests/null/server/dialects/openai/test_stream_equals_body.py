@@ -20,8 +20,8 @@ from inferd.chat import (
     UsageReport,
 )
 from inferd_runtime.server.dialects.exchange import ClientHeaders, Dialect
-from inferd_runtime.server.dialects.openai.chat import ChatCompletions
-from inferd_runtime.server.dialects.openai.completions import Completions
+from inferd_runtime.server.dialects.openai.chat import read_chat
+from inferd_runtime.server.dialects.openai.completions import read_completions
 
 CHOICES = 2
 texts = st.text(st.characters(exclude_categories=["Cs"]), max_size=5)
@@ -62,7 +62,7 @@ def both_ways(
     dialect: Dialect, fields: dict[str, Any], events: Sequence[ChatEvent]
 ) -> tuple[list[Any], dict[str, Any]]:
     """Return the data of a stream, and the whole body, of the same events."""
-    exchange = dialect.read(json.dumps({"model": "m", "n": CHOICES, **fields}).encode(), ClientHeaders("r"))
+    exchange = dialect(json.dumps({"model": "m", "n": CHOICES, **fields}).encode(), ClientHeaders("r"))
     answer = exchange.whole()
     for event in events:
         answer.add(event)
@@ -77,7 +77,7 @@ STREAMED = {"stream": True, "stream_options": {"include_usage": True}, "return_t
 @settings(max_examples=100, deadline=None)
 def test_chat_chunks_add_up_to_the_whole_answer(events: list[ChatEvent]) -> None:
     fields = {"messages": [{"role": "user", "content": "x"}], "logprobs": True, **STREAMED}
-    chunks, body = both_ways(ChatCompletions(), fields, events)
+    chunks, body = both_ways(read_chat, fields, events)
     assert chunks.pop() == "[DONE]"
     usage = chunks.pop()
     assert (usage["choices"], usage["usage"]) == ([], body["usage"])
@@ -110,7 +110,7 @@ def calls_of(message_deltas: list[dict[str, Any]]) -> list[dict[str, Any]]:
 @given(interleaved())
 @settings(max_examples=60, deadline=None)
 def test_text_chunks_add_up_to_the_whole_answer(events: list[ChatEvent]) -> None:
-    chunks, body = both_ways(Completions(), {"prompt": "x", **STREAMED}, events)
+    chunks, body = both_ways(read_completions, {"prompt": "x", **STREAMED}, events)
     assert chunks.pop() == "[DONE]"
     assert chunks.pop()["usage"] == body["usage"]
     for index, whole in enumerate(body["choices"]):
