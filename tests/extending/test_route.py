@@ -21,7 +21,6 @@ from inferd_runtime.server.supervisor.runtime import Runtime
 from inferd_runtime.server.tenancy.quotas import Quotas, same_for_all
 from inferd_runtime.server.tenancy.tokens import TokenRights
 
-pytestmark = pytest.mark.anyio
 TENANTS = {"a": TokenRights("ann"), "b": TokenRights("bob")}
 
 
@@ -41,9 +40,8 @@ async def client(page: dict[str, Any], run: Run) -> AsyncIterator[httpx.AsyncCli
     quotas = same_for_all(Quotas())
     runs = RunStore(quotas)
     runs.add(run)
-    api = page["ApiWithOutput"](
-        cast(Runtime, SimpleNamespace(runs=runs, keeper=RunKeeper(runs, quotas))), cast(ProgramLibrary, None)
-    )
+    runtime = SimpleNamespace(runs=runs, keeper=RunKeeper(runs, quotas), settings=None, use=None)
+    api = page["ApiWithOutput"](cast(Runtime, runtime), cast(ProgramLibrary, None))
     transport = httpx.ASGITransport(app=make_app(api.routes(), AccessTokens(TENANTS)))
     async with httpx.AsyncClient(transport=transport, base_url="http://x") as client:
         yield client

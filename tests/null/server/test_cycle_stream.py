@@ -23,7 +23,6 @@ from inferd_runtime.server.supervisor.runtime import Runtime
 from inferd_runtime.server.tenancy.tokens import TokenRights
 from inferd_runtime.session.wire import CyclePage, GetCycles, WatchedCycle
 
-pytestmark = pytest.mark.anyio
 FIRST = WatchedCycle(4, "run", 1, 1, "ngram", 4, 2, 3)
 SECOND = WatchedCycle(5, "run", 1, 2, "", 0, 0, 1)
 
@@ -96,6 +95,7 @@ class Stub:
         self.pages = pages
         self.asked: list[GetCycles] = []
         self.engine = self
+        self.settings = self.use = None
 
     @property
     def closing(self) -> bool:

@@ -14,15 +14,14 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import BaseRoute, Route
 
-from inferd.protocol import PROTOCOL_VERSION, InferdError
-from inferd_runtime import __version__
+from inferd.protocol import InferdError
 from inferd_runtime.cluster.front.hop_client import HopClient, HopRequest, hop_request
 from inferd_runtime.cluster.front.members import Member, Members
 from inferd_runtime.server.gateway.auth import ROLE_KEY, TENANT_KEY, AccessTokens, require_admin
+from inferd_runtime.server.gateway.common_routes import CommonRoutes
 from inferd_runtime.server.gateway.metric_families import family
 from inferd_runtime.server.gateway.openapi_route import document_route
-from inferd_runtime.server.gateway.replies import program_json, reply
-from inferd_runtime.server.gateway.requests import unless_left
+from inferd_runtime.server.gateway.replies import reply
 from inferd_runtime.server.programs.library import ProgramLibrary
 from inferd_runtime.server.tenancy.quotas import Role
 from inferd_runtime.server.tenancy.tenant_use import TenantUse
@@ -48,28 +47,15 @@ class OwnRoutes:
     def routes(self) -> list[BaseRoute]:
         """Return the routing table."""
         return [
-            Route("/livez", self.livez),
+            *CommonRoutes(self.settings, self.programs, self.use).routes(),
             Route("/readyz", self.readyz),
             Route("/health", self.readyz),
-            Route("/version", self.version),
             Route("/metrics", self.metrics),
             Route("/v1/cluster", self.cluster),
             Route("/v1/tenants", self.tenants),
-            Route("/v1/programs", self.list_programs, methods=["GET"]),
-            Route("/v1/programs", self.upload, methods=["POST"]),
-            Route("/v1/programs/{reference}", self.get_program, methods=["GET"]),
-            Route("/v1/programs/{reference}", self.remove_program, methods=["DELETE"]),
             Route("/v1/runs", self.list_runs, methods=["GET"]),
             document_route(),
         ]
-
-    async def livez(self, request: Request) -> Response:
-        """Answer that the process is alive."""
-        return reply({"live": True})
-
-    async def version(self, request: Request) -> Response:
-        """Answer the versions of inferd and of its protocol."""
-        return reply({"version": __version__, "protocol": PROTOCOL_VERSION})
 
     async def readyz(self, request: Request) -> Response:
         """Answer 200 if a replica takes runs, else 503."""
@@ -91,30 +77,6 @@ class OwnRoutes:
             for one in self.members.live.values()
         ]  # fmt: skip
         return reply({"replicas": replicas, "without_heir": sorted(self.members.without_heir)})
-
-    # Programs -------------------------------------------------------------------------------------------------------
-
-    async def upload(self, request: Request) -> Response:
-        """Keep a program: 201, or 200 when it was there already. A client that leaves ends what it would wait for."""
-        most, tenant = self.settings.max_body_bytes, request.scope[TENANT_KEY]
-        done = await unless_left(request, most, self.use.bodies, lambda read: self.programs.upload(read, tenant))
-        return reply({**program_json(done.program), "created": done.created}, 201 if done.created else 200)
-
-    async def list_programs(self, request: Request) -> Response:
-        """Answer the tenant's programs, newest first."""
-        return reply({"programs": await self.programs.entries(request.scope[TENANT_KEY])})
-
-    async def get_program(self, request: Request) -> Response:
-        """Answer one program with its interface."""
-        found = await self.programs.find(request.path_params["reference"], request.scope[TENANT_KEY])
-        return reply(program_json(found))
-
-    async def remove_program(self, request: Request) -> Response:
-        """Remove a version of a program, or all of its versions; runs that have it go on."""
-        reference, tenant = request.path_params["reference"], request.scope[TENANT_KEY]
-        return reply({"removed": await self.programs.remove(reference, tenant)})
-
-    # Sums -----------------------------------------------------------------------------------------------------------
 
     async def list_runs(self, request: Request) -> Response:
         """Answer the tenant's runs of all replicas without their results, newest first."""

@@ -12,21 +12,20 @@ from starlette.responses import Response
 from starlette.routing import BaseRoute, Route, WebSocketRoute
 from starlette.websockets import WebSocket
 
-from inferd.protocol import PROTOCOL_VERSION, InvalidRequest
-from inferd_runtime import __version__
+from inferd.protocol import InvalidRequest
 from inferd_runtime.server.gateway.audit import SUBJECT_KEY
 from inferd_runtime.server.gateway.auth import ROLE_KEY, TENANT_KEY, AccessTokens, require_admin
+from inferd_runtime.server.gateway.common_routes import CommonRoutes
 from inferd_runtime.server.gateway.cycle_stream import Watchers, cycle_events
 from inferd_runtime.server.gateway.event_stream import SSE, EventResponse, stream_events
 from inferd_runtime.server.gateway.metrics import metrics_response
-from inferd_runtime.server.gateway.replies import program_json, reply, run_reply, run_summary, tenant_json
+from inferd_runtime.server.gateway.replies import reply, run_reply, run_summary, tenant_json
 from inferd_runtime.server.gateway.requests import (
     LaunchBody,
     MessageBody,
     launch_key,
     number_of,
     read_body,
-    unless_left,
 )
 from inferd_runtime.server.gateway.script_session import script_session
 from inferd_runtime.server.programs.bundles import Program
@@ -54,18 +53,13 @@ class Api:
     def routes(self) -> list[BaseRoute]:
         """Return the routing table."""
         return [
-            Route("/livez", self.livez),
+            *CommonRoutes(self.runtime.settings, self.programs, self.runtime.use).routes(),
             Route("/readyz", self.readyz),
             Route("/health", self.readyz),
-            Route("/version", self.version),
             Route("/metrics", self.metrics),
             Route("/v1/tenants", self.tenants),
             Route("/v1/slow-step", self.slow_step),
             Route("/v1/speculation/cycles", self.cycles),
-            Route("/v1/programs", self.list_programs, methods=["GET"]),
-            Route("/v1/programs", self.upload, methods=["POST"]),
-            Route("/v1/programs/{reference}", self.get_program, methods=["GET"]),
-            Route("/v1/programs/{reference}", self.remove_program, methods=["DELETE"]),
             Route("/v1/runs", self.list_runs, methods=["GET"]),
             Route("/v1/runs", self.launch, methods=["POST"]),
             Route("/v1/runs/{run}", self.get_run),
@@ -74,10 +68,6 @@ class Api:
             Route("/v1/runs/{run}/messages", self.deliver, methods=["POST"]),
             WebSocketRoute("/v1/session", self.session),
         ]
-
-    async def livez(self, request: Request) -> Response:
-        """Answer that the process is alive."""
-        return reply({"live": True})
 
     async def readyz(self, request: Request) -> Response:
         """Answer 200 if launches would work now, else 503, with the state of the engine and the workers."""
@@ -93,10 +83,6 @@ class Api:
             "workers": {"up": len(workers.pids), "restarts": workers.restarts},
         }
         return reply(status, 200 if ready else 503)
-
-    async def version(self, request: Request) -> Response:
-        """Answer the versions of inferd and of its protocol."""
-        return reply({"version": __version__, "protocol": PROTOCOL_VERSION})
 
     async def tenants(self, request: Request) -> Response:
         """Answer quotas and use: of all tenants for an admin, also of those without a token whose runs go on, else of its own."""
@@ -140,27 +126,6 @@ class Api:
             counted.enter_context(self.watchers.count(tenant))
             events = cycle_events(read, await read(-1), as_sse=as_sse, ended=lambda: runtime.closing)
             return EventResponse(events, as_sse=as_sse, held=counted.pop_all())
-
-    async def upload(self, request: Request) -> Response:
-        """Keep a program: 201, or 200 when it was there already. A client that leaves ends what it would wait for."""
-        most, places = self.runtime.settings.max_body_bytes, self.runtime.use.bodies
-        tenant = request.scope[TENANT_KEY]
-        done = await unless_left(request, most, places, lambda read: self.programs.upload(read, tenant))
-        value = {**program_json(done.program), "created": done.created}
-        return reply(value, 201 if done.created else 200)
-
-    async def list_programs(self, request: Request) -> Response:
-        """Answer the tenant's programs, newest first."""
-        return reply({"programs": await self.programs.entries(request.scope[TENANT_KEY])})
-
-    async def get_program(self, request: Request) -> Response:
-        """Answer one program with its interface."""
-        return reply(program_json(await self._program(request.path_params["reference"], request)))
-
-    async def remove_program(self, request: Request) -> Response:
-        """Remove a version of a program, or all of its versions; runs that have it go on."""
-        reference, tenant = request.path_params["reference"], request.scope[TENANT_KEY]
-        return reply({"removed": await self.programs.remove(reference, tenant)})
 
     async def launch(self, request: Request) -> Response:
         """Start a run: 201 with the run as it is now; 200 with the run of an earlier launch that had the same Idempotency-Key."""

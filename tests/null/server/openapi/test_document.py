@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator
-from typing import Any, cast
+from typing import Any
+from unittest.mock import Mock
 
 import jsonschema
 import pytest
@@ -19,7 +20,7 @@ from inferd_runtime.server.gateway.routes import Api
 from inferd_runtime.server.openapi.document import document
 from inferd_runtime.server.openapi.operations import OPERATIONS
 
-NOBODY = cast(Any, None)
+NOBODY: Any = Mock()
 CONVERTOR = re.compile(r"\{(\w+):\w+\}")
 
 
