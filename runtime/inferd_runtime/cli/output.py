@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 import sys
 from collections.abc import Sequence
+from datetime import UTC, datetime
 from typing import Any, TextIO
 
 import msgspec
@@ -71,6 +72,11 @@ def print_json(value: Any, stream: TextIO | None = None) -> None:
     stream = stream or sys.stdout
     text = msgspec.json.encode(value).decode()
     print(text.translate(JSON_ESCAPES) if stream.isatty() else text, file=stream, flush=True)
+
+
+def shown_time(seconds: float) -> str:
+    """Return seconds since the epoch as day and time of day."""
+    return datetime.fromtimestamp(seconds, UTC).strftime("%Y-%m-%d %H:%M")
 
 
 def figures(usage: RunUsage) -> str:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import argparse
 import os
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from functools import cached_property
 from pathlib import Path
 from typing import Any, NoReturn
@@ -76,6 +76,23 @@ def _help(field: SettingField) -> str:
         if "default" in field.help or not field.default_text
         else f"{field.help}; default: {field.default_text}"
     )
+
+
+def add_verbs(parser: Parser, verbs: Mapping[str, str], settings: Iterable[str]) -> dict[str, Parser]:
+    """Add verbs, whose help texts these are, with options for settings and ``--json``; return their parsers."""
+
+    def made(**options: str) -> Parser:
+        verb = options["prog"].rpartition(" ")[2]
+        return Parser(f"{parser.prog.removeprefix('inferd ')} {verb}", options.get("description") or "")
+
+    added = parser.add_subparsers(dest="verb", metavar="VERB", required=True, parser_class=made)  # type: ignore[call-overload]
+    parsers: dict[str, Parser] = {
+        verb: added.add_parser(verb, help=text, description=text) for verb, text in verbs.items()
+    }
+    for one in parsers.values():
+        add_settings(one, settings)
+        add_json(one, "print JSON")
+    return parsers
 
 
 def add_json(parser: argparse.ArgumentParser, what: str) -> None:

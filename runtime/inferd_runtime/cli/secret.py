@@ -6,10 +6,9 @@ import getpass
 import sys
 from argparse import Namespace
 from contextlib import closing
-from datetime import UTC, datetime
 
-from inferd_runtime.cli.output import print_json, print_table
-from inferd_runtime.cli.parsing import Parser, add_json, add_settings, settings_of
+from inferd_runtime.cli.output import print_json, print_table, shown_time
+from inferd_runtime.cli.parsing import Parser, add_verbs, settings_of
 from inferd_runtime.server.tenancy.secret_store import ALL_TENANTS, SecretEntry, SecretStore
 from inferd_runtime.server.tokens_file import check_tenant
 
@@ -27,20 +26,12 @@ VERBS = {
 def secret(argv: list[str]) -> int:
     """Run ``inferd secret VERB``; returns the exit code."""
     parser = Parser("secret", DESCRIPTION)
-    verbs = parser.add_subparsers(dest="verb", metavar="VERB", required=True, parser_class=_verb_parser)  # type: ignore[call-overload]
-    for verb, text in VERBS.items():
-        one = verbs.add_parser(verb, help=text, description=text)
-        add_settings(one, ["data_dir", "secrets_file"])
-        add_json(one, "print JSON")
+    for verb, one in add_verbs(parser, VERBS, ["data_dir", "secrets_file"]).items():
         _add_arguments(verb, one)
     parsed = parser.parse_args(argv)
     with closing(SecretStore(settings_of(parsed).secrets)) as store:
         _run(parsed, store)
     return 0
-
-
-def _verb_parser(**options: str) -> Parser:
-    return Parser(f"secret {str(options['prog']).rpartition(' ')[2]}", options.get("description") or "")
 
 
 def _add_arguments(verb: str, parser: Parser) -> None:
@@ -78,9 +69,5 @@ def _show(entries: list[SecretEntry], as_json: bool) -> None:
     if as_json:
         print_json({"secrets": [vars(entry) for entry in entries]})
         return
-    rows = [(e.name, e.tenant, _day(e.changed_at), " ".join(e.origins)) for e in entries]
+    rows = [(e.name, e.tenant, shown_time(e.changed_at), " ".join(e.origins)) for e in entries]
     print_table(("NAME", "TENANT", "CHANGED", "FOR"), rows)
-
-
-def _day(seconds: float) -> str:
-    return datetime.fromtimestamp(seconds, UTC).strftime("%Y-%m-%d %H:%M")

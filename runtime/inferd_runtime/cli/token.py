@@ -6,11 +6,10 @@ import re
 import time
 from argparse import Namespace
 from contextlib import closing
-from datetime import UTC, datetime
 
 from inferd.protocol import InvalidRequest
-from inferd_runtime.cli.output import print_json, print_table
-from inferd_runtime.cli.parsing import Parser, add_json, add_settings, settings_of
+from inferd_runtime.cli.output import print_json, print_table, shown_time
+from inferd_runtime.cli.parsing import Parser, add_verbs, settings_of
 from inferd_runtime.server.tenancy.quotas import Role
 from inferd_runtime.server.tenancy.token_store import TOKENS_FILE, NewToken, TokenEntry, TokenStore
 from inferd_runtime.server.tokens_file import check_tenant
@@ -31,20 +30,12 @@ SPAN = re.compile(r"(\d{1,6})([smhd])")
 def token(argv: list[str]) -> int:
     """Run ``inferd token VERB``; returns the exit code."""
     parser = Parser("token", DESCRIPTION)
-    verbs = parser.add_subparsers(dest="verb", metavar="VERB", required=True, parser_class=_verb_parser)  # type: ignore[call-overload]
-    for verb, text in VERBS.items():
-        one = verbs.add_parser(verb, help=text, description=text)
-        add_settings(one, ["data_dir"])
-        add_json(one, "print JSON")
+    for verb, one in add_verbs(parser, VERBS, ["data_dir"]).items():
         _add_arguments(verb, one)
     parsed = parser.parse_args(argv)
     with closing(TokenStore(settings_of(parsed).data_dir / TOKENS_FILE)) as store:
         _run(parsed, store)
     return 0
-
-
-def _verb_parser(**options: str) -> Parser:
-    return Parser(f"token {str(options['prog']).rpartition(' ')[2]}", options.get("description") or "")
 
 
 def _add_arguments(verb: str, parser: Parser) -> None:
@@ -95,7 +86,7 @@ def _show(entries: list[TokenEntry], as_json: bool) -> None:
     if as_json:
         print_json({"tokens": [_plain(entry) for entry in entries]})
         return
-    rows = [(e.id, e.tenant, e.role, _day(e.created_at), _state(e), e.note) for e in entries]
+    rows = [(e.id, e.tenant, e.role, shown_time(e.created_at), _state(e), e.note) for e in entries]
     print_table(("ID", "TENANT", "ROLE", "MADE", "STATE", "NOTE"), rows)
 
 
@@ -105,11 +96,7 @@ def _plain(entry: TokenEntry) -> dict[str, object]:
 
 def _state(entry: TokenEntry) -> str:
     if entry.revoked_at is not None:
-        return f"revoked {_day(entry.revoked_at)}"
+        return f"revoked {shown_time(entry.revoked_at)}"
     if entry.expires_at is None:
         return "valid"
-    return f"{'valid until' if entry.is_valid(time.time()) else 'expired'} {_day(entry.expires_at)}"
-
-
-def _day(seconds: float) -> str:
-    return datetime.fromtimestamp(seconds, UTC).strftime("%Y-%m-%d %H:%M")
+    return f"{'valid until' if entry.is_valid(time.time()) else 'expired'} {shown_time(entry.expires_at)}"
