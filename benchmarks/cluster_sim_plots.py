@@ -11,11 +11,7 @@ import matplotlib.pyplot as plt
 if TYPE_CHECKING:
     from cluster_sim import Outcome
 
-PANELS = {
-    "hit_rate": "cached part of prompts",
-    "p99_s": "first token, p99, s",
-    "imbalance": "busiest replica / mean",
-}
+PANELS = {"hit_rate": "cached part of prompts", "p99_s": "first token, p99, s", "imbalance": "busiest replica / mean"}
 LOGARITHMIC = ("p99_s",)
 
 

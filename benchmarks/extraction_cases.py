@@ -74,11 +74,7 @@ CASES = (
         record("", name=TEXT, price=NUMBER, in_stock={"type": "boolean"}, tags=many(TEXT, uniqueItems=True)),
         "The Aurora desk lamp costs 39.95 dollars, is in stock, and is sold as lighting, office and LED.",
     ),
-    ExtractionCase(
-        "address",
-        ADDRESS,
-        "Ship it to 12 Elm Street, Springfield, 62704, United States.",
-    ),
+    ExtractionCase("address", ADDRESS, "Ship it to 12 Elm Street, Springfield, 62704, United States."),
     ExtractionCase(
         "order",
         record("", id=WHOLE, customer=record("name", name=TEXT, address=ADDRESS), items=many(TEXT, minItems=1)),

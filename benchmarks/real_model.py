@@ -272,9 +272,7 @@ def lookup(bench: Bench) -> Figures:
     """A code edit beside prompt lookup."""
     prompts = bench.prompts("code")
     ids, most = [bench.ours.tokens(prompt) for prompt in prompts], prompts[0].max_tokens
-    arms: dict[str, Callable[[], Run]] = {
-        "ours": partial(bench.ours.run, prompts, 1, bench.ours.usual, cold=True),
-    }
+    arms: dict[str, Callable[[], Run]] = {"ours": partial(bench.ours.run, prompts, 1, bench.ours.usual, cold=True)}
     for count in LOOKUPS[: bench.extent(2, 1)]:
         arms[f"lookup {count}"] = partial(bench.theirs.run, ids, most, {"prompt_lookup_num_tokens": count})
     runs = compare("code edit", arms, bench.rounds, ["ours"])
@@ -329,10 +327,7 @@ def served(bench: Bench) -> Figures:
         gain(runs, "own", "none")
     walls = ratios([run.rate for run in runs["own"]], [run.rate for run in runs["none"]])
     print(f"  own / none, by wall-clock time {figure(walls)}")
-    return {
-        "custom_speculator_b8": round(statistics.median(walls), 3),
-        "serve_ready_s": processes.middle_wall(ready),
-    }
+    return {"custom_speculator_b8": round(statistics.median(walls), 3), "serve_ready_s": processes.middle_wall(ready)}
 
 
 PARTS: dict[str, Callable[[Bench], Figures]] = {

@@ -149,11 +149,7 @@ def _of_type(kind: Any) -> Constraint:
         return _of_values(get_args(kind))
     if utils.is_enum(kind):
         return _of_enum(kind)
-    for test, term in (
-        (utils.is_datetime, types.datetime),
-        (utils.is_date, types.date),
-        (utils.is_time, types.time),
-    ):
+    for test, term in ((utils.is_datetime, types.datetime), (utils.is_date, types.date), (utils.is_time, types.time)):
         if test(kind):
             return RegexGrammar(_regex(term))
     if not isinstance(kind, type) and get_origin(kind) is None and utils.is_callable(kind):

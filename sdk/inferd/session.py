@@ -9,16 +9,7 @@ from typing import Any
 from inferd import files
 from inferd.program.json_values import to_json_value
 from inferd.protocol import EndOfMessages, ReceiveMessage, SendMessage
-from inferd.protocol.files import (
-    ANY_TYPE,
-    MAX_PIECE,
-    BeginFile,
-    FileHead,
-    ReadFile,
-    ReceiveFile,
-    WriteFile,
-    check_file,
-)
+from inferd.protocol.files import ANY_TYPE, MAX_PIECE, BeginFile, FileHead, ReadFile, ReceiveFile, WriteFile, check_file
 from inferd.transport import Transport, current_transport
 
 

@@ -6,14 +6,7 @@ import contextlib
 from collections.abc import Sequence
 
 from inferd.constraints import AllOf
-from inferd.protocol import (
-    MOST_JOINED,
-    CloseGenerate,
-    ConstraintSpec,
-    InferdError,
-    NextSteps,
-    Steps,
-)
+from inferd.protocol import MOST_JOINED, CloseGenerate, ConstraintSpec, InferdError, NextSteps, Steps
 from inferd.schema import OutputConstraint
 from inferlet.grammar import Constraint, GrammarConstraint
 from inferlet.sequence import HeldSequence

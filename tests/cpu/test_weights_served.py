@@ -73,12 +73,7 @@ def test_rows_are_rounded_for_weights_in_blocks_unless_float32_is_asked_for(dtyp
 
 @pytest.mark.parametrize(
     ("text", "trees"),
-    [
-        ("tiny", True),
-        ("tiny,weights=half", True),
-        ("tiny,dtype=bfloat16", False),
-        ("tiny,weights=int8", False),
-    ],
+    [("tiny", True), ("tiny,weights=half", True), ("tiny,dtype=bfloat16", False), ("tiny,weights=int8", False)],
 )
 def test_trees_are_drafted_only_where_results_are_not_rounded(text: str, trees: bool) -> None:
     """A tree's keys are added up in another order than a chain's: in float32 that is far below what tells tokens apart."""
@@ -94,12 +89,7 @@ def test_no_token_depends_on_the_company(session: DirectSession) -> None:
     assert together == alone
 
 
-@pytest.mark.parametrize(
-    ("text", "named"),
-    [
-        ("tiny,weights=half,dtype=bfloat16", "cannot be held as half here"),
-    ],
-)
+@pytest.mark.parametrize(("text", "named"), [("tiny,weights=half,dtype=bfloat16", "cannot be held as half here")])
 def test_weights_that_cannot_be_held_are_refused_by_name(text: str, named: str) -> None:
     with pytest.raises(InvalidRequest, match=named):
         opened(text)

@@ -50,13 +50,7 @@ from inferd_grammar.references import read_by_place
 from inferd_grammar.rewrites import KEYWORDS, Rewritten, rewrite
 from inferd_grammar.rewrites.endless import without_endless
 from inferd_grammar.rewrites.open_bounds import is_left_open
-from inferd_grammar.rewrites.regex_dialect import (
-    WITH_SPARED,
-    Ambiguous,
-    as_library,
-    is_spared,
-    with_classes_of_python,
-)
+from inferd_grammar.rewrites.regex_dialect import WITH_SPARED, Ambiguous, as_library, is_spared, with_classes_of_python
 from inferd_grammar.rewrites.soft_ends import SoftEnds, soften
 from inferd_grammar.rewrites.wider import inlined, loosened_forms, tight_forms
 from inferd_grammar.rules.core import JsonRules, RuledCore, RuleMasks

@@ -23,12 +23,7 @@ _IGNORES_CASE = re.compile(r"\(\?[a-z]*i")
 _SPACE = re.compile(r"\\?[\s#]")
 _VERBOSE = re.compile(r"\(\?[a-wyz]*x")
 _SPACES = r"\t-\r\x20\xA0\u1680\u2000-\u200A\u2028\u2029\u202F\u205F\u3000"
-_NARROW = {
-    "D": r"\P{Nd}",
-    "S": r"[^\s\x1C-\x1F\uFEFF]",
-    "W": r"[^\p{L}\p{N}_]",
-    "s": f"[{_SPACES}]",
-}
+_NARROW = {"D": r"\P{Nd}", "S": r"[^\s\x1C-\x1F\uFEFF]", "W": r"[^\p{L}\p{N}_]", "s": f"[{_SPACES}]"}
 """Characters of a class that are so in every dialect; those of ASCII alone are as they are."""
 LINE_ENDS = r"\n\r\x85\u2028\u2029"
 """What `.` does not take in some dialect."""

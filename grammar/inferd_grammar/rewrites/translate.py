@@ -12,17 +12,7 @@ from decimal import Decimal
 from typing import Any
 
 from inferd_grammar.errors import GrammarError
-from inferd_grammar.rewrites import (
-    arrays,
-    bounds,
-    combine,
-    formats,
-    multiples,
-    objects,
-    patterns,
-    unevaluated,
-    values,
-)
+from inferd_grammar.rewrites import arrays, bounds, combine, formats, multiples, objects, patterns, unevaluated, values
 from inferd_grammar.rewrites.base import CannotRewrite, Schema, View, all_of, any_of
 from inferd_grammar.rewrites.dialect import Dialect
 from inferd_grammar.rewrites.disjoint import kinds_of_view

@@ -112,12 +112,7 @@ class RuledCore:
     """`Core` around another one, which knows nothing of the rules. `AnySplit` if that one is."""
 
     def __init__(
-        self,
-        inner: Core,
-        table: TokenTable,
-        rules: JsonRules,
-        masks: RuleMasks,
-        places: Sequence[TextPlace] = (),
+        self, inner: Core, table: TokenTable, rules: JsonRules, masks: RuleMasks, places: Sequence[TextPlace] = ()
     ) -> None:
         self._inner = inner
         self._table = table

@@ -10,14 +10,7 @@ from urllib.parse import quote
 from inferd.protocol import InvalidRequest, NotFound, Unavailable
 from inferd_runtime.cli.client import Server
 from inferd_runtime.cli.output import print_json, say
-from inferd_runtime.cli.parsing import (
-    CLIENT_SETTINGS,
-    LIMIT_SETTINGS,
-    Parser,
-    add_json,
-    add_settings,
-    settings_of,
-)
+from inferd_runtime.cli.parsing import CLIENT_SETTINGS, LIMIT_SETTINGS, Parser, add_json, add_settings, settings_of
 from inferd_runtime.cli.program_command import CommandSyntax, ProgramCommand, TalkOptions, add_talk, parse
 from inferd_runtime.cli.program_options import ProgramInterface
 from inferd_runtime.cli.run_screen import RunScreen

@@ -40,11 +40,7 @@ FIXED: Mapping[ChildKind, Mapping[str, str]] = {
 
 
 ALLOCATOR: Mapping[ChildKind, Mapping[str, str]] = {
-    ChildKind.WORKER: {
-        "MALLOC_ARENA_MAX": "2",
-        "MALLOC_MMAP_THRESHOLD_": "524288",
-        "MALLOC_TRIM_THRESHOLD_": "4194304",
-    },
+    ChildKind.WORKER: {"MALLOC_ARENA_MAX": "2", "MALLOC_MMAP_THRESHOLD_": "524288", "MALLOC_TRIM_THRESHOLD_": "4194304"}
 }
 """glibc's own, read before Python runs. Large values of strangers then go back to the system when they are freed: without, an
 arena for each of a worker's threads kept some of each, and the largest freed one raised what counts as large."""

@@ -18,12 +18,7 @@ from inferd_runtime.isolation.kernel import Kernel, NotSupported
 from inferd_runtime.isolation.kinds import ChildKind
 from inferd_runtime.isolation.landlock import Allowed, restrict_files
 from inferd_runtime.isolation.model_files import DEVICE_FILES, NETWORK_FILES, runnable, writable
-from inferd_runtime.isolation.namespaces import (
-    OWN_PROCESS,
-    enter_own_root,
-    leave_shared_namespaces,
-    needed_folders,
-)
+from inferd_runtime.isolation.namespaces import OWN_PROCESS, enter_own_root, leave_shared_namespaces, needed_folders
 from inferd_runtime.isolation.order import Access, ResourceLimits
 from inferd_runtime.isolation.own_processes import adopt_descendants, enter_own_processes
 from inferd_runtime.isolation.privileges import (

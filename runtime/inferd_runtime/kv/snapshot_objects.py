@@ -20,13 +20,7 @@ from dataclasses import dataclass
 from typing import Any
 from urllib.parse import quote, unquote
 
-from inferd.protocol import (
-    InferdError,
-    SavedContext,
-    SnapshotDamaged,
-    Unavailable,
-    check_snapshot_name,
-)
+from inferd.protocol import InferdError, SavedContext, SnapshotDamaged, Unavailable, check_snapshot_name
 from inferd_runtime.kv import snapshot_format
 from inferd_runtime.kv.snapshot_format import Snapshot
 from inferd_runtime.kv.snapshot_place import (

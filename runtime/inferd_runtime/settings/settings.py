@@ -162,8 +162,7 @@ class Settings:
         "certificates in PEM format that a client, or a server of its draft engines, trusts instead of the system's",
     )
     draft_key_file: Path | None = setting(
-        None,
-        "a file with the key that `inferd serve-draft` and its targets share; nobody else may be able to read it",
+        None, "a file with the key that `inferd serve-draft` and its targets share; nobody else may be able to read it"
     )
     insecure: bool = setting(False, "true: listen without TLS where other machines can connect, as behind a proxy")
     metrics_for: Literal["admin", "all"] = setting("admin", "admin or all: whose token opens /metrics")
@@ -200,8 +199,7 @@ class Settings:
         None, 'a JSON file of MCP servers, {"mcpServers": {NAME: ...}}; nobody else may be able to read it'
     )
     mcp_memory_mb: int = setting(
-        4096,
-        "MiB that a tenant's MCP servers, which the operator named, may take together with all that they start",
+        4096, "MiB that a tenant's MCP servers, which the operator named, may take together with all that they start"
     )
     chat_program: str = setting(
         "", "NAME or NAME@VERSION: a tenant's own program of that name answers its chat requests, not the built-in one"

@@ -19,11 +19,7 @@ ENGINE_WEIGHT = 20.0
 FIRST_WEIGHT = 2.0
 MOST_ODDS = 20.0
 LOOKUP = ((0.3, 0.6), (0.5, 0.85), (0.35, 0.65), (0.5, 0.75), (0.65, 0.85), (0.8, 0.92), (0.9, 0.96))
-KNOWN = {
-    "predicted": ((0.8, 0.95),) * 7,
-    "draft_model": ((0.7, 0.75),) * 7,
-    "grammar": ((0.95, 0.98),) * 7,
-}
+KNOWN = {"predicted": ((0.8, 0.95),) * 7, "draft_model": ((0.7, 0.75),) * 7, "grammar": ((0.95, 0.98),) * 7}
 """The prior: the chance of a draft's first token and of those after it, by bucket of matches."""
 SECOND = 0.25
 """The prior of the first token of an alternative; such a source's name has a slash in it."""

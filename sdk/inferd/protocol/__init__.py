@@ -23,10 +23,7 @@ from inferd.protocol.candidates import (
     CandidateRow as CandidateRow,
     check_candidates as check_candidates,
 )
-from inferd.protocol.carrying import (
-    cut as cut,
-    shown as shown,
-)
+from inferd.protocol.carrying import cut as cut, shown as shown
 from inferd.protocol.chat import (
     ChatFormat as ChatFormat,
     GetChatFormat as GetChatFormat,
@@ -35,11 +32,7 @@ from inferd.protocol.chat import (
     chat_texts as chat_texts,
     check_render_chat as check_render_chat,
 )
-from inferd.protocol.codec import (
-    reply_from_plain as reply_from_plain,
-    set_fields as set_fields,
-    to_plain as to_plain,
-)
+from inferd.protocol.codec import reply_from_plain as reply_from_plain, set_fields as set_fields, to_plain as to_plain
 from inferd.protocol.contexts import (
     AppendContext as AppendContext,
     ContextState as ContextState,
@@ -133,12 +126,7 @@ from inferd.protocol.models import (
     Tokens as Tokens,
     check_detokenize as check_detokenize,
 )
-from inferd.protocol.notes import (
-    DeleteNote as DeleteNote,
-    GetNote as GetNote,
-    Note as Note,
-    PutNote as PutNote,
-)
+from inferd.protocol.notes import DeleteNote as DeleteNote, GetNote as GetNote, Note as Note, PutNote as PutNote
 from inferd.protocol.operations import (
     GATEWAY_OPERATIONS as GATEWAY_OPERATIONS,
     OPERATIONS as OPERATIONS,
@@ -164,11 +152,7 @@ from inferd.protocol.passes import (
     check_mask_allows as check_mask_allows,
     check_prompt_logprobs as check_prompt_logprobs,
 )
-from inferd.protocol.sampling import (
-    MAX_BIASES as MAX_BIASES,
-    Sampling as Sampling,
-    check_sampling as check_sampling,
-)
+from inferd.protocol.sampling import MAX_BIASES as MAX_BIASES, Sampling as Sampling, check_sampling as check_sampling
 from inferd.protocol.session import (
     GetUsage as GetUsage,
     Received as Received,

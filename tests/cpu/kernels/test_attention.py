@@ -244,9 +244,7 @@ def test_the_last_split_goes_on_to_the_last_key() -> None:
     fewer = tiles._replace(sequences=tiles.sequences[kept], starts=tiles.starts[kept], splits=tiles.splits[kept])
     live = torch.tensor([2], dtype=torch.int32)
     rows = replace(
-        case.rows,
-        tiles=(fewer._replace(live=live),),
-        splits=splits._replace(counts=torch.full_like(splits.counts, 2)),
+        case.rows, tiles=(fewer._replace(live=live),), splits=splits._replace(counts=torch.full_like(splits.counts, 2))
     )
     check_attention(triton_attention, replace(case, rows=rows), PLAIN)
 

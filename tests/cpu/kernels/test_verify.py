@@ -12,12 +12,7 @@ import torch
 from inferd.protocol import InvalidRequest, Sampling
 from inferd_grammar.tokens import bit_mask
 from inferd_runtime.engine.sampling import noise as engine_noise
-from inferd_runtime.engine.sampling.host_sampling import (
-    RowSampler,
-    allowed_tokens,
-    candidates,
-    draw,
-)
+from inferd_runtime.engine.sampling.host_sampling import RowSampler, allowed_tokens, candidates, draw
 from inferd_runtime.engine.sampling.rejection import reject
 from inferd_runtime.kernels import noise
 from inferd_runtime.kernels.processing import process

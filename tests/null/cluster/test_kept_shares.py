@@ -109,10 +109,7 @@ def test_a_tenant_whose_runs_are_all_on_one_replica_keeps_as_many_as_without_a_c
     assert cluster.kept == list(range(30, 50))
 
 
-@given(
-    st.lists(st.tuples(st.sampled_from("xyz"), st.integers(1, 3)), min_size=1, max_size=60),
-    st.integers(1, 20),
-)
+@given(st.lists(st.tuples(st.sampled_from("xyz"), st.integers(1, 3)), min_size=1, max_size=60), st.integers(1, 20))
 @settings(max_examples=examples(100), deadline=None)
 def test_the_newest_stay_wherever_they_ran(ended: list[tuple[str, int]], most: int) -> None:
     """``ended``: so many on a replica between two exchanges, within which they are equally old."""

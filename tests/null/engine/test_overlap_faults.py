@@ -24,17 +24,7 @@ from inferd_runtime.kv.table import PageTable
 from inferd_runtime.testing.null_driver import WrongHistory
 
 from . import test_overlap as proofs
-from .overlap_cases import (
-    MODEL,
-    Patch,
-    Watched,
-    finish,
-    lockstep,
-    make_request,
-    pages_ahead,
-    release,
-    start,
-)
+from .overlap_cases import MODEL, Patch, Watched, finish, lockstep, make_request, pages_ahead, release, start
 
 
 def check_lockstep() -> None:

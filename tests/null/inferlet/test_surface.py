@@ -61,8 +61,7 @@ def test_the_guide_has_a_row_for_every_name_and_no_other() -> None:
 
 
 @pytest.mark.parametrize(
-    "name",
-    ["Image.from_bytes", "Audio.from_bytes", "Video.from_bytes", "Speech", "SpeechBuilder", "write_wav"],
+    "name", ["Image.from_bytes", "Audio.from_bytes", "Video.from_bytes", "Speech", "SpeechBuilder", "write_wav"]
 )
 def test_media_are_refused_by_name(name: str) -> None:
     assert rows()[name] == "refused"

@@ -55,9 +55,7 @@ async def test_flush_and_forward_name_the_adapter() -> None:
         assert [request.adapter for request in runtime.of_kind(Forward)] == ["a", ""]
 
 
-async def test_large_weights_travel_in_pieces(
-    wire: Callable[..., AbstractAsyncContextManager[Any]],
-) -> None:
+async def test_large_weights_travel_in_pieces(wire: Callable[..., AbstractAsyncContextManager[Any]]) -> None:
     weights = bytes(range(256)) * (UPLOAD_CHUNK_BYTES // 256) * 2 + b"rest"
     runtime = SessionRuntime()
     async with wire(runtime) as server, inferd.connect(server.url):

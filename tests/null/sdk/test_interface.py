@@ -437,8 +437,7 @@ async def main(input: dict) -> str:
 
 
 @pytest.mark.parametrize(
-    ("given", "taken"),
-    [({}, {}), ({"a": 1}, {"a": 1}), ({"input": {"a": 1}}, {"a": 1}), ({"input": 1}, {"input": 1})],
+    ("given", "taken"), [({}, {}), ({"a": 1}, {"a": 1}), ({"input": {"a": 1}}, {"a": 1}), ({"input": 1}, {"input": 1})]
 )
 def test_the_input_is_all_that_was_given(given: dict[str, Any], taken: dict[str, Any]) -> None:
     assert input_of(given) == {"input": taken}

@@ -136,10 +136,7 @@ OTHERS: list[tuple[Callable[[], Any], Any]] = [
     (lambda: Context().forward([1], bias={1: math.inf}), p.Forward(1, [1], bias_tokens=[1], bias_values=[math.inf])),
     (lambda: Context().forward([1], mask=[]), p.Forward(1, [1], mask=[])),
     (lambda: Context().forward([1], positions=[5, 6]), p.Forward(1, [1], positions=[5, 6])),
-    (
-        lambda: Context().forward([1, 2], attention_mask=[[True] * 7]),
-        p.Forward(1, [1, 2], attention_mask=[[0, 7]]),
-    ),
+    (lambda: Context().forward([1, 2], attention_mask=[[True] * 7]), p.Forward(1, [1, 2], attention_mask=[[0, 7]])),
     (
         lambda: Context().forward([1], sampler=GREEDY.penalized(repetition=1.1)),
         p.Forward(1, [1], sampling=p.Sampling(repetition_penalty=1.1)),

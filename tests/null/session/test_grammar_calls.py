@@ -243,11 +243,7 @@ def test_a_step_waits_for_its_mask(caller: DirectSession) -> None:
         ({"mask_bits": "AAAA"}, p.ConstraintError, "no token"),
         ({"mask_bits": "?"}, p.InvalidRequest, "base64"),
         ({"mask": [VOCAB_SIZE]}, p.InvalidRequest, f"token id {VOCAB_SIZE}"),
-        (
-            {"mask_bits": OUTSIDE},
-            p.InvalidRequest,
-            f"token id {VOCAB_SIZE + 3}",
-        ),
+        ({"mask_bits": OUTSIDE}, p.InvalidRequest, f"token id {VOCAB_SIZE + 3}"),
         ({"draft": [1], "positions": [1]}, p.InvalidRequest, "program_speculation"),
     ],
 )

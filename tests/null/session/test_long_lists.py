@@ -36,10 +36,7 @@ CALLS: dict[str, tuple[str, dict[str, Any]]] = {
     "parts": ("context.append", {"context": 1, "parts": [{"kind": "tokens", "tokens": ZEROS}]}),
     "stop strings": ("generate.start", {"context": 1, "stop": TEXTS}),
     "options": ("grammar.compile", {"constraint": {"kind": "choice", "options": TEXTS}}),
-    "parts of a constraint": (
-        "grammar.compile",
-        {"constraint": {"kind": "sequence", "members": listed(PART, 60_000)}},
-    ),
+    "parts of a constraint": ("grammar.compile", {"constraint": {"kind": "sequence", "members": listed(PART, 60_000)}}),
 }
 
 

@@ -197,10 +197,7 @@ def test_a_context_of_one_token_generates(caller: DirectSession) -> None:
 def test_a_context_in_use_refuses_everything_else(caller: DirectSession) -> None:
     context = caller.text(PROMPT)
     generation = caller.call(p.StartGenerate(context)).generation
-    for request in (
-        p.StartGenerate(context),
-        p.ReleaseContext(context),
-    ):
+    for request in (p.StartGenerate(context), p.ReleaseContext(context)):
         with pytest.raises(p.InvalidRequest, match="in use"):
             caller.call(request)
     caller.call(p.CloseGenerate(generation))

@@ -197,8 +197,7 @@ def test_a_generation_that_cannot_start_drops_its_sources(caller: DirectSession,
 
 
 @pytest.mark.parametrize(
-    "fields",
-    [{"max_tokens": 0}, {"speculation": WISHED(["ngram", "draft_model"])}, {"adapter": "unknown"}],
+    "fields", [{"max_tokens": 0}, {"speculation": WISHED(["ngram", "draft_model"])}, {"adapter": "unknown"}]
 )
 def test_a_refused_generation_leaves_the_index_of_the_last_one(
     caller: DirectSession, monkeypatch: pytest.MonkeyPatch, fields: dict[str, Any]

@@ -4,14 +4,7 @@ from __future__ import annotations
 
 from hypothesis import given, strategies as st
 
-from inferd_runtime.speculation.breaker import (
-    MOST_CREDIT,
-    MOST_GUESSES,
-    SHARE,
-    STAKE,
-    EngineBreaker,
-    SourceBreaker,
-)
+from inferd_runtime.speculation.breaker import MOST_CREDIT, MOST_GUESSES, SHARE, STAKE, EngineBreaker, SourceBreaker
 
 FAIL = 0.5
 """The gain of a draft that costs one plain step and brings nothing."""

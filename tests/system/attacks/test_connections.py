@@ -189,8 +189,7 @@ CONNECTIONS: list[Attack] = [
     Conduct(
         "24 held bodies of 4 MB",
         half_sent(
-            24,
-            lambda h: request_head(h, "POST", "/v1/programs", f"Content-Length: {4 << 20}") + b" " * ((4 << 20) - 9),
+            24, lambda h: request_head(h, "POST", "/v1/programs", f"Content-Length: {4 << 20}") + b" " * ((4 << 20) - 9)
         ),
         OK,
         seconds=60,

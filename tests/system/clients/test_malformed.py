@@ -101,13 +101,7 @@ UNCARRIABLE = (
 )
 PYTHONS_WORDS = re.compile(r"\b(None|True|False)\b")
 DEEP = "[" * 5000 + "]" * 5000
-KINDS = (
-    "text/plain",
-    "multipart/form-data; boundary=x",
-    "application/xml",
-    "x",
-    "*/*",
-)
+KINDS = ("text/plain", "multipart/form-data; boundary=x", "application/xml", "x", "*/*")
 NAMES = st.text(string.ascii_letters + string.digits + "_-.[]é $", min_size=1, max_size=40)
 NO_JSON = (
     b"", b"{", b"}", b"no", b"\xff\xfe", b"\xef\xbb\xbf{}", b"[]", b"null", b'"a"', b"1", b"[{}]", b"\x00", b"{}{}",

@@ -220,8 +220,7 @@ def running(http: httpx.Client) -> int:
 
 
 @pytest.mark.parametrize(
-    ("body", "param"),
-    [({"temperature": 3}, "temperature"), ({"wrong": 1}, "wrong"), (NO_SCHEMA, "response_format")],
+    ("body", "param"), [({"temperature": 3}, "temperature"), ({"wrong": 1}, "wrong"), (NO_SCHEMA, "response_format")]
 )
 def test_what_cannot_be_answered_is_refused_by_name(client: openai.OpenAI, body: dict[str, object], param: str) -> None:
     with pytest.raises(openai.BadRequestError) as refused:

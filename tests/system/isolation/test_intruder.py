@@ -31,9 +31,7 @@ HERE = Path(__file__).parent
 BOUNDS = WorkerBounds(runs=8, memory_mb=2048)
 MALLORY, BOB = "mallory", "bob"
 missing = [layer.name for layer in layers() if not layer.active]
-pytestmark = [
-    pytest.mark.skipif(bool(missing), reason=f"this system does not offer {', '.join(missing)}"),
-]
+pytestmark = [pytest.mark.skipif(bool(missing), reason=f"this system does not offer {', '.join(missing)}")]
 
 
 @dataclass(frozen=True)

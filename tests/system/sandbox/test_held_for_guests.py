@@ -55,8 +55,7 @@ def test_one_byte_writes_become_few_events_and_nothing_is_lost(gateway: Gateway)
 
 
 @pytest.mark.parametrize(
-    "line",
-    ["wit_world.log(('stdout', 'stderr')[n % 2], 'x')", "wit_world.submit('session.send', '{\"message\":1}')"],
+    "line", ["wit_world.log(('stdout', 'stderr')[n % 2], 'x')", "wit_world.submit('session.send', '{\"message\":1}')"]
 )
 def test_events_that_cannot_be_merged_are_counted(gateway: Gateway, line: str) -> None:
     source = f"import itertools, wit_world\ndef main():\n    for n in itertools.count(): {line}"

@@ -46,12 +46,7 @@ def settings_in(folder: Path, **changes: Any) -> Settings:
     tokens = folder / "tokens"
     tokens.write_text(f"# token tenant\n{ANN} ann\n\n{BOB} bob\n{ROOT} root role=admin\n")
     tokens.chmod(0o600)
-    values = {
-        "port": 0,
-        "tokens_file": tokens,
-        "data_dir": folder / "data",
-        "state_dir": folder / "state",
-    }
+    values = {"port": 0, "tokens_file": tokens, "data_dir": folder / "data", "state_dir": folder / "state"}
     engine = {"check": True, **{name: changes.pop(name) for name in ENGINE_FIELDS if name in changes}}
     return Settings(engine=EngineSettings(**engine), **{**values, **changes})
 

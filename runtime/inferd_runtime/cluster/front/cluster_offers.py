@@ -20,11 +20,7 @@ class ClusterOffers:
 
     def operations(self) -> Mapping[str, Handler]:
         """Return the handlers by their operations' wire names."""
-        return {
-            **self._offers.operations(),
-            "mcp.servers": self.servers,
-            **{kind.op: self.call for kind in REPLIES},
-        }
+        return {**self._offers.operations(), "mcp.servers": self.servers, **{kind.op: self.call for kind in REPLIES}}
 
     def closed(self, caller: Caller) -> None:
         """Drop the offers of a caller that is gone."""

@@ -19,13 +19,7 @@ from starlette.websockets import WebSocket
 
 from inferd.protocol import InferdError, NotFound, Unavailable
 from inferd_runtime.cluster.front.admission import RESPONSES, Admission
-from inferd_runtime.cluster.front.hop_client import (
-    OK,
-    HopClient,
-    HopRequest,
-    authorization_of_hop,
-    hop_request,
-)
+from inferd_runtime.cluster.front.hop_client import OK, HopClient, HopRequest, authorization_of_hop, hop_request
 from inferd_runtime.cluster.front.launches import ClusterLaunches
 from inferd_runtime.cluster.front.members import HEIR_SECONDS, PLACE_SECONDS, Member, Members
 from inferd_runtime.cluster.front.proxied import Choose, ProxiedResponse

@@ -21,14 +21,7 @@ from inferd_runtime.engine.drivers.build import (
 )
 from inferd_runtime.engine.drivers.cuda_driver import CudaDriver
 from inferd_runtime.engine.drivers.parallel import EndProcess, LeadingDriver, follow, take_reply, try_send
-from inferd_runtime.engine.drivers.parallel_commands import (
-    Build,
-    CommandDone,
-    Loaded,
-    Measure,
-    decode_command,
-    encode,
-)
+from inferd_runtime.engine.drivers.parallel_commands import Build, CommandDone, Loaded, Measure, decode_command, encode
 from inferd_runtime.engine.drivers.parallel_steps import LeadingSampler
 from inferd_runtime.engine.drivers.torch_driver import TorchDriver
 from inferd_runtime.models.loaded import LoadedModel

@@ -11,16 +11,7 @@ from typing import Any
 import msgspec
 import zmq
 
-from inferd.protocol import (
-    ErrorInfo,
-    InferdError,
-    InvalidRequest,
-    LimitExceeded,
-    ProgramError,
-    Unavailable,
-    Usage,
-    cut,
-)
+from inferd.protocol import ErrorInfo, InferdError, InvalidRequest, LimitExceeded, ProgramError, Unavailable, Usage, cut
 from inferd_runtime.sandbox.host.carried import check_json
 from inferd_runtime.sandbox.host.guest_calls import GuestCalls, Report, sandbox_failure
 from inferd_runtime.sandbox.host.inbox import Inbox

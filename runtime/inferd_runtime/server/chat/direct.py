@@ -229,12 +229,7 @@ class DirectChat:
                     await self._warm.keep(tenant, request.session, held.pop_all())
 
     async def _run(
-        self,
-        request: ChatRequest,
-        engine: StartedEngine,
-        session: EngineSession,
-        written: Written,
-        turn: Turn,
+        self, request: ChatRequest, engine: StartedEngine, session: EngineSession, written: Written, turn: Turn
     ) -> None:
         """Run the program to its end, and put how it ended behind what it wrote."""
         formats = partial(self._formats.get, engine=engine, session=session)

@@ -13,12 +13,7 @@ import msgspec
 from inferd.protocol import LimitExceeded, Unavailable
 from inferd_runtime.server.connections.deadlines import Deadlines, Patience
 from inferd_runtime.server.connections.guarded_connection import GuardedConnection, Peer
-from inferd_runtime.server.connections.loop_shares import (
-    REGULAR_MOST_SECONDS,
-    REGULAR_SHARE,
-    AnswerShares,
-    LoopShares,
-)
+from inferd_runtime.server.connections.loop_shares import REGULAR_MOST_SECONDS, REGULAR_SHARE, AnswerShares, LoopShares
 from inferd_runtime.server.connections.newcomers import Newcomers
 from inferd_runtime.server.tenancy.tenant_use import TenantUse
 

@@ -9,15 +9,7 @@ from contextlib import asynccontextmanager
 import anyio
 import httpcore
 
-from inferd.protocol import (
-    Cancelled,
-    Forbidden,
-    InferdError,
-    InternalError,
-    InvalidRequest,
-    LimitExceeded,
-    Unavailable,
-)
+from inferd.protocol import Cancelled, Forbidden, InferdError, InternalError, InvalidRequest, LimitExceeded, Unavailable
 from inferd.protocol.http import BodyChunk, ResponseHead
 from inferd_runtime.server.egress.chunk_slot import ChunkSlot
 from inferd_runtime.server.egress.connecting import CheckedBackend, ConnectRules

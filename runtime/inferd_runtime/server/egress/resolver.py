@@ -50,10 +50,7 @@ class Resolver:
 
 
 def _look_up(
-    lookup: Lookup,
-    name: str,
-    loop: asyncio.AbstractEventLoop,
-    settle: Callable[[list[str], Exception | None], None],
+    lookup: Lookup, name: str, loop: asyncio.AbstractEventLoop, settle: Callable[[list[str], Exception | None], None]
 ) -> None:
     found: list[str] = []
     error: Exception | None = None

@@ -13,15 +13,7 @@ import msgspec
 import zmq
 
 from inferd_runtime.draft_models.draft_host import DraftHost
-from inferd_runtime.draft_models.messages import (
-    ASK,
-    DESCRIBE,
-    DROP,
-    AskDraft,
-    DraftAnswer,
-    DraftDescription,
-    DropDraft,
-)
+from inferd_runtime.draft_models.messages import ASK, DESCRIBE, DROP, AskDraft, DraftAnswer, DraftDescription, DropDraft
 from inferd_runtime.isolation.child import Child
 from inferd_runtime.server.engine_process.boot import bind
 from inferd_runtime.server.engine_process.command import EngineStart, run_engine

@@ -55,11 +55,7 @@ from inferd_runtime.server.gateway.socket_protocol import BinarySocket
 from inferd_runtime.server.processes.background import background_tasks
 from inferd_runtime.server.processes.file_limit import raise_file_limit
 from inferd_runtime.server.processes.folder_lock import locked_folders
-from inferd_runtime.server.response_store.response_store import (
-    RESPONSES_FILE,
-    ResponseStore,
-    open_response_store,
-)
+from inferd_runtime.server.response_store.response_store import RESPONSES_FILE, ResponseStore, open_response_store
 from inferd_runtime.server.run_store.archive import open_archive
 from inferd_runtime.server.services.launches.launches import Launches
 from inferd_runtime.server.supervisor.commands import Commands

@@ -13,13 +13,7 @@ from inferd_runtime.server.chat.held_answers import held_answer
 from inferd_runtime.server.dialects.reading import invalid
 from inferd_runtime.server.dialects.responses.answer import counted_json, read_input_tokens, read_responses
 from inferd_runtime.server.dialects.responses.fields import INCLUDED
-from inferd_runtime.server.dialects.responses.stored import (
-    LISTED,
-    MAX_LISTED,
-    StoredResponse,
-    deleted_json,
-    item_page,
-)
+from inferd_runtime.server.dialects.responses.stored import LISTED, MAX_LISTED, StoredResponse, deleted_json, item_page
 from inferd_runtime.server.gateway.auth import TENANT_KEY
 from inferd_runtime.server.gateway.chat_routes import ChatApi
 from inferd_runtime.server.gateway.event_stream import EventResponse

@@ -20,13 +20,7 @@ from inferd_runtime.server.gateway.cycle_stream import Watchers, cycle_events
 from inferd_runtime.server.gateway.event_stream import SSE, EventResponse, stream_events
 from inferd_runtime.server.gateway.metrics import metrics_response
 from inferd_runtime.server.gateway.replies import reply, run_reply, run_summary, tenant_json
-from inferd_runtime.server.gateway.requests import (
-    LaunchBody,
-    MessageBody,
-    launch_key,
-    number_of,
-    read_body,
-)
+from inferd_runtime.server.gateway.requests import LaunchBody, MessageBody, launch_key, number_of, read_body
 from inferd_runtime.server.gateway.script_session import script_session
 from inferd_runtime.server.programs.bundles import Program
 from inferd_runtime.server.programs.launch_checks import check_arguments, check_limits

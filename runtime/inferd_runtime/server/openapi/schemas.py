@@ -101,9 +101,7 @@ READ_ONE_BY_ONE: Mapping[type, Mapping[str, Schema]] = {
             reference(ResponseAllowedTools),
         ),
     },
-    ResponsesBody: {
-        "include": either({"type": "array", "items": {"enum": list(INCLUDED)}}, NULL),
-    },
+    ResponsesBody: {"include": either({"type": "array", "items": {"enum": list(INCLUDED)}}, NULL)},
     CompletionFields: {"prompt": PROMPTS},
     EmbeddingFields: {"input": PROMPTS},
     MessageItem: {"content": list_of(PARTS, TEXT)},

@@ -37,15 +37,7 @@ from inferd.program.manifest import (
     script_manifest,
 )
 from inferd.program.pie import PIE_FILE, PieFile, imports_inferlet, read_pie_file
-from inferd.program.sources import (
-    ENTRY,
-    MAX_DATA_BYTES,
-    MAX_FILES,
-    MAX_SOURCE_BYTES,
-    PROJECT,
-    read_program,
-    too_large,
-)
+from inferd.program.sources import ENTRY, MAX_DATA_BYTES, MAX_FILES, MAX_SOURCE_BYTES, PROJECT, read_program, too_large
 from inferd.protocol import InvalidRequest, ProgramSyntaxError
 from inferd.protocol.mcp import check_server_name
 from inferd_runtime.carriable import is_deeper

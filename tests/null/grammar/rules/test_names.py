@@ -14,12 +14,7 @@ import pytest
 from byte_texts import BYTES, takes
 from tiers import examples
 
-from inferd_grammar import (
-    AnyJsonGrammar,
-    GrammarCompiler,
-    JsonSchemaGrammar,
-    PrefixedGrammar,
-)
+from inferd_grammar import AnyJsonGrammar, GrammarCompiler, JsonSchemaGrammar, PrefixedGrammar
 from inferd_grammar.rules.names import NamesPlace, NameTokens, RepeatedName
 
 MAP = {"type": "object", "additionalProperties": {"type": "integer"}}

@@ -80,10 +80,7 @@ def test_a_schema_is_made_from_annotations_and_docstring() -> None:
                 "description": "what to look for",
                 "default": None,
             },
-            "tags": {
-                "anyOf": [{"type": "array", "items": {"type": "string"}}, {"type": "null"}],
-                "default": None,
-            },
+            "tags": {"anyOf": [{"type": "array", "items": {"type": "string"}}, {"type": "null"}], "default": None},
         },
         "required": ["place"],
         "additionalProperties": False,

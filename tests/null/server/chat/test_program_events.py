@@ -6,15 +6,7 @@ from typing import Any
 
 import pytest
 
-from inferd.chat import (
-    PromptScores,
-    ReasoningDelta,
-    TextDelta,
-    TokenScore,
-    ToolArguments,
-    ToolCallStarted,
-    UsageReport,
-)
+from inferd.chat import PromptScores, ReasoningDelta, TextDelta, TokenScore, ToolArguments, ToolCallStarted, UsageReport
 from inferd.chat.events import to_message
 from inferd.chat.reply import MESSAGE_KEY
 from inferd.protocol import ProgramError

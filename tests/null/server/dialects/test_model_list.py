@@ -6,11 +6,7 @@ import pytest
 
 from inferd.protocol import InvalidRequest, NotFound
 from inferd_runtime.server.dialects.anthropic.errors import error_reply_anthropic
-from inferd_runtime.server.dialects.anthropic.model_list import (
-    ModelQuery,
-    anthropic_model_json,
-    anthropic_models_body,
-)
+from inferd_runtime.server.dialects.anthropic.model_list import ModelQuery, anthropic_model_json, anthropic_models_body
 from inferd_runtime.server.dialects.openai.errors import error_reply_openai
 from inferd_runtime.server.dialects.openai.model_list import ModelEntry
 from inferd_runtime.server.dialects.routes import error_shape

@@ -60,10 +60,7 @@ def test_a_call_comes_back_with_integers_of_any_length() -> None:
     block = {"type": "tool_use", "id": "c", "name": "f", "input": LONG}
     answered = {"role": "user", "content": [{"type": "tool_result", "tool_use_id": "c", "content": "x"}]}
     anthropic = [*ASK["messages"], {"role": "assistant", "content": [block]}, answered]
-    readers = (
-        (read_chat, openai),
-        (read_messages, {"model": "m", "max_tokens": 9, "messages": anthropic}),
-    )
+    readers = ((read_chat, openai), (read_messages, {"model": "m", "max_tokens": 9, "messages": anthropic}))
     for dialect, body in readers:
         called = dialect(json.dumps(body).encode(), ClientHeaders()).request.messages[1].tool_calls
         assert json.loads(called[0].arguments) == LONG

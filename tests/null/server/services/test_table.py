@@ -17,14 +17,7 @@ from inferd_runtime.sandbox.messages import MAX_ASKED, MAX_REQUEST_BYTES
 from inferd_runtime.server.services import table as services
 from inferd_runtime.server.services.caller import Caller
 from inferd_runtime.server.services.pace import ServicePace
-from inferd_runtime.server.services.table import (
-    MAX_UNCONFIRMED,
-    Answer,
-    Handed,
-    Handler,
-    ServiceDesk,
-    ServiceTable,
-)
+from inferd_runtime.server.services.table import MAX_UNCONFIRMED, Answer, Handed, Handler, ServiceDesk, ServiceTable
 from inferd_runtime.server.services.wires import JSON_WIRE, MSGPACK_WIRE, JsonText, ServiceWire
 from inferd_runtime.testing.services import service_table
 

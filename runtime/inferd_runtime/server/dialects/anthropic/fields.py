@@ -106,8 +106,7 @@ class MessagesBody(CountTokensBody, frozen=True, forbid_unknown_fields=True, kw_
 _COUNTED = (
     RequestField("model", "a served model, an adapter, or a program that serves chat; required"),
     RequestField(
-        "messages",
-        "blocks text, thinking, tool_use and tool_result; a last one of the assistant is gone on with",
+        "messages", "blocks text, thinking, tool_use and tool_result; a last one of the assistant is gone on with"
     ),
     RequestField("system", "text, or text blocks"),
     RequestField(
@@ -115,10 +114,7 @@ _COUNTED = (
         f"up to {MAX_TOOLS} of the client's own; hosted ones are refused; arguments are held to the schema, strict or not",
     ),
     RequestField("tool_choice", "auto, any, tool, none; disable_parallel_tool_use: one call at most"),
-    RequestField(
-        "thinking",
-        "the chat template's enable_thinking; behind budget_tokens of it its end is forced",
-    ),
+    RequestField("thinking", "the chat template's enable_thinking; behind budget_tokens of it its end is forced"),
     RequestField("output_config", "format: JSON of a schema; effort goes to the chat template as reasoning_effort"),
     RequestField("output_format", "the older name of output_config.format"),
     RequestField("cache_control", "accepted; all prompts are found by their beginning"),

@@ -8,12 +8,7 @@ from typing import Any, Literal
 
 import msgspec
 
-from inferd.chat import (
-    ChatEvent,
-    ChatRequest,
-    ChoiceFinished,
-    UsageReport,
-)
+from inferd.chat import ChatEvent, ChatRequest, ChoiceFinished, UsageReport
 from inferd.protocol import InferdError, NotFound
 from inferd_runtime.server.dialects.exchange import ClientHeaders
 from inferd_runtime.server.dialects.reading import invalid
@@ -29,12 +24,7 @@ from inferd_runtime.server.dialects.responses.request import (
     responses_request,
 )
 from inferd_runtime.server.dialects.responses.response_object import ResponseObject
-from inferd_runtime.server.dialects.responses.stored import (
-    KeptEvents,
-    StoredResponse,
-    cannot_follow,
-    unknown_previous,
-)
+from inferd_runtime.server.dialects.responses.stored import KeptEvents, StoredResponse, cannot_follow, unknown_previous
 
 Status = Literal["completed", "incomplete"]
 MAX_REFERENCES = 64

@@ -136,9 +136,7 @@ MEANS_NOTHING: Mapping[str, Mapping[str, Sequence[Any]]] = {
     "function_call": {"caller": DIRECT, "async_": (None, False)},
     "function_call_output": {"caller": DIRECT},
 }
-PART_MEANS_NOTHING: Mapping[str, Mapping[str, Sequence[Any]]] = {
-    "output_text": {"annotations": (None, [])},
-}
+PART_MEANS_NOTHING: Mapping[str, Mapping[str, Sequence[Any]]] = {"output_text": {"annotations": (None, [])}}
 
 
 def read_input(value: str | Sequence[Any]) -> list[Item | ItemReference]:

@@ -29,13 +29,7 @@ def test_what_is_left_out_is_openais_default() -> None:
 
 
 @pytest.mark.parametrize(
-    ("prompt", "prompts"),
-    [
-        ("a", ["a"]),
-        (["a", "b"], ["a", "b"]),
-        ([1, 2], [[1, 2]]),
-        ([[1, 2], [3]], [[1, 2], [3]]),
-    ],
+    ("prompt", "prompts"), [("a", ["a"]), (["a", "b"], ["a", "b"]), ([1, 2], [[1, 2]]), ([[1, 2], [3]], [[1, 2], [3]])]
 )
 def test_a_prompt_is_text_or_tokens_one_or_several(prompt: Any, prompts: list[Any]) -> None:
     read = exchange(prompt=prompt, n=2)
