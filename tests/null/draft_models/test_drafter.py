@@ -7,6 +7,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 import pytest
+from hand_clock import HandClock
 
 from inferd.protocol import LimitExceeded
 from inferd_runtime.draft_models.direct import DirectDrafts
@@ -63,16 +64,6 @@ class Post:
         )
 
 
-class Clock:
-    """Seconds that pass when the test says so."""
-
-    def __init__(self) -> None:
-        self.now = 100.0
-
-    def __call__(self) -> float:
-        return self.now
-
-
 class Four(DraftLength):
     """Always wants four tokens."""
 
@@ -93,7 +84,7 @@ class Stand:
     """A drafter between a transport that the test answers and a clock that the test sets."""
 
     def __init__(self, spec: DraftSpec, length: type[DraftLength] = Four) -> None:
-        self.post, self.clock = Post(), Clock()
+        self.post, self.clock = Post(), HandClock()
         self.line = DraftModelLink(self.post, 512, timeout=1.0, clock=self.clock)
         self.speeds: list[float] = []
         self.drafter = DraftModelDrafter(
@@ -366,7 +357,7 @@ def test_the_tokens_are_the_same_with_any_draft_model(
     drawn = sampler(temperature, 3)
     plain, _ = make_target().generate(PROMPT, drawn)
     host = make_host(draft_seed)
-    line = DraftModelLink(DirectDrafts(host, overlaps=overlaps), 512, clock=Clock())
+    line = DraftModelLink(DirectDrafts(host, overlaps=overlaps), 512, clock=HandClock())
     drafter = DraftModelDrafter(line, 1, SharedVocabulary(12), DraftSpec("t", drawn, 12), length=length_of(line))
     tokens, generation = make_target().generate(PROMPT, drawn, drafter)
     assert tokens == plain
@@ -380,7 +371,7 @@ def test_the_tokens_are_the_same_with_any_draft_model(
 
 def test_a_right_draft_model_for_rejection_says_what_it_drew_from(sampler: Sampler, make_host: MakeHost) -> None:
     spec = DraftSpec("t", sampler(0.8, 1), 14, probabilities=True)
-    line = DraftModelLink(DirectDrafts(make_host()), 512, clock=Clock())
+    line = DraftModelLink(DirectDrafts(make_host()), 512, clock=HandClock())
     drafter = DraftModelDrafter(line, 1, SharedVocabulary(14), spec, length=length_of(line))
     drafter.observe(PROMPT)
     proposal = drafter.propose(5, ())
@@ -396,7 +387,7 @@ def test_a_generation_that_ended_but_is_not_closed_holds_nothing_on_the_draft_si
     make_host: MakeHost, sampler: Sampler, fails: bool
 ) -> None:
     host, engine = make_host(), Engine(NullDriver(vocab_size=12))
-    line = DraftModelLink(DirectDrafts(host), 512, clock=Clock())
+    line = DraftModelLink(DirectDrafts(host), 512, clock=HandClock())
     spec = DraftSpec("t", sampler(), 12)
     drafter = DraftModelDrafter(
         line, 1, SharedVocabulary(12), spec, length=Four(line.experience, most=4, overlaps=False)

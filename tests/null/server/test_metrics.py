@@ -8,6 +8,7 @@ from collections import defaultdict
 from pathlib import Path
 
 import msgspec
+from hand_clock import HandClock
 from prometheus_client.parser import text_string_to_metric_families
 
 from inferd.protocol import ErrorInfo
@@ -29,21 +30,13 @@ LABEL = re.compile(r"\{\{(\w+)\}\}")
 ENDED = Ending(RunUsage(tokens=5, cpu_ms=40.0), ("1",))
 
 
-class Clock:
-    def __init__(self) -> None:
-        self.now = 100.0
-
-    def __call__(self) -> float:
-        return self.now
-
-
 def run_of(tenant: str) -> Run:
     return Run(PROGRAM, "{}", tenant, Limits(), EventBuffer(1000))
 
 
 def model() -> ModelStats:
     """A model of which one generation has ended, one writes and one waits."""
-    clock = Clock()
+    clock = HandClock()
     generations = GenerationClock(clock)
     done, writing, waiting = (generations.begin(f"run/{n}", 10) for n in range(3))
     clock.now += 0.2

@@ -6,6 +6,7 @@ from typing import Any
 
 import msgspec
 import pytest
+from hand_clock import HandClock
 from hypothesis import given, settings, strategies as st
 from sessions import new_grants, opening
 from tiers import examples
@@ -16,21 +17,12 @@ from inferd_runtime.session.cycles import KEPT, WATCHED_SECONDS, CycleFeed
 from inferd_runtime.session.hub import SessionHub
 from inferd_runtime.testing.served import null_model
 
-
-class Clock:
-    def __init__(self) -> None:
-        self.now = 100.0
-
-    def __call__(self) -> float:
-        return self.now
-
-
 PLAIN = p.Step([1])
 DRAFTED = p.Step([1, 2, 3], "", 4, 2, sources=[p.SourceCount("ngram", 4, 0, 2)])
 
 
 def test_nothing_is_kept_before_somebody_watches() -> None:
-    feed = CycleFeed(Clock())
+    feed = CycleFeed(HandClock())
     feed.publish("a", "s", 1, 1, [PLAIN] * 5)
     assert feed.read("a", -1) == link.CyclePage([], 0)
     feed.publish("a", "s", 1, 6, [DRAFTED, PLAIN])
@@ -45,7 +37,7 @@ def test_nothing_is_kept_before_somebody_watches() -> None:
 
 
 def test_a_watcher_who_does_not_come_back_is_forgotten_and_told_if_it_does() -> None:
-    clock = Clock()
+    clock = HandClock()
     feed = CycleFeed(clock)
     feed.read("a", -1)
     feed.publish("a", "s", 1, 1, [PLAIN] * 3)
@@ -56,14 +48,14 @@ def test_a_watcher_who_does_not_come_back_is_forgotten_and_told_if_it_does() -> 
 
 
 def test_an_index_of_another_engine_starts_anew() -> None:
-    feed = CycleFeed(Clock())
+    feed = CycleFeed(HandClock())
     assert feed.read("a", 77) == link.CyclePage([], 0)
 
 
 @settings(max_examples=examples(60), deadline=None)
 @given(events=st.lists(st.one_of(st.integers(1, KEPT), st.just("read"), st.just("late")), max_size=12))
 def test_every_step_is_read_once_or_counted_as_missed(events: list[int | str]) -> None:
-    clock = Clock()
+    clock = HandClock()
     feed = CycleFeed(clock)
     at, said, seen, missed = feed.read("a", -1).next, 0, list[int](), 0
     for event in [*events, "read"]:
@@ -126,7 +118,7 @@ def test_programs_and_scripts_cannot_ask_for_it() -> None:
 
 @pytest.mark.parametrize("tenant", ["", "x" * 50])
 def test_tenants_are_apart(tenant: str) -> None:
-    feed = CycleFeed(Clock())
+    feed = CycleFeed(HandClock())
     feed.read(tenant, -1)
     feed.publish("somebody", "s", 1, 1, [PLAIN])
     assert feed.read(tenant, 0).next == 0

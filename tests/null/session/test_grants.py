@@ -4,21 +4,15 @@ from __future__ import annotations
 
 import msgspec
 import pytest
+from hand_clock import HandClock
 
 from inferd.protocol import Unauthorized
 from inferd_runtime.session.grants import SIGNATURE_BYTES, VALID_SECONDS, Grant, SessionGrants, new_key
 
 
-class Clock:
-    now = 100.0
-
-    def __call__(self) -> float:
-        return self.now
-
-
 @pytest.fixture
 def grants() -> SessionGrants:
-    return SessionGrants(new_key(), Clock())
+    return SessionGrants(new_key(), HandClock())
 
 
 def test_it_says_whose_the_session_is(grants: SessionGrants) -> None:
@@ -51,7 +45,7 @@ def test_another_key_opens_nothing(grants: SessionGrants) -> None:
 
 
 def test_it_opens_one_session_once_and_not_for_long() -> None:
-    clock = Clock()
+    clock = HandClock()
     grants = SessionGrants(new_key(), clock)
     sealed, late = grants.issue("run/1", "ann"), grants.issue("run/2", "ann")
     grants.redeem(sealed)

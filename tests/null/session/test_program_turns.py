@@ -7,6 +7,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from hand_clock import HandClock
 
 from inferd_runtime.session.generation.program_turns import SHARE_BESIDE_OTHERS, ProgramTurns
 
@@ -27,20 +28,13 @@ class Job:
         return self.over
 
 
-class Times:
-    now = 100.0
-
-    def __call__(self) -> float:
-        return self.now
+@pytest.fixture
+def clock() -> HandClock:
+    return HandClock()
 
 
 @pytest.fixture
-def clock() -> Times:
-    return Times()
-
-
-@pytest.fixture
-def turns(clock: Times) -> ProgramTurns:
+def turns(clock: HandClock) -> ProgramTurns:
     made = ProgramTurns(clock)
     made.stepped(STEP)
     return made
@@ -64,7 +58,7 @@ def test_a_step_waits_until_all_programs_have_answered(turns: ProgramTurns) -> N
 
 
 @pytest.mark.parametrize(("others", "share"), [(0, 1.0), (1, SHARE_BESIDE_OTHERS)])
-def test_nobody_waits_longer_than_it_is_worth(turns: ProgramTurns, clock: Times, others: int, share: float) -> None:
+def test_nobody_waits_longer_than_it_is_worth(turns: ProgramTurns, clock: HandClock, others: int, share: float) -> None:
     slow, quick = jobs = [Job(), Job()]
     begun(turns, *jobs)
     turns.answered(quick)  # type: ignore[arg-type]
@@ -99,7 +93,7 @@ def test_who_ended_is_not_waited_for(turns: ProgramTurns) -> None:
     assert not turns.waited_for(2)
 
 
-def test_who_runs_on_without_its_program_is_not_waited_for(turns: ProgramTurns, clock: Times) -> None:
+def test_who_runs_on_without_its_program_is_not_waited_for(turns: ProgramTurns, clock: HandClock) -> None:
     silent, _ = jobs = [Job(), Job("bob")]
     begun(turns, *jobs)
     for job in jobs:

@@ -3,19 +3,11 @@
 from __future__ import annotations
 
 import sys
-from dataclasses import dataclass
 
 import pytest
+from hand_clock import HandClock
 
 from inferd_runtime.session.step_profile import ASKED_SECONDS, StepProfile
-
-
-@dataclass
-class Clock:
-    now: float = 100.0
-
-    def __call__(self) -> float:
-        return self.now
 
 
 def step() -> bool:
@@ -23,11 +15,11 @@ def step() -> bool:
 
 
 @pytest.fixture
-def clock() -> Clock:
-    return Clock()
+def clock() -> HandClock:
+    return HandClock()
 
 
-def test_nothing_is_profiled_unless_somebody_asks(clock: Clock) -> None:
+def test_nothing_is_profiled_unless_somebody_asks(clock: HandClock) -> None:
     profile = StepProfile(clock)
     assert profile.run("m", lambda: 1, step)
     assert profile.read(0.0) is None
@@ -42,14 +34,14 @@ def test_nothing_is_profiled_unless_somebody_asks(clock: Clock) -> None:
     assert profile.read(0.0) is None
 
 
-def test_a_step_that_is_fast_enough_is_not_kept(clock: Clock) -> None:
+def test_a_step_that_is_fast_enough_is_not_kept(clock: HandClock) -> None:
     profile = StepProfile(clock)
     profile.read(1e6)
     profile.run("m", lambda: 1, step)
     assert profile.read(1e6) is None
 
 
-def test_what_a_step_raises_passes_through(clock: Clock) -> None:
+def test_what_a_step_raises_passes_through(clock: HandClock) -> None:
     profile = StepProfile(clock)
     profile.read(0.0)
     with pytest.raises(ZeroDivisionError):

@@ -13,6 +13,7 @@ from typing import Any
 import anyio
 import anyio.lowlevel
 import pytest
+from hand_clock import HandClock
 from tiers import examples
 
 from inferd import queue, topic
@@ -35,24 +36,16 @@ from inferd_runtime.server.tenancy.quotas import Quotas, same_for_all
 from inferd_runtime.testing.services import calling, service_table
 
 
-class Clock:
-    def __init__(self) -> None:
-        self.now = 0.0
-
-    def __call__(self) -> float:
-        return self.now
-
-
 class Messages:
     """Topics and queues of a table, whose room is looked at when the test is over."""
 
-    def __init__(self, table: ServiceTable, room: MessageRoom, queues: Queues, clock: Clock) -> None:
+    def __init__(self, table: ServiceTable, room: MessageRoom, queues: Queues, clock: HandClock) -> None:
         self.table, self.room, self.queues, self.clock = table, room, queues, clock
 
 
 @asynccontextmanager
 async def messages(folder: Path | None = None, quotas: Quotas | None = None) -> AsyncIterator[Messages]:
-    room, clock = MessageRoom(), Clock()
+    room, clock = MessageRoom(), HandClock()
     if folder is None:
         queues = Queues(room)
         async with service_table(Topics(room, clock), queues) as table:

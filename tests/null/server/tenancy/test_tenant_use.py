@@ -7,6 +7,7 @@ from contextlib import ExitStack
 import anyio
 import anyio.lowlevel
 import pytest
+from hand_clock import HandClock
 from hypothesis import given, strategies as st
 
 from inferd.protocol import LimitExceeded
@@ -15,15 +16,7 @@ from inferd_runtime.server.tenancy.rates import MinuteBucket
 from inferd_runtime.server.tenancy.tenant_use import OUTSTANDING_RULE, SharedSizes, TenantUse
 
 
-class FakeClock:
-    def __init__(self) -> None:
-        self.now = 1000.0
-
-    def __call__(self) -> float:
-        return self.now
-
-
-def use_with(clock: FakeClock, sizes: SharedSizes | None = None, **quotas: int) -> TenantUse:
+def use_with(clock: HandClock, sizes: SharedSizes | None = None, **quotas: int) -> TenantUse:
     return TenantUse(same_for_all(Quotas(**quotas)), sizes, clock)  # type: ignore[arg-type]
 
 
@@ -51,7 +44,7 @@ def test_after_the_wait_that_was_named_the_next_one_is_taken(per_minute: int, us
 
 
 def test_too_many_launches_are_refused_with_when_to_try_again_and_only_for_their_tenant() -> None:
-    clock = FakeClock()
+    clock = HandClock()
     use = use_with(clock, launches_per_minute=60)
     for _ in range(60):
         use.admit_launch("eve")
@@ -66,7 +59,7 @@ def test_too_many_launches_are_refused_with_when_to_try_again_and_only_for_their
 
 
 def test_tokens_are_charged_when_they_are_known_and_paid_back_in_time() -> None:
-    clock = FakeClock()
+    clock = HandClock()
     use = use_with(clock, tokens_per_minute=600)
     use.admit_launch("eve")
     use.charge_tokens("eve", 1200)
@@ -79,7 +72,7 @@ def test_tokens_are_charged_when_they_are_known_and_paid_back_in_time() -> None:
 
 
 def test_sockets_and_connections_are_bounded_per_tenant_and_some_are_kept_for_others() -> None:
-    clock = FakeClock()
+    clock = HandClock()
     use = use_with(clock, SharedSizes(sockets=8, connections=8), sockets=3, connections=100)
     with ExitStack() as stack:
         for _ in range(3):
@@ -97,7 +90,7 @@ def test_sockets_and_connections_are_bounded_per_tenant_and_some_are_kept_for_ot
 
 
 def test_a_tenant_with_too_many_connections_is_told_its_quota() -> None:
-    use = use_with(FakeClock(), connections=2)
+    use = use_with(HandClock(), connections=2)
     use.add_connection("eve")
     use.add_connection("eve")
     with pytest.raises(LimitExceeded, match="2 open connections") as caught:
@@ -107,7 +100,7 @@ def test_a_tenant_with_too_many_connections_is_told_its_quota() -> None:
 
 
 def test_bodies_that_are_being_read_leave_room_for_one_of_another_tenant() -> None:
-    use = use_with(FakeClock(), SharedSizes(body_bytes=32, one_body=4))
+    use = use_with(HandClock(), SharedSizes(body_bytes=32, one_body=4))
     with pytest.raises(LimitExceeded, match="held_body_bytes"):
         use.bodies.take("eve", 17)
     use.bodies.take("eve", 16)
@@ -118,7 +111,7 @@ def test_bodies_that_are_being_read_leave_room_for_one_of_another_tenant() -> No
 
 async def test_requests_beyond_the_sessions_of_a_tenant_have_them_in_turn() -> None:
     """They were refused with 429: of 500 at once, a client of OpenAI's got 361 answers."""
-    use = use_with(FakeClock(), sockets=2)
+    use = use_with(HandClock(), sockets=2)
     order: list[int] = []
     most = 0
 
@@ -137,7 +130,7 @@ async def test_requests_beyond_the_sessions_of_a_tenant_have_them_in_turn() -> N
 
 
 async def test_who_leaves_the_line_or_has_waited_for_too_long_keeps_nobody_waiting() -> None:
-    use = use_with(FakeClock(), sockets=1)
+    use = use_with(HandClock(), sockets=1)
     served = anyio.Event()
 
     async def request(seconds: float) -> None:
@@ -159,7 +152,7 @@ async def test_who_leaves_the_line_or_has_waited_for_too_long_keeps_nobody_waiti
 
 
 async def test_what_waits_for_a_session_is_held_against_its_tenants_room() -> None:
-    use = use_with(FakeClock(), sockets=1)
+    use = use_with(HandClock(), sockets=1)
     use.outstanding.take("eve", OUTSTANDING_RULE.capacity - OUTSTANDING_RULE.guarded * OUTSTANDING_RULE.share - 100)
     with use.socket("eve"), pytest.raises(LimitExceeded, match="outstanding_bytes"):
         async with use.socket_in_turn("eve", 60.0, "x" * 100):

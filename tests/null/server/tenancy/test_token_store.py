@@ -7,19 +7,13 @@ import sqlite3
 from pathlib import Path
 
 import pytest
+from hand_clock import HandClock
 
 from inferd.protocol import InvalidRequest, NotFound, Unauthorized, Unavailable
 from inferd_runtime.server.gateway.auth import AccessTokens, TenantQuotas
 from inferd_runtime.server.tenancy.quotas import ADMIN_QUOTAS, Quotas, QuotaTable, Role
 from inferd_runtime.server.tenancy.token_store import COLUMNS, TokenStore
 from inferd_runtime.server.tenancy.tokens import TokenRights, check_strength, new_token
-
-
-class Calendar:
-    now = 1_000_000.0
-
-    def __call__(self) -> float:
-        return self.now
 
 
 @pytest.fixture
@@ -53,7 +47,7 @@ def test_no_token_can_be_read_from_the_file_and_only_its_owner_reads_that(path: 
 
 
 def test_a_token_expires(path: Path) -> None:
-    calendar = Calendar()
+    calendar = HandClock()
     store = TokenStore(path, calendar)
     tokens = AccessTokens({}, store, calendar)
     made = store.create("ann", Role.USER, lifetime_s=60)
@@ -66,7 +60,7 @@ def test_a_token_expires(path: Path) -> None:
 
 
 def test_a_rotated_token_has_the_same_rights_and_the_old_one_ends(path: Path) -> None:
-    calendar = Calendar()
+    calendar = HandClock()
     store = TokenStore(path, calendar)
     tokens = AccessTokens({}, store, calendar)
     old = store.create("ann", Role.ADMIN, lifetime_s=100, note="n")
