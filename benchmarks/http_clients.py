@@ -42,7 +42,6 @@ class ChatClient(Protocol):
 
     async def ask(self, question: Question) -> Answer:
         """Return the answer once it is complete."""
-        ...
 
 
 @dataclass(frozen=True)

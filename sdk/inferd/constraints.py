@@ -147,7 +147,6 @@ class StepConstraint(Protocol):
         and so ask a :class:`~inferd.Matcher`. An exception ends the generation, and so does an empty mask
         (ConstraintError).
         """
-        ...
 
 
 def checked_constraint(constrain: OutputConstraint | StepConstraint | None) -> OutputConstraint | StepConstraint | None:

@@ -61,11 +61,9 @@ class ToolSource(Protocol):
 
     async def list_tools(self) -> Any:
         """Return the tools."""
-        ...
 
     async def call_tool(self, name: str, arguments: dict[str, Any]) -> Any:
         """Call a tool."""
-        ...
 
 
 async def servers() -> list[str]:

@@ -32,7 +32,6 @@ class Stage(Protocol):
 
     def start(self) -> Apply:
         """Return the function that is called for each token of one generation. Its state is that generation's."""
-        ...
 
 
 def chain(*stages: Stage, temperature: float = 1.0, k: int = WIDE, seed: int | None = None) -> CustomSampler:

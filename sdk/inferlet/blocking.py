@@ -17,7 +17,6 @@ class BlockingTransport(Protocol):
 
     def call_blocking(self, request: Any) -> Any:
         """Send a request, block until its reply is there, and return it. Raises what the runtime answered."""
-        ...
 
 
 def call(port: Port, request: Any) -> Any:

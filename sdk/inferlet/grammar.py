@@ -114,7 +114,6 @@ class Constraint(Protocol):
 
     def step(self, accepted: list[int]) -> list[int]:
         """Take note of the tokens that came, and return what may come next as run lengths; empty for all."""
-        ...
 
 
 class GrammarConstraint:
@@ -171,7 +170,6 @@ class Schema(Protocol):
 
     def build_constraint(self, model: Model) -> Constraint:
         """Return a constraint at the start of a text."""
-        ...
 
 
 def built(schema: Schema, model: Model) -> Constraint:

@@ -79,35 +79,27 @@ class FollowedRun(Protocol):
     @property
     def record(self) -> dict[str, Any]:
         """The run as it was shown last."""
-        ...
 
     async def refresh(self) -> dict[str, Any]:
         """Return the run as it is now."""
-        ...
 
     def events(self, start: int = 0) -> AsyncGenerator[StreamEvent]:
         """Yield the run's events."""
-        ...
 
     async def send(self, value: Any) -> None:
         """Hand over a message."""
-        ...
 
     async def end_messages(self) -> None:
         """Say that there are no more messages."""
-        ...
 
     async def send_file(self, path: Path) -> None:
         """Hand over a file."""
-        ...
 
     async def save_file(self, file: FileHead, folder: Path) -> Path:
         """Keep a file of the program's."""
-        ...
 
     async def cancel(self) -> None:
         """Ask the run to end."""
-        ...
 
 
 class Conversation:

@@ -106,25 +106,19 @@ class DraftTransport(Protocol):
     @property
     def round_trip(self) -> float:
         """See the class."""
-        ...
 
     def ask(self, request: AskDraft, done: AnswerCallback) -> None:
         """Send a request. ``done`` is called with the answer once, here or in :meth:`poll`, if there is one."""
-        ...
 
     def drop(self, sequence: int) -> None:
         """Drop a sequence."""
-        ...
 
     def poll(self) -> bool:
         """Hand over the answers that have arrived. Returns False if there is none."""
-        ...
 
     @property
     def waits_on(self) -> Sequence[Pollable]:
         """The descriptors and sockets that are readable when :meth:`poll` has something to do."""
-        ...
 
     def close(self) -> None:
         """Release everything. No method is called afterwards."""
-        ...

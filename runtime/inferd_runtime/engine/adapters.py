@@ -21,15 +21,12 @@ class AdapterDevice(Protocol):
         """Return what reads an adapter into this machine's memory, in any thread, and raises InvalidRequest that names what does
         not fit. Raises InvalidRequest where there can be no adapters.
         """
-        ...
 
     def load_adapter(self, key: str, read: Any) -> AdapterSize:
         """Load what was read under ``key``, which is new."""
-        ...
 
     def unload_adapter(self, key: str) -> None:
         """Unload the adapter of ``key``. No later batch may name it."""
-        ...
 
 
 @dataclass(frozen=True, slots=True)

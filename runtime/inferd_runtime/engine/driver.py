@@ -28,19 +28,15 @@ class Driver(Protocol):
 
     def forward(self, batch: Batch) -> Outputs:
         """Write K and V of every token, and return logits and hidden states of the requested rows, on the host."""
-        ...
 
     def copy_pages(self, copies: Sequence[PageCopy]) -> None:
         """Copy pages inside the cache, one after the other, before the next forward pass."""
-        ...
 
     def move_tokens(self, sources: Sequence[int], targets: Sequence[int]) -> None:
         """Copy K and V of single tokens between slots (page * page_size + offset). All are read before any is written."""
-        ...
 
     def read_pages(self, pages: Sequence[int]) -> PageData:
         """Return the K and V of whole pages, uint8[len(pages), page_bytes] on the host. The caller owns the copy."""
-        ...
 
     def bearable(self, data: PageData) -> bool:
         """True if pages that were not read here hold only finite numbers of usual size.
@@ -48,11 +44,9 @@ class Driver(Protocol):
         A freed page keeps its content, and the attention of its next holder multiplies what it masks by zero: that is zero for
         finite numbers only.
         """
-        ...
 
     def write_pages(self, pages: Sequence[int], data: PageData) -> None:
         """Write what :meth:`read_pages` returned, exact to the bit, into pages that the caller alone owns."""
-        ...
 
 
 class StepResult(NamedTuple):
@@ -67,7 +61,6 @@ class Launched(Protocol):
 
     def wait(self) -> StepResult:
         """Block until the device is done, and return the result. Raises whatever went wrong on the device."""
-        ...
 
 
 @runtime_checkable
@@ -76,7 +69,6 @@ class Begun(Protocol):
 
     def sample(self, inputs: SamplingInputs) -> Launched:
         """Start the sampling of its rows, before another step is launched."""
-        ...
 
 
 class DeviceLost(Exception):
@@ -92,8 +84,6 @@ class SamplingDriver(Driver, Protocol):
 
     def launch(self, batch: Batch, inputs: SamplingInputs) -> Launched:
         """Start a forward pass and the sampling of its rows. ``Outputs.logits`` holds the rows ``inputs.host_rows`` only."""
-        ...
 
     def begin(self, batch: Batch, rows: SampledRows) -> Begun:
         """Start a forward pass alone. ``rows``: which of its rows will be sampled, as the inputs of the sampling say later."""
-        ...

@@ -35,7 +35,6 @@ class Job(Protocol):
 
     def ready(self) -> bool:
         """True if it asks for rows now."""
-        ...
 
     def propose(self) -> Draft:
         """Make a draft for the next step to verify; NO_DRAFT, as here, for none. The step may not verify it."""
@@ -52,7 +51,6 @@ class Job(Protocol):
 
         ``ahead``: so many of its pending tokens are in flight; the work begins behind them. May be called twice in one step.
         """
-        ...
 
     def completed(self, work: Work) -> Work:
         """Return a late row with what depends on the token before it, now that this is committed. Here nothing of it is late."""
@@ -60,19 +58,15 @@ class Job(Protocol):
 
     def commit(self, done: Verified) -> None:
         """Take the step's outcome. The page table has already advanced over the fed tokens that stay."""
-        ...
 
     def next_work(self, in_flight: Work) -> NextWork:
         """Return what it asks for behind ``in_flight``, its work in the step that is on the device."""
-        ...
 
     def fail(self, error: InferdError) -> None:
         """End with an error."""
-        ...
 
     def finished(self) -> bool:
         """True if it will never ask for rows again."""
-        ...
 
 
 class Planned(NamedTuple):

@@ -48,38 +48,30 @@ class SnapshotPlace(Protocol):
 
     def close(self) -> None:
         """Let go of what is open, until the next call."""
-        ...
 
     def clean(self) -> None:
         """Delete what a crash left behind, where that can be told without a doubt."""
-        ...
 
     def save(self, tenant: str, name: str, snapshot: Snapshot, *, overwrite: bool) -> SavedContext:
         """Keep a snapshot. From then on it is opened as a whole, or, if this fails, what had the name before.
 
         Raises InvalidRequest for a name that is not allowed or in use, LimitExceeded past the tenant's quota.
         """
-        ...
 
     def load(self, tenant: str, name: str) -> Snapshot:
         """Return a snapshot. Raises NotFound, SnapshotDamaged, SnapshotForeign."""
-        ...
 
     def take(self, tenant: str, name: str, check: Callable[[Snapshot], object]) -> Taken:
         """Return a snapshot and withdraw it, unless it cannot be read or ``check`` raises. Nobody else takes it meanwhile."""
-        ...
 
     def finish_take(self, taken: Taken, *, used: bool) -> None:
         """Delete the snapshot if it was ``used``; else put it back, unless its name is in use again."""
-        ...
 
     def delete(self, tenant: str, name: str) -> None:
         """Delete a snapshot without reading it. Raises NotFound."""
-        ...
 
     def saved(self, tenant: str) -> list[SavedContext]:
         """Return a tenant's snapshots, ordered by name."""
-        ...
 
 
 def tenant_folder(tenant: str) -> str:

@@ -21,7 +21,6 @@ class ChatTemplate(Protocol):
         """Return the text of a conversation, in which the names of control tokens stand unbroken only where the template wrote
         them. Raises InvalidRequest for messages that the template refuses, LimitExceeded past the budget.
         """
-        ...
 
 
 def opening(template: ChatTemplate, messages: Sequence[ChatMessage], budget: RenderBudget, *, cue: bool) -> str:

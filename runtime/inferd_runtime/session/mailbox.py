@@ -27,19 +27,15 @@ class RequestHandler(Protocol):
 
     def receive(self, identity: bytes, frames: Frames) -> None:
         """Carry out a request."""
-        ...
 
     def refuse(self, identity: bytes, frames: Frames, error: p.InferdError) -> None:
         """Answer a request with an error."""
-        ...
 
     def tenant_of(self, identity: bytes) -> str | None:
         """Return the tenant of a session; None where there is no such session."""
-        ...
 
     def held(self, identity: bytes) -> bool:
         """True while the session can take no further request."""
-        ...
 
 
 @dataclass

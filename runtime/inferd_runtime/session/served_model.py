@@ -34,11 +34,9 @@ class ChatTokenizer(TextTokenizer, ChatTemplate, Protocol):
     @property
     def template_variables(self) -> frozenset[str]:
         """The variables that the chat template asks for."""
-        ...
 
     def encode_rendered(self, text: str) -> list[int]:
         """Return the ids of what ``render`` returned: unbroken names of control tokens are these tokens, all else is text."""
-        ...
 
 
 @dataclass(frozen=True)

@@ -161,7 +161,6 @@ class TokenBridge(Protocol):
 
     def follow(self, tokens: Sequence[int], stream: Sequence[int]) -> Followed:
         """Extend the path by committed ``tokens`` of the target, and compare them with the draft model's ``stream``."""
-        ...
 
     def render(
         self, stream: Sequence[int], confidence: Sequence[float], *, ended: bool
@@ -170,11 +169,9 @@ class TokenBridge(Protocol):
 
         ``ended``: the stream does not go on.
         """
-        ...
 
     def wanted(self, count: int) -> int:
         """Return how many draft tokens it takes for ``count`` tokens of the target."""
-        ...
 
 
 class SharedVocabulary:

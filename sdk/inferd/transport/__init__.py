@@ -20,7 +20,6 @@ class Transport(Protocol):
         Raises the :class:`~inferd.protocol.InferdError` that the runtime answered. Cancelling the awaiting task cancels
         the operation.
         """
-        ...
 
 
 class Port:

@@ -27,21 +27,17 @@ class Attack(Protocol):
     @property
     def name(self) -> str:
         """What to call it."""
-        ...
 
     @property
     def ends(self) -> str:
         """Every end that is right, separated by spaces."""
-        ...
 
     @property
     def seconds(self) -> float:
         """How long it may take."""
-        ...
 
     def carry_out(self, arena: Arena) -> str:
         """Do it; return how it ended."""
-        ...
 
 
 @dataclass(frozen=True)

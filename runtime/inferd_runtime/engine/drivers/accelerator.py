@@ -31,19 +31,15 @@ class Accelerator(Protocol):
 
     def active(self) -> AbstractContextManager[object]:
         """Return a context in which this device is the thread's current one. All work on the device is done inside."""
-        ...
 
     def staging(self, size: int) -> Tensor:
         """Return uint8[size] on the host that the device copies from and to without waiting."""
-        ...
 
     def mark(self) -> Callable[[], None]:
         """Return a call that returns once everything queued so far is done. Raises what went wrong on the device."""
-        ...
 
     def settle(self) -> None:
         """Wait until everything queued so far is done, unless it is being recorded. Raises what went wrong on the device."""
-        ...
 
     def record(self, body: Callable[[], Result]) -> tuple[Callable[[], None], Result]:
         """Record what ``body`` queues: a call that queues it again, on the same memory, and what it returned.
@@ -51,11 +47,9 @@ class Accelerator(Protocol):
         ``body`` may run more than once before it is recorded. It must not wait for the device, and what it computes on the
         host stays as it is now. Raises RuntimeError when it cannot be recorded.
         """
-        ...
 
     def footprint(self, body: Callable[[], object]) -> int:
         """Return the bytes of device memory that ``body`` has taken and that, once it has ended, no other program can have."""
-        ...
 
     def fetch(self, parts: Iterable[Tensor], size: int) -> Callable[[], Tensor]:
         """Queue the copy of tensors, ``size`` bytes together, to the host, one behind the other, beside what is queued next.
@@ -63,14 +57,12 @@ class Accelerator(Protocol):
         They are taken as they are once all that was queued before is done. Returns a call, for any thread, that waits for them:
         uint8[size] that the caller owns.
         """
-        ...
 
     def bring(self, rows: Tensor) -> Tensor:
         """Queue the copy of a host's tensor to the device, beside the work there; what is queued from now on waits for it.
 
         The host does not wait. Memory of :meth:`fetch` is read where it is, and must not be changed any more.
         """
-        ...
 
 
 class CudaAccelerator:

@@ -21,15 +21,12 @@ class Pooling(Protocol):
 
     def first_row(self, length: int) -> int:
         """Return the first token of a text of ``length`` tokens whose state it needs."""
-        ...
 
     def add(self, states: FloatRows) -> int:
         """Take the next tokens' states, float32[n, E]. Returns by how many numbers the result has grown."""
-        ...
 
     def result(self) -> FloatRows:
         """Return the pooled states, float32[k, E]: one row, or one per token."""
-        ...
 
 
 class MeanPooling:

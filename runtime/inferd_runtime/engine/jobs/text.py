@@ -13,15 +13,12 @@ class TextTokenizer(Protocol):
 
     def encode(self, text: str, *, special: bool = False, start: bool = False) -> list[int]:
         """Return the ids of a text. Special tokens are read as text unless ``special``; ``start`` adds the BOS token."""
-        ...
 
     def decode(self, tokens: Sequence[int], *, special: bool = False) -> str:
         """Return the text of ids. Special tokens are left out unless ``special``."""
-        ...
 
     def stream(self) -> Callable[[int], str]:
         """Return a decoder that takes one id at a time and returns the text that it completes ("" inside a character)."""
-        ...
 
 
 class TextAssembler:

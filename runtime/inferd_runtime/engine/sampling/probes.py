@@ -49,11 +49,9 @@ class Reading(Protocol):
 
     def numbers(self, vocab_size: int) -> int:
         """Return the largest number of numbers that it returns per row."""
-        ...
 
     def read(self, logits: LogitRows, logprobs: npt.NDArray[np.float64]) -> ProbeResult:
         """Return the result of one row: float32[V] logits after the edit, and their float64[V] log-probabilities."""
-        ...
 
 
 class _Logits:

@@ -18,15 +18,12 @@ class PageMover(Protocol):
 
     def copy_pages(self, copies: Sequence[PageCopy]) -> None:
         """Copy pages inside the cache, one after the other."""
-        ...
 
     def read_pages(self, pages: Sequence[int]) -> PageData:
         """Return the K and V of whole pages, uint8[len(pages), page_bytes]."""
-        ...
 
     def write_pages(self, pages: Sequence[int], data: PageData) -> None:
         """Write what :meth:`read_pages` returned, exact to the bit."""
-        ...
 
 
 @runtime_checkable
@@ -36,7 +33,6 @@ class PageReader(PageMover, Protocol):
     def start_reading(self, pages: Sequence[int]) -> Callable[[], PageData]:
         """Start as :meth:`read_pages`, and return a call, for any thread, that waits for the result. The pages may be written to
         at once: what later calls and steps do to them comes behind."""
-        ...
 
 
 def start_reading(mover: PageMover, pages: Sequence[int]) -> Callable[[], PageData]:

@@ -54,11 +54,9 @@ class Adaptable(Protocol):
     @property
     def modules(self) -> LinearModules:
         """The modules that may carry LoRA."""
-        ...
 
     def with_adapters(self, parts: Sequence[AdapterRows]) -> ModelPass:
         """Return the pass for one batch with these adapters. It is dropped with the batch."""
-        ...
 
 
 class AdaptablePlain:

@@ -26,7 +26,6 @@ class ModelPass(Protocol):
 
         Leaves hidden states in ``layout.hidden`` where ``layout.hidden_rows`` asks for them.
         """
-        ...
 
 
 class PlainPass:

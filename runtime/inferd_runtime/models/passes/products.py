@@ -18,11 +18,9 @@ class Product(Protocol):
 
     def __call__(self, rows: Tensor) -> Tensor:
         """rows [T, in] -> [T, out]."""
-        ...
 
     def onto(self, rows: Tensor, residual: Tensor) -> Tensor:
         """Return residual [T, out] with the product of rows [T, in] added, in its place or not. The weight has no bias."""
-        ...
 
 
 class DenseProduct:

@@ -29,15 +29,12 @@ class Ranks(Protocol):
 
     def add(self, rows: Tensor) -> Tensor:
         """Return the sum of all ranks' rows, alike in each to the bit. These may be overwritten with it."""
-        ...
 
     def join(self, columns: Tensor, width: int) -> Tensor:
         """Return all ranks' columns [T, own] side by side, [T, width]: ceil(width / count) of each but the last ones."""
-        ...
 
     def first(self, numbers: Tensor) -> Tensor:
         """Return rank 0's numbers, in the place of these."""
-        ...
 
 
 class GroupRanks:

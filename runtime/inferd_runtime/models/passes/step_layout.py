@@ -33,11 +33,9 @@ class RowOperations(Protocol):
 
     def silu_mul(self, gate_up: Tensor) -> Tensor:
         """Return silu(gate) * up [T, F] of ``gate_up`` [T, 2 F], gate before up."""
-        ...
 
     def rms_norm(self, rows: Tensor, weight: Tensor, eps: float) -> Tensor:
         """Return rows [T, E], each divided by its root mean square, times ``weight`` [E]."""
-        ...
 
 
 class StepLayout(RowOperations, Protocol):
@@ -51,8 +49,6 @@ class StepLayout(RowOperations, Protocol):
 
     def attend(self, layer: int, query: Tensor, key: Tensor, value: Tensor, rule: AttentionRule) -> Tensor:
         """Write k [T, Hkv, D] and v [T, Hkv, Dv] to the cache, then attend with q [1, H, T, D]: [1, T, H, Dv]."""
-        ...
 
     def attend_projected(self, layer: int, qkv: Tensor, angles: Angles, heads: ProjectedHeads) -> Tensor:
         """Norm and rotate the q and k of ``qkv`` [T, (H + 2 Hkv) D], then do as :meth:`attend`: [T, H, D]."""
-        ...

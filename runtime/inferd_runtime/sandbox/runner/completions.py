@@ -20,23 +20,18 @@ class Host(Protocol):
 
     def submit(self, op: str, arguments: str) -> int:
         """Start an operation; returns its ticket."""
-        ...
 
     def wait(self, timeout_ms: int) -> str:
         """Wait for finished operations."""
-        ...
 
     def ask(self, op: str, arguments: str, timeout_ms: int) -> str:
         """Start an operation, and wait."""
-        ...
 
     def cancel(self, ticket: int) -> None:
         """Drop an operation."""
-        ...
 
     def log(self, target: str, text: str) -> None:
         """Hand out what the program wrote."""
-        ...
 
 
 class Completions:

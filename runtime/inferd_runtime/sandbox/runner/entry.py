@@ -42,7 +42,6 @@ class RunnerHost(Host, ProgramLibrary, Protocol):
 
     def keep(self, code: str) -> None:
         """Keep code for later runs of the program; ``world.wit`` says in which form."""
-        ...
 
 
 class Runner:

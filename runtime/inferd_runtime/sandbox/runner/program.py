@@ -36,11 +36,9 @@ class ProgramLibrary(Protocol):
 
     def file(self, path: str) -> str:
         """Return a file of the packages."""
-        ...
 
     def code(self, path: str) -> str:
         """Return what a module of the program was compiled to; "" where it was not."""
-        ...
 
 
 @dataclass(frozen=True)

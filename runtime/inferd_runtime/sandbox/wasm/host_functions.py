@@ -43,51 +43,39 @@ class HostCalls(Protocol):
     @property
     def ended(self) -> bool:
         """True if the guest is to be stopped now."""
-        ...
 
     def submit(self, op: str, arguments: bytes) -> int:
         """Start an operation; returns its ticket."""
-        ...
 
     def wait(self, timeout_ms: int) -> bytes:
         """Wait for answers."""
-        ...
 
     def ask(self, op: str, arguments: bytes, timeout_ms: int) -> bytes:
         """Start an operation, and wait for answers."""
-        ...
 
     def cancel(self, ticket: int) -> None:
         """Drop an operation."""
-        ...
 
     def log(self, target: str, text: str) -> None:
         """Pass on text that the guest wrote."""
-        ...
 
     def file(self, path: str) -> bytes:
         """Return a file of the program's packages."""
-        ...
 
     def code(self, path: str) -> bytes:
         """Return what a module was compiled to."""
-        ...
 
     def keep(self, code: bytes) -> None:
         """Keep what the guest's modules were compiled to."""
-        ...
 
     def tick(self) -> None:
         """Note that the guest has computed for a while: a chance to end it."""
-        ...
 
     def blocked(self) -> None:
         """Note that the guest made a blocking system call."""
-        ...
 
     def crashed(self, error: Exception) -> None:
         """Note that one of the calls above failed."""
-        ...
 
 
 def _text(value: Any) -> bytes:

@@ -15,4 +15,3 @@ class AnswerSource(Protocol):
 
     async def next(self) -> list[ChatEvent]:
         """Wait for more events; an empty list is the end. Raises the InferdError that the answer failed with."""
-        ...

@@ -34,23 +34,18 @@ class ConnectionKeeper(Protocol):
 
     def parsed(self, connection: GuardedConnection, seconds: float) -> float:
         """Charge the processor's time that parsing took; returns the seconds to wait before the next piece."""
-        ...
 
     def received(self, connection: GuardedConnection, size: int) -> None:
         """Count bytes of a WebSocket's message that is not complete; too many end the connection."""
-        ...
 
     def stalled(self, connection: GuardedConnection, size: int) -> None:
         """Count bytes that the client has yet to read; too many end the connection."""
-        ...
 
     def flows(self, connection: GuardedConnection) -> None:
         """Note that the client has read nearly all of them."""
-        ...
 
     def ended(self, connection: GuardedConnection) -> None:
         """Forget the connection."""
-        ...
 
 
 class GuardedConnection(asyncio.Protocol):

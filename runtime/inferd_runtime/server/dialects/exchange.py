@@ -16,11 +16,9 @@ class WholeAnswer(Protocol):
 
     def add(self, event: ChatEvent) -> None:
         """Take the next event."""
-        ...
 
     def body(self) -> bytes:
         """Return the JSON of the whole answer."""
-        ...
 
 
 class Exchange(Protocol):
@@ -40,23 +38,18 @@ class Exchange(Protocol):
 
     def opening(self) -> bytes:
         """Return what the stream begins with, b"" for nothing."""
-        ...
 
     def chunks(self, event: ChatEvent) -> bytes:
         """Return the server-sent events that an event of the answer becomes, b"" for none."""
-        ...
 
     def closing(self) -> bytes:
         """Return the end of a stream that is whole."""
-        ...
 
     def failure(self, error: InferdError) -> bytes:
         """Return the end of a stream that broke off."""
-        ...
 
     def whole(self) -> WholeAnswer:
         """Return the whole answer, of which nothing is known yet."""
-        ...
 
 
 @dataclass(frozen=True)

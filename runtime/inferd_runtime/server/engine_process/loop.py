@@ -38,11 +38,9 @@ class Polled(Protocol):
 
     def fileno(self) -> int:
         """Return a descriptor that is readable when :meth:`poll` has something to do."""
-        ...
 
     def poll(self) -> bool:
         """Report what has ended. False when nothing has."""
-        ...
 
 
 @dataclass(frozen=True)

@@ -26,7 +26,6 @@ class ArchivedFile(Protocol):
 
     def close(self) -> None:
         """Close the file."""
-        ...
 
 
 T = TypeVar("T")

@@ -96,22 +96,18 @@ class Offers(Protocol):
 
     def operations(self) -> Mapping[str, Handler]:
         """Return the handlers by their operations' wire names."""
-        ...
 
     def closed(self, caller: Caller) -> None:
         """Drop the offers of a caller that is gone."""
-        ...
 
     async def offered(self, caller: Caller) -> list[OfferedServer]:
         """Return the servers that are offered to a caller, ordered by name."""
-        ...
 
     async def call(self, caller: Caller, request: Any, kind: type[T]) -> T:
         """Relay a call to the client that offers ``request.server``, and return its reply.
 
         Raises NotFound if it is not offered, Unavailable if the client leaves, or answers what is no reply.
         """
-        ...
 
 
 class McpOffers:

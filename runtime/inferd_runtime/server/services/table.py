@@ -51,7 +51,6 @@ class ServiceFamily(Protocol):
 
     def operations(self) -> Mapping[str, Handler]:
         """Return the handlers by their operations' wire names."""
-        ...
 
     def closed(self, caller: Caller) -> None:
         """Note that a run (one attempt of it) or a script's session is over. Its open operations are cancelled already.
@@ -59,7 +58,6 @@ class ServiceFamily(Protocol):
         It is told once more when the last of these has ended: one that got what it waited for in that same turn of the loop went
         on a little, and may have noted its caller again.
         """
-        ...
 
 
 def _nothing() -> None:

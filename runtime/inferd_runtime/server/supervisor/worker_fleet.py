@@ -76,15 +76,12 @@ class FleetOwner(Protocol):
 
     def run_placed(self, run: str, worker: str) -> None:
         """Launch a run: send its messages to this worker."""
-        ...
 
     def worker_reported(self, worker: str, message: RunReport, size: int) -> None:
         """Take a worker's report about a run, which came in ``size`` bytes."""
-        ...
 
     def worker_lost(self, worker: str, runs: list[str], error: Unavailable) -> None:
         """Note that a worker's process ended while it held these runs."""
-        ...
 
 
 @dataclass(frozen=True)

@@ -28,11 +28,9 @@ class Children(Protocol):
 
     def close(self) -> None:
         """End them, so that no compile waits any more."""
-        ...
 
     def take_spent(self) -> float:
         """Return the processor seconds that they have used for the calling thread since it last asked."""
-        ...
 
 
 @dataclass

@@ -68,11 +68,9 @@ class RunLauncher(Protocol):
 
     def launch_request(self, asked: RunRequest, tenant: str) -> Run:
         """Start a run, or queue it."""
-        ...
 
     def report_use(self, run: Run) -> None:
         """Have a run's worker say what it uses."""
-        ...
 
 
 @dataclass(eq=False)
