@@ -127,9 +127,8 @@ class Client:
         body |= {key: value for key, value in optional.items() if value is not None}
         headers = {} if idempotency_key is None else {"Idempotency-Key": idempotency_key}
         if mcp is not None:
-            body["mcp"] = headers["X-Session-Id"] = (
-                mcp.key
-            )  # the header has a cluster start it where the servers are offered
+            # The header has a cluster start it where the servers are offered.
+            body["mcp"] = headers["X-Session-Id"] = mcp.key
         again = idempotency_key is not None
         started = await self._line.launch(
             lambda: self._link.request("POST", "/v1/runs", body, headers, again=again), wait_s

@@ -161,9 +161,7 @@ def make_app(routes: Sequence[BaseRoute], tokens: AccessTokens, middleware: AppM
         middleware=[*outer, Middleware(BearerAuth, tokens=tokens, table=table)],
         exception_handlers=handlers,  # type: ignore[arg-type]
     )
-    app.router.redirect_slashes = (
-        False  # to where the Host header says, and in the clear behind a proxy that speaks TLS
-    )
+    app.router.redirect_slashes = False  # to where the Host header says, and in the clear behind a TLS proxy
     return RequestIds(app)
 
 

@@ -112,9 +112,8 @@ class TypedHttp(H11Protocol):
             self.transport.abort()
             return
         if self.cycle is not None:
-            self.cycle.disconnected = (
-                True  # what the application answers to the request whose body went wrong goes nowhere
-            )
+            # What the application answers to the request whose body went wrong goes nowhere.
+            self.cycle.disconnected = True
         answer = error_reply(error)
         headers = [*answer.raw_headers, (b"connection", b"close")]
         body = b"" if self.conn._request_method == b"HEAD" else bytes(answer.body)

@@ -176,9 +176,7 @@ class EngineSupervisor:
 
     def _engine_ended(self, message: str, pid: int | None, printed: str) -> None:
         """End all that waits for the engine, which ended. What it printed may be about other tenants' work."""
-        level = (
-            logging.WARNING if self._up is None else logging.ERROR
-        )  # callers that wait for the start get the error anyway
+        level = logging.WARNING if self._up is None else logging.ERROR  # whoever waits for the start gets it anyway
         log.log(level, "%s\n%s", message, printed)
         error = Unavailable(message, process="engine", pid=pid)
         self._start_error = printed_error(printed) or Unavailable(

@@ -273,9 +273,7 @@ class WorkerFleet:
         if not retired:
             self.restarts += 1
             error = Unavailable(f"sandbox worker {name} {ended.ending}", process=name, pid=ended.pid)
-            level = (
-                logging.ERROR if ended.was_ready else logging.WARNING
-            )  # callers that wait for it get the error anyway
+            level = logging.ERROR if ended.was_ready else logging.WARNING  # whoever waits for it gets it anyway
             log.log(level, "%s\n%s", error.message, ended.printed)
             if not ended.was_ready:
                 self._delay = self._backoff.next(ended.seconds)
