@@ -25,9 +25,7 @@ def measure_ceilings(bench: Bench, report: Report, budget: Budget) -> Ceilings:
     sizes = bench.sizes
     source = torch.randint(2**62, (sizes.copy_bytes // 8,), device=bench.device)
     target = torch.empty_like(source)
-    left, right = (
-        torch.randn(sizes.product, sizes.product, device=bench.device).to(sizes.dtype) for _ in range(2)
-    )  # fmt: skip
+    left, right = (torch.randn(sizes.product, sizes.product, device=bench.device).to(sizes.dtype) for _ in range(2))
     copy, product = bench.arm(lambda: target.copy_(source)), bench.arm(lambda: torch.mm(left, right))
     samples = interleaved({"copy": copy, "product": product}, bench.rounds)
     bandwidth = report.add("copy_tb_s", [2 * sizes.copy_bytes / seconds / 1e12 for seconds in samples["copy"]])

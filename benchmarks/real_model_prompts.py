@@ -35,9 +35,7 @@ CALLS = (
 
 
 def _object(**properties: Any) -> dict[str, Any]:
-    return {
-        "type": "object", "properties": properties, "required": list(properties), "additionalProperties": False,
-    }  # fmt: skip
+    return {"type": "object", "properties": properties, "required": list(properties), "additionalProperties": False}
 
 
 def _text(most: int) -> dict[str, Any]:

@@ -224,8 +224,7 @@ def main() -> None:
     tokenizer = AutoTokenizer.from_pretrained(args.models / "target")
     corpus = data.load_corpus()
     report: dict[str, object] = {"demo": demo(models, tokenizer)}
-    cases = {kind: chat_cases(kind, args.count, corpus)
-             for kind in ("copy", "extract", "edit", "table", "question")}  # fmt: skip
+    cases = {kind: chat_cases(kind, args.count, corpus) for kind in ("copy", "extract", "edit", "table", "question")}
     cases["short noise"] = repeat_cases(args.count, corpus, 6, 20)
     cases["long noise"] = repeat_cases(args.count, corpus, 40, 60)
     cases |= {kind: open_cases(kind, args.count, corpus) for kind in ("code", "prose")}

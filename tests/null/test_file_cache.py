@@ -133,9 +133,7 @@ def test_old_entries_go(tmp_path: Path) -> None:
         entry.put(Path.touch)
     CacheEntry(tmp_path / "0.wasm").touch()
     drop_oldest(tmp_path, "*.wasm", 2)
-    assert sorted(path.name for path in tmp_path.iterdir()) == [
-        "0.wasm", "0.wasm.sha256", "5.wasm", "5.wasm.sha256",
-    ]  # fmt: skip
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["0.wasm", "0.wasm.sha256", "5.wasm", "5.wasm.sha256"]
 
 
 def test_a_folder_that_others_can_write_to_is_refused(tmp_path: Path) -> None:

@@ -98,9 +98,7 @@ class EngineUnderFire:
         """Sessions, jobs, pages that are not free, descriptors, threads."""
         stats = self._gateway.stats()
         process = self._process
-        return (
-            stats.sessions, stats.jobs, stats.pages - stats.pages_free, process.num_fds(), process.num_threads()
-        )  # fmt: skip
+        return (stats.sessions, stats.jobs, stats.pages - stats.pages_free, process.num_fds(), process.num_threads())
 
     def close(self) -> None:
         """Close the sockets."""

@@ -34,9 +34,7 @@ def followers(engine: EngineProcess) -> list[psutil.Process]:
 
 def generate(caller: Caller, sampling: p.Sampling, draft: str = "") -> list[int]:
     wishes = p.SpeculationSettings(sources=["draft_model"], draft_model=draft) if draft else None
-    request = p.StartGenerate(
-        caller.prompt(TEXT), sampling, 48, system_speculation=bool(draft), speculation=wishes
-    )  # fmt: skip
+    request = p.StartGenerate(caller.prompt(TEXT), sampling, 48, system_speculation=bool(draft), speculation=wishes)
     generation = int(caller.call(request).generation)
     tokens: list[int] = []
     while True:

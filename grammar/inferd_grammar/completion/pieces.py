@@ -21,9 +21,7 @@ _LONGEST = 10_000
 _QUOTED = re.compile(r'"((?:\\.|[^"\\\n])*)"|/((?:\\.|[^/\\\n])+)/|(\[\^?\]?(?:\\.|[^\]\\\n])*\])|(?:#|//)[^\n]*')
 _IMPORT = re.compile(r"^%import[ \t]+common\b[^\n]*", re.MULTILINE)
 _NAME = re.compile(r"[A-Z_]+")
-_IMPORTED = {
-    "CPP_COMMENT": "//", "C_COMMENT": "/**/", "ESCAPED_STRING": '""', "SH_COMMENT": "#", "SQL_COMMENT": "--",
-}  # fmt: skip
+_IMPORTED = {"CPP_COMMENT": "//", "C_COMMENT": "/**/", "ESCAPED_STRING": '""', "SH_COMMENT": "#", "SQL_COMMENT": "--"}
 """Short texts of the terminals that a Lark grammar may import, where they hold other marks than letters and digits."""
 _CONTROLS = {"n": "\n", "r": "\r", "t": "\t", "f": "\f", "v": "\v"}
 

@@ -88,9 +88,7 @@ def _reported(name: str, what: str, help_text: str = "") -> Iterator[None]:
         yield
     except OSError as error:
         raise NotFound(f"model {name!r} cannot be loaded: {error}{help_text}") from error
-    except (
-        ImportError, KeyError, RuntimeError, TypeError, ValueError, SafetensorError, StrictDataclassError,
-    ) as error:  # fmt: skip
+    except (ImportError, KeyError, RuntimeError, TypeError, ValueError, SafetensorError, StrictDataclassError) as error:
         raise InvalidRequest(f"model {name!r} cannot be loaded: {what}: {error}") from error
 
 

@@ -303,9 +303,7 @@ async def test_session_messages() -> None:
 async def test_the_request_of_a_generation() -> None:
     with FakeRuntime(["x"]) as runtime:
         sampler = Sampler.top_p(0.7, 0.9, seed=5)
-        await Context().user("u").generate(
-            sampler, max_tokens=3, stop=["\n"], system_speculation=True
-        ).collect_text()  # fmt: skip
+        await Context().user("u").generate(sampler, max_tokens=3, stop=["\n"], system_speculation=True).collect_text()
     request = runtime.of_kind(StartGenerate)[0]
     assert request == StartGenerate(1, sampler.sampling, 3, ["\n"], None, True, False)
 

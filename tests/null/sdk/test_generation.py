@@ -483,9 +483,7 @@ async def test_a_cut_object_is_never_returned(size: int) -> None:
         else:
             with pytest.raises(LimitExceeded, match=f"max_tokens={size + 1} ") as raised:
                 await generator.collect_json()
-            assert raised.value.detail == {
-                "limit": "max_tokens", "value": size + 1, "raise_with": "max_tokens=...",
-            }  # fmt: skip
+            assert raised.value.detail == {"limit": "max_tokens", "value": size + 1, "raise_with": "max_tokens=..."}
 
 
 async def test_a_cut_number_is_not_a_number() -> None:

@@ -374,9 +374,7 @@ def test_results_become_json() -> None:
         pass
 
     value = {"p": Person("Ada", 36), "c": [Color.RED, (1, 2.5)], "n": None, "s": Name("x"), "b": True}
-    assert to_result(value) == {
-        "p": {"name": "Ada", "age": 36}, "c": ["red", [1, 2.5]], "n": None, "s": "x", "b": True,
-    }  # fmt: skip
+    assert to_result(value) == {"p": {"name": "Ada", "age": 36}, "c": ["red", [1, 2.5]], "n": None, "s": "x", "b": True}
     assert type(to_result(Name("x"))) is str
 
 

@@ -9,13 +9,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from inferd_runtime.engine.drivers.buckets import (
-    FEW_ROOM,
-    MOST_LINES,
-    MOST_SPLIT_ROWS,
-    PROMPT_ROOM,
-    StepBucket,
-)  # fmt: skip
+from inferd_runtime.engine.drivers.buckets import FEW_ROOM, MOST_LINES, MOST_SPLIT_ROWS, PROMPT_ROOM, StepBucket
 from inferd_runtime.engine.sampling.device_sampling import SamplingInputs
 from inferd_runtime.kernels.rows import FEW_ROWS
 from inferd_runtime.models.batch import Batch, Ids, Placement, Span

@@ -80,9 +80,7 @@ class DraftVerification(ContextJob):
         room = min(budget - len(pending), self.context.max_length - len(self.context.tokens) - 1)
         draft = draft.likeliest(room)
         adjustments = None if self._history is None else self._history.rows(draft)
-        return Work(
-            [*pending, *draft.tokens], len(draft) + 1, draft, None, self._sampler, adjustments=adjustments
-        )  # fmt: skip
+        return Work([*pending, *draft.tokens], len(draft) + 1, draft, None, self._sampler, adjustments=adjustments)
 
     def commit(self, done: Verified) -> None:
         """Append the accepted tokens and the next one, and end."""

@@ -79,9 +79,7 @@ class LogitCheck:
             self._judge(got, own)
 
     def _cache(self, heads: int, width: int) -> Tensor:
-        return torch.zeros(
-            2 * len(PAGES[0]), PAGE, heads, width, dtype=self._like.dtype, device=self._like.device
-        )  # fmt: skip
+        return torch.zeros(2 * len(PAGES[0]), PAGE, heads, width, dtype=self._like.dtype, device=self._like.device)
 
     def _judge(self, got: Tensor, own: Tensor) -> None:
         """Raise UnsupportedAttention unless every row of ``got`` [R, V] agrees with ``own``; most of them in narrower types."""

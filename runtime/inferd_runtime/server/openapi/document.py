@@ -153,9 +153,7 @@ def _error(status: int, operation: Operation) -> dict[str, Any]:
     schema = _error_schema(operation.path)
     if any(answer.other for answer in operation.answers.values()):
         schema = either(schema, reference(AnthropicError))
-    value: dict[str, Any] = {
-        "description": ERRORS[status], "content": {JSON: {"schema": schema}},
-    }  # fmt: skip
+    value: dict[str, Any] = {"description": ERRORS[status], "content": {JSON: {"schema": schema}}}
     if status in RETRIED:
         value["headers"] = {
             "Retry-After": {"description": "Seconds to wait", "schema": {"type": "integer", "minimum": 1}}

@@ -16,9 +16,7 @@ from inferd_runtime.draft_models.remote.breaker import (
 )
 
 
-@given(
-    st.lists(st.tuples(st.floats(0, 3 * HEALTHY_SECONDS), st.booleans()), max_size=60), st.integers(0, 1 << 16)
-)  # fmt: skip
+@given(st.lists(st.tuples(st.floats(0, 3 * HEALTHY_SECONDS), st.booleans()), max_size=60), st.integers(0, 1 << 16))
 def test_a_trial_comes_in_bounded_time_whatever_happened(lives: list[tuple[float, bool]], seed: int) -> None:
     breaker, now, pause = LinkBreaker(random.Random(seed)), 100.0, FIRST_PAUSE
     for seconds, answered in lives:

@@ -31,9 +31,7 @@ PATIENCE = 0.5
 
 @pytest.fixture
 def engine(make_host: MakeHost) -> Iterator[Engine]:
-    engine = Engine(
-        make_host(0), handshake_seconds=PATIENCE, half_open=HalfOpen(8, 6), sessions=SessionTable(2, 4)
-    )  # fmt: skip
+    engine = Engine(make_host(0), handshake_seconds=PATIENCE, half_open=HalfOpen(8, 6), sessions=SessionTable(2, 4))
     yield engine
     engine.close()
 
