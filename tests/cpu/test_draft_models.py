@@ -32,6 +32,7 @@ from inferd_runtime.server.engine_process.draft_models import draft_process_sett
 from inferd_runtime.server.engine_process.serving import serve_model
 from inferd_runtime.session.served_model import ServedModel
 from inferd_runtime.session.session import Session
+from inferd_runtime.session.state import SessionState
 from inferd_runtime.settings.settings import EngineSettings
 from inferd_runtime.speculation.bandit import Thompson, UcbTuned
 from inferd_runtime.testing.direct import Generated
@@ -51,7 +52,7 @@ class Loop:
 
     def __init__(self, model: ServedModel) -> None:
         self.model = model
-        self.session = Session({model.info.name: model}, "tenant")
+        self.session = Session(SessionState({model.info.name: model}, "tenant"))
         self.ticket = 0
 
     def call(self, request: object, while_waiting: Callable[[], None] = lambda: None) -> object:

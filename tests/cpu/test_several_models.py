@@ -15,6 +15,7 @@ from inferd_runtime.server.engine_process.loop import step
 from inferd_runtime.server.engine_process.serving import serve_models
 from inferd_runtime.session.served_model import ServedModel
 from inferd_runtime.session.session import Session
+from inferd_runtime.session.state import SessionState
 from inferd_runtime.session.step_profile import StepProfile
 from inferd_runtime.settings.settings import EngineSettings
 from inferd_runtime.testing.direct import DirectSession
@@ -45,7 +46,7 @@ def test_two_models_generate_at_the_same_time_in_one_session(served: list[Served
     assert all(expected)
     for caller in alone:
         caller.close()
-    session = Session({model.info.name: model for model in served}, "tenant")
+    session = Session(SessionState({model.info.name: model for model in served}, "tenant"))
     generations: list[int] = []
     for ticket, model in enumerate(served):
         answers: list[Any] = []

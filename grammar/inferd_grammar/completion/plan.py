@@ -210,24 +210,19 @@ def opened_ends(
     Returns nothing for other texts, where one of them has none that is found, and where parts repeat each other so often that
     their ways are nested too deeply to be looked at.
     """
-    try:
-        return _opened_ends(matcher, splitter, outline, looks, clock)
-    except RecursionError:
-        return []
 
-
-def _opened_ends(
-    matcher: GuardedMatcher, splitter: Splitter, outline: Outline, looks: int, clock: SearchClock | None
-) -> list[bytes]:
     def ended(way: Way) -> bytes | None:
         return EndSearch(matcher, splitter, outline, looks, detours=1, clock=clock).follow([way])
 
     shortest: list[bytes] = []
-    for ways in () if outline.parts is None else opening_ways(outline.parts, outline.spell):
-        searches = (ended(way) for way in islice(ways, WAYS))
-        found = [text for text in searches if text is not None]
-        found = [text for text in found if matcher.ends_with(splitter.split(text).tokens(0))]
-        if not found:
-            return []
-        shortest.append(min(found, key=lambda text: splitter.split(text).count(0)))
+    try:
+        for ways in () if outline.parts is None else opening_ways(outline.parts, outline.spell):
+            searches = (ended(way) for way in islice(ways, WAYS))
+            found = [text for text in searches if text is not None]
+            found = [text for text in found if matcher.ends_with(splitter.split(text).tokens(0))]
+            if not found:
+                return []
+            shortest.append(min(found, key=lambda text: splitter.split(text).count(0)))
+    except RecursionError:
+        return []
     return shortest

@@ -179,7 +179,8 @@ def positive_counts(view: View) -> tuple[View, list[Schema]]:
     if options is None:
         key = "minProperties" if low else "maxProperties"
         raise CannotRewrite(f"{key} over {len(optional)} optional keys needs too many cases", view.at(key))
-    return view.without("minProperties", "maxProperties"), [any_of([*_not_objects(), *options])]
+    others: Schema = {"type": ["null", "boolean", "number", "string", "array"]}
+    return view.without("minProperties", "maxProperties"), [any_of([others, *options])]
 
 
 def _closed(optional: list[str], needed: int, low: int, high: int | None) -> list[Schema] | None:
@@ -295,7 +296,3 @@ def _absent(listed: list[str], kept: tuple[str, ...]) -> dict[str, bool]:
 def _subsets(keys: list[str]) -> Iterator[tuple[str, ...]]:
     for size in range(len(keys) + 1):
         yield from combinations(keys, size)
-
-
-def _not_objects() -> list[Schema]:
-    return [{"type": ["null", "boolean", "number", "string", "array"]}]

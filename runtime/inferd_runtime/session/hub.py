@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import msgspec
@@ -182,17 +183,12 @@ class SessionHub:
         grant = self._grants.redeem(opened.grant)
         self._close(identity)
         self._close_named(grant.session)
-        self._sessions[identity] = Session(
-            self._models,
-            grant.tenant,
-            opened.label,
-            self._snapshots,
-            self._compiles,
-            self._cycles,
-            self._texts,
-            grant.session,
-            self._siblings.setdefault(grant.tenant, []),
+        siblings = self._siblings.setdefault(grant.tenant, [])
+        publish = partial(self._cycles.publish, grant.tenant, opened.label)
+        state = SessionState(
+            self._models, grant.tenant, self._snapshots, self._compiles, self._texts, siblings, grant.session, publish
         )
+        self._sessions[identity] = Session(state)
         self._granted[identity] = grant
         self._identities[grant.session] = identity
         respond(p.Done())

@@ -3,16 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from functools import partial
 from typing import Any
 
 from inferd import protocol as p
 from inferd_grammar import GrammarFailure
 from inferd_runtime.engine.jobs.boundary import typed_error
-from inferd_runtime.kv.snapshots import SnapshotStore
-from inferd_runtime.lanes import Lanes
-from inferd_runtime.session.constraints.compile_queue import CompileQueue
-from inferd_runtime.session.cycles import CycleFeed
 from inferd_runtime.session.operations import (
     adapters,
     chat,
@@ -44,24 +39,8 @@ HANDLERS: Mapping[type[Any], Handler] = {
 class Session:
     """Turns requests into engine calls, one handler per operation. Closing it releases everything that it opened."""
 
-    def __init__(
-        self,
-        models: Mapping[str, ServedModel],
-        tenant: str,
-        label: str = "",
-        snapshots: SnapshotStore | None = None,
-        compiles: CompileQueue | None = None,
-        cycles: CycleFeed | None = None,
-        texts: Lanes | None = None,
-        name: str = "",
-        siblings: list[SessionState] | None = None,
-    ) -> None:
-        """Without ``compiles``, constraints are compiled at once, in the caller's thread. ``cycles`` is told every step."""
-        self.label = label
-        self._state = SessionState(models, tenant, snapshots, compiles, texts, siblings)
-        self._state.name = name
-        if cycles is not None:
-            self._state.publish = partial(cycles.publish, tenant, label)
+    def __init__(self, state: SessionState) -> None:
+        self._state = state
 
     @property
     def tenant(self) -> str:

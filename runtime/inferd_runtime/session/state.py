@@ -128,15 +128,17 @@ class SessionState:
         compiles: CompileQueue | None = None,
         texts: Lanes | None = None,
         siblings: list[SessionState] | None = None,
+        name: str = "",
+        publish: Publish = publish_nowhere,
     ) -> None:
-        """``texts``: where long texts are tokenized; without, in the caller's thread. ``siblings``: the open sessions of the
-        tenant, which this one joins: what they hold of the process's memory is bounded together.
+        """Without ``compiles`` constraints are compiled, and without ``texts`` long texts tokenized, at once, in the caller's
+        thread. ``siblings``: the open sessions of the tenant, which this one joins: what they hold of the process's memory is
+        bounded together. ``name``: as its grant says, for figures of its generations.
         """
         self.tenant = tenant
         self.siblings = [] if siblings is None else siblings
         self.siblings.append(self)
-        self.name = ""
-        """The session's name, as its grant says: for figures of its generations."""
+        self.name = name
         self.models = models
         self.snapshots = snapshots
         self.compiles = compiles
@@ -148,7 +150,7 @@ class SessionState:
         self.grammars = HeldGrammars(lambda: (state.grammars for state in self.siblings))
         self.waiting: dict[int, Callable[[], None]] = {}
         self.uploads: set[tuple[Uploads, int]] = set()
-        self.publish: Publish = publish_nowhere
+        self.publish = publish
         self.meter = PromptMeter()
         self._usage = p.Usage()
         self._last_handle = 0

@@ -10,6 +10,7 @@ from inferd import protocol as p
 from inferd_runtime.kv.snapshots import SnapshotStore
 from inferd_runtime.session.served_model import ServedModel
 from inferd_runtime.session.session import Session
+from inferd_runtime.session.state import SessionState
 
 DISK_SECONDS = 30.0
 
@@ -34,7 +35,7 @@ class DirectSession:
 
     def __init__(self, model: ServedModel, *, tenant: str = "direct", snapshots: SnapshotStore | None = None) -> None:
         self.engine = model.engine
-        self.session = Session({model.info.name: model}, tenant, snapshots=snapshots)
+        self.session = Session(SessionState({model.info.name: model}, tenant, snapshots))
         self._snapshots = snapshots
         self._ticket = 0
 

@@ -19,6 +19,7 @@ from inferd_runtime.lanes import Lanes, Piece
 from inferd_runtime.models.lora.files import AdapterFiles
 from inferd_runtime.session.served_model import ServedModel
 from inferd_runtime.session.session import Session
+from inferd_runtime.session.state import SessionState
 from inferd_runtime.testing.byte_tokenizer import VOCAB_SIZE
 from inferd_runtime.testing.direct import DirectSession
 from inferd_runtime.testing.null_driver import NullDriver
@@ -281,7 +282,7 @@ def test_an_adapter_is_not_read_in_the_step_loop(model: ServedModel, monkeypatch
         return digest(files)
 
     monkeypatch.setattr(AdapterFiles, "digest", noted)
-    session = Session({model.info.name: model}, "t", texts=lanes)
+    session = Session(SessionState({model.info.name: model}, "t", texts=lanes))
     session.handle(1, p.UploadAdapter(b"w" * 10_000), got.append)
     session.handle(2, p.LoadAdapter("a", config(), got.pop().upload), got.append)
     assert session.held, "what is asked next comes after"
@@ -313,7 +314,7 @@ def test_an_adapter_that_waits_to_be_read_counts_as_an_upload(model: ServedModel
     lanes, hold, got = Lanes(1, "text"), threading.Event(), list[Any]()
     lanes.submit(Piece("t", lambda: hold.wait(10), lambda ended: None))
     model.adapters.uploads = Uploads(30_000)
-    sessions = [Session({model.info.name: model}, "t", texts=lanes) for _ in range(2)]
+    sessions = [Session(SessionState({model.info.name: model}, "t", texts=lanes)) for _ in range(2)]
     for session in sessions:
         session.handle(1, p.UploadAdapter(b"w" * 20_000), got.append)
         if isinstance(got[-1], p.Upload):
@@ -343,7 +344,7 @@ def test_a_refused_adapter_is_let_go_at_once(model: ServedModel, monkeypatch: py
 
     monkeypatch.setattr(model.adapters, "reader", refuses)
     lanes, got = Lanes(1, "text"), list[Any]()
-    session = Session({model.info.name: model}, "t", texts=lanes)
+    session = Session(SessionState({model.info.name: model}, "t", texts=lanes))
     session.handle(1, p.UploadAdapter(b"w" * 10_000), got.append)
     gc.disable()
     try:

@@ -14,6 +14,7 @@ from inferd_runtime.models import jinja_template
 from inferd_runtime.models.jinja_template import JinjaTemplate
 from inferd_runtime.session import texts
 from inferd_runtime.session.session import Session
+from inferd_runtime.session.state import SessionState
 from inferd_runtime.testing import byte_tokenizer
 from inferd_runtime.testing.byte_tokenizer import END, TURN, ByteTokenizer
 from inferd_runtime.testing.direct import DirectSession
@@ -172,7 +173,7 @@ class Beside:
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.charged: list[tuple[str, float]] = []
         self.lanes = Lanes(1, "text", lambda tenant, seconds: self.charged.append((tenant, seconds)))
-        self.session = Session({"null": null_model()}, "t", texts=self.lanes)
+        self.session = Session(SessionState({"null": null_model()}, "t", texts=self.lanes))
 
     def ask(self, request: Any) -> Any:
         got: list[Any] = []

@@ -16,6 +16,7 @@ from inferd_grammar.trials.pool import TrialLimits, TrialPool
 from inferd_runtime.session.constraints.compile_queue import MAX_WAITING, CompileQueue
 from inferd_runtime.session.served_model import ServedModel
 from inferd_runtime.session.session import Session
+from inferd_runtime.session.state import SessionState
 from inferd_runtime.testing.byte_tokenizer import END, VOCAB_SIZE, ByteTokenizer
 from inferd_runtime.testing.served import null_model
 
@@ -63,7 +64,7 @@ class Answers:
     """A session whose answers are kept by ticket."""
 
     def __init__(self, model: ServedModel, queue: CompileQueue, tenant: str = "a") -> None:
-        self.session = Session({model.info.name: model}, tenant, compiles=queue)
+        self.session = Session(SessionState({model.info.name: model}, tenant, compiles=queue))
         self.got: dict[int, Any] = {}
 
     def ask(self, request: Any) -> int:

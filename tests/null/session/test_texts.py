@@ -11,6 +11,7 @@ from inferd import protocol as p
 from inferd_runtime.lanes import Lanes, Piece
 from inferd_runtime.session import texts
 from inferd_runtime.session.session import Session
+from inferd_runtime.session.state import SessionState
 from inferd_runtime.testing.byte_tokenizer import ByteTokenizer
 from inferd_runtime.testing.served import null_model
 
@@ -35,7 +36,7 @@ class Caller:
 
         monkeypatch.setattr(ByteTokenizer, "encode", waiting)
         self.model = null_model()
-        self.session = Session({"null": self.model}, "t", texts=self.lanes)
+        self.session = Session(SessionState({"null": self.model}, "t", texts=self.lanes))
         self.got: dict[int, list[Any]] = {}
 
     def ask(self, request: Any) -> list[Any]:
@@ -99,7 +100,7 @@ def test_a_cancelled_text_is_answered_at_once_and_its_tokens_go_nowhere(caller: 
 
 def test_texts_of_a_session_that_closes_are_not_read(caller: Caller) -> None:
     caller.ask(p.Tokenize(LONG))
-    other = Session({"null": caller.model}, "t", texts=caller.lanes)
+    other = Session(SessionState({"null": caller.model}, "t", texts=caller.lanes))
     replies: list[Any] = []
     other.handle(1, p.Tokenize(LONG), replies.append)
     other.close()

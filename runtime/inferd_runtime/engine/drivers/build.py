@@ -285,24 +285,17 @@ def fast_driver(
     if marks is not None:
         options = replace(options, graphs=options.graphs and may_record(marks))
         kernels = watched(kernels, marks, accelerator)
-    with accelerator.active():
-        return _fast_driver(loaded, fused, options, kernels, accelerator, marks)
-
-
-def _fast_driver(
-    loaded: LoadedModel, fused: ModelPass | None, options: DriverOptions, kernels: KernelSuite, accelerator: Accelerator,
-    marks: LaunchMarks | None,
-) -> CudaDriver:  # fmt: skip
     kv, like = loaded.probe.kv, next(loaded.module.parameters())
     dtype = cache_dtype(options.kv_dtype) or like.dtype
-    block = CacheBlock(kv.keys, kv.values, dtype, options.pages, options.page_size, accelerator.device)
-    plain = reference_driver(loaded, fused, options, block)
-    chosen = CudaOptions(
-        options.most_rows, _group(loaded), record=options.graphs, fixed_rows=options.fixed_rows, marks=marks,
-        first=fused.ranks.first if isinstance(fused, DividedPass) else None,
-    )  # fmt: skip
-    run = kernel_pass(loaded, fused, kernels, options, accelerator)
-    return CudaDriver(run, plain, block, kernels, accelerator, chosen)
+    with accelerator.active():
+        block = CacheBlock(kv.keys, kv.values, dtype, options.pages, options.page_size, accelerator.device)
+        plain = reference_driver(loaded, fused, options, block)
+        chosen = CudaOptions(
+            options.most_rows, _group(loaded), record=options.graphs, fixed_rows=options.fixed_rows, marks=marks,
+            first=fused.ranks.first if isinstance(fused, DividedPass) else None,
+        )  # fmt: skip
+        run = kernel_pass(loaded, fused, kernels, options, accelerator)
+        return CudaDriver(run, plain, block, kernels, accelerator, chosen)
 
 
 def _group(loaded: LoadedModel) -> int:

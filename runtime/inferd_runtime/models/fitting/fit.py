@@ -256,7 +256,10 @@ def divide_pages(models: Sequence[Placed], free: Callable[[str], int], page_size
 
     What is left beside the pages that were given is divided evenly, by bytes, between the models that leave it to us.
     """
-    budgets = {device: _open_budget(models, device, free(device), page_size) for device in _open_devices(models)}
+    budgets = {
+        device: _open_budget(models, device, free(device), page_size)
+        for device in {one.device for one in models if not one.pages}
+    }
     return [
         model.pages
         or default_pages(_page_bytes(model, page_size), model.size.max_context, page_size, budgets[model.device])
@@ -285,10 +288,6 @@ def divide_with_drafts(
     return pages[:count] + [
         own.get(id(draft), pages[owner]) for draft, owner in zip(models[count:], owners, strict=True)
     ]
-
-
-def _open_devices(models: Sequence[Placed]) -> set[str]:
-    return {model.device for model in models if not model.pages}
 
 
 def _open_budget(models: Sequence[Placed], device: str, free: int, page_size: int) -> int:

@@ -106,7 +106,11 @@ class ChatCompletionExchange:
         return value
 
     def _call_delta(self, event: ToolCallStarted | ToolArguments) -> dict[str, Any]:
-        call = {"function": {"arguments": event.text}} if isinstance(event, ToolArguments) else _begun(event)
+        call = (
+            {"function": {"arguments": event.text}}
+            if isinstance(event, ToolArguments)
+            else _call_json(event.id, event.name)
+        )
         return {"function_call": call["function"]} if self._older else {"tool_calls": [{"index": event.call, **call}]}
 
     def _reason(self, reason: FinishReason) -> str:
@@ -153,10 +157,6 @@ class ChatCompletionExchange:
 def _whole_call(call: ToolCall, *, cut: bool) -> dict[str, Any]:
     """Return a call. One without arguments has the empty object, unless they may be missing because the answer was ``cut``."""
     return _call_json(call.id, call.name, call.arguments or ("" if cut else "{}"))
-
-
-def _begun(event: ToolCallStarted) -> dict[str, Any]:
-    return _call_json(event.id, event.name)
 
 
 def _call_json(call_id: str, name: str, arguments: str = "") -> dict[str, Any]:

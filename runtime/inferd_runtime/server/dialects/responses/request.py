@@ -134,14 +134,11 @@ def read_tools(body: ResponsesBody) -> list[Tool]:
     tools: list[Tool] = []
     for number, value in enumerate(body.tools or []):
         is_group = isinstance(value, dict) and value.get("type") == NAMESPACE
-        tools += (_namespace if is_group else _alone)(value, f"tools[{number}]")
+        at = f"tools[{number}]"
+        tools += _namespace(value, at) if is_group else [_tool(value, at)]
     if len(tools) > MAX_TOOLS:
         raise invalid("tools", f"tools: {len(tools)} functions; {MAX_TOOLS} are allowed")
     return tools
-
-
-def _alone(value: Any, at: str) -> list[Tool]:
-    return [_tool(value, at)]
 
 
 def _namespace(value: Any, at: str) -> list[Tool]:
