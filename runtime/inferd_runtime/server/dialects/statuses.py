@@ -56,10 +56,14 @@ def status_of(error: InferdError) -> int:
         return 413
     if limit == HEAD_LIMIT:
         return 431
-    code = error.code
-    while code not in STATUSES and "." in code:
+    return status_of_code(error.code, STATUSES)
+
+
+def status_of_code(code: str, statuses: Mapping[str, int]) -> int:
+    """Return the status of a code, else that of its nearest parent."""
+    while code not in statuses and "." in code:
         code = code.rpartition(".")[0]
-    return STATUSES.get(code, 500)
+    return statuses.get(code, 500)
 
 
 def limit_of(error: InferdError) -> str:

@@ -13,7 +13,7 @@ from starlette.websockets import WebSocket
 
 from inferd.protocol import InferdError, LimitExceeded
 from inferd_runtime.server.dialects.routes import ErrorShape, error_shape
-from inferd_runtime.server.dialects.statuses import TRANSIENT_LIMITS, limit_of, retry_after
+from inferd_runtime.server.dialects.statuses import STATUSES, TRANSIENT_LIMITS, limit_of, retry_after, status_of_code
 from inferd_runtime.server.programs.bundles import Program
 from inferd_runtime.server.run_store.records import RunRecord
 from inferd_runtime.server.supervisor.run_events import Ending, RunEvent
@@ -21,18 +21,7 @@ from inferd_runtime.server.supervisor.run_keeper import AnyRun
 from inferd_runtime.server.supervisor.runtime import Runtime
 from inferd_runtime.server.telemetry.request_ids import REQUEST_KEY
 
-STATUS = {
-    "program": 422,
-    "client": 400,
-    "client.not_found": 404,
-    "client.idempotency_key": 422,
-    "client.unauthorized": 401,
-    "client.forbidden": 403,
-    "limit": 400,
-    "cancelled": 409,
-    "unavailable": 503,
-    "internal": 500,
-}
+STATUS = {**STATUSES, "program": 422, "client.idempotency_key": 422}
 TOO_LARGE = 413
 HEAD_TOO_LARGE = 431
 TOO_MANY = 429
@@ -68,10 +57,7 @@ def own_status(error: InferdError) -> int:
         return NO_ROOM
     if isinstance(error, LimitExceeded) and limit in TRANSIENT_LIMITS:
         return TOO_MANY
-    code = error.code
-    while code not in STATUS and "." in code:
-        code = code.rpartition(".")[0]
-    return STATUS.get(code, 500)
+    return status_of_code(error.code, STATUS)
 
 
 def reply(value: Any, status: int = 200) -> Response:
