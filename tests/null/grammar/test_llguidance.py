@@ -25,6 +25,8 @@ from inferd_grammar.conformance.matcher_checks import (
     check_matcher,
 )
 
+from .conftest import byte_level
+
 KINDS = {
     "text": TEXT_CONSTRAINTS,
     "json": JSON_CONSTRAINTS,
@@ -68,6 +70,7 @@ def test_one_byte_that_can_follow_for_ever_does_not_stop_the_step_loop(grammar: 
     assert done.returncode == 0, done.stderr
 
 
+@pytest.mark.parametrize("tokenizer", [byte_level], indirect=True)  # it takes long with any of them
 def test_a_grammar_that_becomes_too_much_for_the_library_is_told_from_a_bug(table: TokenTable) -> None:
     """Every letter may be any of 200 rules."""
     names = [f"r{one}" for one in range(200)]
