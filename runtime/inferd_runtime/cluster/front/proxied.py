@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Awaitable, Callable
+from collections.abc import Callable
 from contextlib import AbstractAsyncContextManager
 
 import anyio
@@ -11,10 +11,10 @@ import httpcore
 from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
-from inferd.protocol import InferdError
 from inferd_runtime.cluster.front.hop_client import HopClient, HopRequest, ReplicaGone
 from inferd_runtime.cluster.front.members import Member, Members
 from inferd_runtime.server.gateway.event_stream import SSE
+from inferd_runtime.server.gateway.leaving import until_left
 from inferd_runtime.server.gateway.replies import error_reply
 
 OF_A_CONNECTION = frozenset({b"connection", b"date", b"keep-alive", b"server", b"transfer-encoding"})
@@ -76,23 +76,3 @@ async def pass_back(answer: httpcore.Response, scope: Scope, send: Send) -> None
             await send({"type": "http.response.body", "body": b"event: error\ndata: " + error + b"\n\n"})
         return
     await send({"type": "http.response.body", "body": b""})
-
-
-async def until_left(receive: Receive, answer: Callable[[], Awaitable[None]]) -> None:
-    """Answer, until that is done or the client has left. Raises the InferdError that ``answer`` raises."""
-    errors: list[InferdError] = []  # kept: what leaves a task group comes out wrapped
-    async with anyio.create_task_group() as tasks:
-        tasks.start_soon(_cancel_when_left, receive, tasks.cancel_scope)
-        try:
-            await answer()
-        except InferdError as error:
-            errors.append(error)
-        tasks.cancel_scope.cancel()
-    if errors:
-        raise errors[0]
-
-
-async def _cancel_when_left(receive: Receive, scope: anyio.CancelScope) -> None:
-    while (await receive())["type"] != "http.disconnect":
-        pass
-    scope.cancel()

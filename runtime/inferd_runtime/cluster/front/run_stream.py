@@ -16,8 +16,9 @@ from starlette.types import Receive, Scope, Send
 from inferd.protocol import InferdError, NotFound
 from inferd_runtime.cluster.front.hop_client import OK, HopClient, HopRequest, ReplicaGone, hop_request
 from inferd_runtime.cluster.front.members import Member, Members
-from inferd_runtime.cluster.front.proxied import pass_back, until_left
+from inferd_runtime.cluster.front.proxied import pass_back
 from inferd_runtime.server.gateway.event_stream import NDJSON, SSE, first_index, follow_of
+from inferd_runtime.server.gateway.leaving import until_left
 
 EVENT = re.compile(rb'(?:id: (?P<sse>\d+)\nevent: (?P<kind>\w+)\n|\{"index":(?P<index>\d+),"type":"(?P<type>\w+)")')
 """How an event's text begins."""

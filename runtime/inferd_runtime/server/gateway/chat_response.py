@@ -6,7 +6,6 @@ from collections.abc import Mapping
 from contextlib import AbstractAsyncContextManager
 from functools import partial
 
-import anyio
 from starlette.responses import Response
 from starlette.types import Message, Receive, Scope, Send
 
@@ -16,6 +15,7 @@ from inferd_runtime.server.chat.answer_pace import AnswerPace, in_turns
 from inferd_runtime.server.chat.answer_source import AnswerSource
 from inferd_runtime.server.dialects.exchange import Exchange
 from inferd_runtime.server.gateway.event_stream import SSE
+from inferd_runtime.server.gateway.leaving import until_left
 from inferd_runtime.server.gateway.replies import JSON_TYPE
 
 RUN_HEADER = b"x-inferd-run"
@@ -33,16 +33,10 @@ class ChatResponse(Response):
         self._turn = partial(pace.turn, tenant)
         self._beside = partial(pace.beside, tenant)
         self._answer = answer
-        self._error: InferdError | None = None
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Answer, until it is complete or the client has left."""
-        async with anyio.create_task_group() as tasks:
-            tasks.start_soon(_until_left, receive, tasks.cancel_scope)
-            await self._send(send)
-            tasks.cancel_scope.cancel()
-        if self._error is not None:
-            raise self._error
+        await until_left(receive, partial(self._send, send))
 
     async def _send(self, send: Send) -> None:
         """Answer. The end is sent when the answer is closed: what it held is free for the client's next request."""
@@ -51,15 +45,10 @@ class ChatResponse(Response):
                 ending = await (self._stream(source, send) if self._exchange.streams else self._whole(source))
             for message in ending:
                 await send(message)
-        except InferdError as error:  # kept: what leaves a task group comes out wrapped
-            self._error = self._named(error)
-
-    def _named(self, error: InferdError) -> InferdError:
-        """Return an error that names the client's field where a constraint was refused."""
-        if isinstance(error, ConstraintError):
+        except ConstraintError as error:  # it names the client's field
             field = self._exchange.output_field if self._exchange.request.output is not None else "tools"
             error.detail.setdefault("param", field)
-        return error
+            raise
 
     async def _whole(self, source: AnswerSource) -> list[Message]:
         """Return the messages of a whole answer."""
@@ -106,9 +95,3 @@ def _start(headers: Mapping[str, str], source: AnswerSource) -> Message:
     if source.run:
         raw.append((RUN_HEADER, source.run.encode()))
     return {"type": "http.response.start", "status": 200, "headers": raw}
-
-
-async def _until_left(receive: Receive, scope: anyio.CancelScope) -> None:
-    while (await receive())["type"] != "http.disconnect":
-        pass
-    scope.cancel()

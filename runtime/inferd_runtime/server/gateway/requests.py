@@ -16,6 +16,7 @@ from inferd.protocol import InvalidRequest, LimitExceeded, shown
 from inferd.protocol.files import ANY_TYPE
 from inferd_runtime.carriable import read_json
 from inferd_runtime.server.gateway.auth import TENANT_KEY
+from inferd_runtime.server.gateway.leaving import cancel_when_left
 from inferd_runtime.server.tenancy.shares import SharedPlaces
 
 T = TypeVar("T")
@@ -108,7 +109,7 @@ async def unless_left(
 
     async def read() -> bytes:
         body = await read_bytes(request, most, places)
-        watching.append(asyncio.create_task(_until_left(request, scope)))
+        watching.append(asyncio.create_task(cancel_when_left(request.receive, scope)))
         return body
 
     with anyio.CancelScope() as scope:
@@ -118,12 +119,6 @@ async def unless_left(
             for task in watching:
                 task.cancel()
     raise InvalidRequest(LEFT)
-
-
-async def _until_left(request: Request, scope: anyio.CancelScope) -> None:
-    while (await request.receive())["type"] != "http.disconnect":
-        pass
-    scope.cancel()
 
 
 def _check_content_type(request: Request) -> None:
