@@ -266,19 +266,8 @@ def prompts(model: Any, count: int) -> list[tuple[int, ...]]:
     """Copying, extraction and prose, as the toy model knows them."""
     chance = random.Random(1)
     words = [
-        "boat",
-        "harbour",
-        "engine",
-        "green",
-        "17",
-        "goats",
-        "window",
-        "morning",
-        "letter",
-        "river",
-        "5:45",
-        "stone",
-    ]
+        "boat", "harbour", "engine", "green", "17", "goats", "window", "morning", "letter", "river", "5:45", "stone",
+    ]  # fmt: skip
     kinds = ("Repeat the text.", "Extract the person.", "Answer the question.", "Continue the code.")
     found = []
     for at in range(count):

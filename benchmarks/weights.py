@@ -43,16 +43,8 @@ ARMS = {
 }  # fmt: skip
 """Of each arm the dtype and the way in which weights are held."""
 MODULES = (
-    "asyncio.base_events",
-    "argparse",
-    "decimal",
-    "datetime",
-    "random",
-    "statistics",
-    "string",
-    "heapq",
-    "inspect",
-)
+    "asyncio.base_events", "argparse", "decimal", "datetime", "random", "statistics", "string", "heapq", "inspect",
+)  # fmt: skip
 WINDOW = 256
 WINDOWS = 12
 PROMPT = 64

@@ -35,22 +35,9 @@ from inferd_grammar.constraints import (
 from inferd_grammar.errors import GrammarError
 
 _CONSTRAINTS = (
-    AllOfGrammar,
-    AnyJsonGrammar,
-    AnyOfGrammar,
-    ChoiceGrammar,
-    ExactGrammar,
-    GbnfGrammar,
-    JsonSchemaGrammar,
-    LarkGrammar,
-    PrefixedGrammar,
-    RegexGrammar,
-    RepeatedGrammar,
-    SequenceGrammar,
-    TaggedGrammar,
-    TextGrammar,
-    UntilGrammar,
-)
+    AllOfGrammar, AnyJsonGrammar, AnyOfGrammar, ChoiceGrammar, ExactGrammar, GbnfGrammar, JsonSchemaGrammar, LarkGrammar,
+    PrefixedGrammar, RegexGrammar, RepeatedGrammar, SequenceGrammar, TaggedGrammar, TextGrammar, UntilGrammar,
+)  # fmt: skip
 _SCALARS = (str, bool, int, float, type(None))
 
 

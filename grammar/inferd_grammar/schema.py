@@ -24,15 +24,8 @@ _NAMED = ("dependencies", "dependentSchemas", "patternProperties", "properties")
 _DEFINITIONS = ("$defs", "definitions")
 _TYPES = ("array", "boolean", "integer", "null", "number", "object", "string")
 _COUNTS = (
-    "maxContains",
-    "minContains",
-    "maxItems",
-    "maxLength",
-    "maxProperties",
-    "minItems",
-    "minLength",
-    "minProperties",
-)
+    "maxContains", "minContains", "maxItems", "maxLength", "maxProperties", "minItems", "minLength", "minProperties",
+)  # fmt: skip
 _NUMBERS = ("exclusiveMaximum", "exclusiveMinimum", "maximum", "minimum", "multipleOf")
 _STRINGS = ("$anchor", "$dynamicAnchor", "$dynamicRef", "$id", "$recursiveRef", "$ref", "format", "pattern")
 # Constraints of draft 3 that libraries take for annotations, and llguidance's switch to weaken a schema from inside.

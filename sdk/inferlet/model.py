@@ -26,15 +26,8 @@ from inferlet.blocking import call
 from inferlet.refused import refuse
 
 __all__ = [
-    "architecture",
-    "decode",
-    "default_system_speculation",
-    "encode",
-    "name",
-    "special_tokens",
-    "split_regex",
-    "vocabs",
-]
+    "architecture", "decode", "default_system_speculation", "encode", "name", "special_tokens", "split_regex", "vocabs",
+]  # fmt: skip
 P = ParamSpec("P")
 T = TypeVar("T")
 T_co = TypeVar("T_co", covariant=True)

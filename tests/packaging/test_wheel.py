@@ -14,19 +14,12 @@ import trove_classifiers
 
 ROOT = Path(__file__).resolve().parents[2]
 NEEDED = (
-    "inferd/__init__.py",
-    "inferd/py.typed",
-    "inferd_grammar/__init__.py",
-    "inferd_grammar/py.typed",
-    "inferd_runtime/cli/__init__.py",
-    "inferd_runtime/inferlets/chat/main.py",
-    "inferd_runtime/py.typed",
-    "inferd_runtime/sandbox/runner/world.wit",
-    "inferd_runtime/sandbox/runner/app.py",
-    "inferd_runtime/models/tiny/target/model.safetensors",
-    "inferd_runtime/models/tiny/target/tokenizer.json",
+    "inferd/__init__.py", "inferd/py.typed", "inferd_grammar/__init__.py", "inferd_grammar/py.typed",
+    "inferd_runtime/cli/__init__.py", "inferd_runtime/inferlets/chat/main.py", "inferd_runtime/py.typed",
+    "inferd_runtime/sandbox/runner/world.wit", "inferd_runtime/sandbox/runner/app.py",
+    "inferd_runtime/models/tiny/target/model.safetensors", "inferd_runtime/models/tiny/target/tokenizer.json",
     "inferd_runtime/models/tiny/draft/model.safetensors",
-)
+)  # fmt: skip
 
 
 @pytest.fixture(scope="module")

@@ -32,26 +32,7 @@ from inferd.chat.reply import Reply
 from inferd.chat.request import ChatMessage, ChatRequest, OutputFormat, SamplingOptions, Tool, ToolCall, ToolChoice
 
 __all__ = [
-    "ChatEvent",
-    "ChatMessage",
-    "ChatRequest",
-    "ChoiceFinished",
-    "Conversation",
-    "FinishReason",
-    "OutputFormat",
-    "PromptScores",
-    "ReasoningDelta",
-    "Reply",
-    "SamplingOptions",
-    "TextDelta",
-    "TokenScore",
-    "Tool",
-    "ToolArguments",
-    "ToolCall",
-    "ToolCallStarted",
-    "ToolChoice",
-    "UsageReport",
-    "answer",
-    "open_context",
-    "rendered",
-]
+    "ChatEvent", "ChatMessage", "ChatRequest", "ChoiceFinished", "Conversation", "FinishReason", "OutputFormat",
+    "PromptScores", "ReasoningDelta", "Reply", "SamplingOptions", "TextDelta", "TokenScore", "Tool", "ToolArguments",
+    "ToolCall", "ToolCallStarted", "ToolChoice", "UsageReport", "answer", "open_context", "rendered",
+]  # fmt: skip

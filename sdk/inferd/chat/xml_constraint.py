@@ -17,16 +17,8 @@ LOCAL = ("#/$defs/", "#/definitions/")
 NOT_HELD = ("pattern", "minLength", "maxLength", "format")
 """Keywords of texts that are written without quotes: nothing counts their characters."""
 COMPOSING = (
-    "allOf",
-    "anyOf",
-    "oneOf",
-    "not",
-    "if",
-    "dependentSchemas",
-    "dependentRequired",
-    "patternProperties",
-    "$ref",
-)
+    "allOf", "anyOf", "oneOf", "not", "if", "dependentSchemas", "dependentRequired", "patternProperties", "$ref",
+)  # fmt: skip
 """Keywords of an object by which its parameters depend on each other, or have no names."""
 
 

@@ -143,15 +143,8 @@ class PromptMerger:
 def _sum(reports: list[UsageReport]) -> UsageReport:
     """Return all usage together. Token ids are told of one prompt only."""
     counts = (
-        "prompt",
-        "completion",
-        "cached",
-        "reasoning",
-        "drafted",
-        "accepted",
-        "accepted_prediction",
-        "rejected_prediction",
-    )
+        "prompt", "completion", "cached", "reasoning", "drafted", "accepted", "accepted_prediction", "rejected_prediction",
+    )  # fmt: skip
     total = UsageReport(**{name: sum(getattr(each, name) for each in reports) for name in counts})
     return replace(total, prompt_tokens=reports[0].prompt_tokens) if len(reports) == 1 else total
 

@@ -36,17 +36,8 @@ def test_what_is_left_out_is_openais_default() -> None:
 
 def test_null_means_left_out() -> None:
     names = (
-        "temperature",
-        "top_p",
-        "n",
-        "stop",
-        "tools",
-        "tool_choice",
-        "response_format",
-        "seed",
-        "stream",
-        "logit_bias",
-    )
+        "temperature", "top_p", "n", "stop", "tools", "tool_choice", "response_format", "seed", "stream", "logit_bias",
+    )  # fmt: skip
     assert read(**dict.fromkeys(names)) == read()
 
 
