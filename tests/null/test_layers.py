@@ -12,28 +12,10 @@ ROOT = Path(__file__).resolve().parents[2]
 RUNTIME = ROOT / "runtime" / "inferd_runtime"
 MAY_IMPORT = {
     "cluster": {
-        "cluster",
-        "server",
-        "settings",
-        "isolation",
-        "sandbox",
-        "session",
-        "draft_models",
-        "engine",
-        "models",
-        "kv",
+        "cluster", "server", "settings", "isolation", "sandbox", "session", "draft_models", "engine", "models", "kv",
     },
     "server": {
-        "isolation",
-        "server",
-        "settings",
-        "sandbox",
-        "session",
-        "draft_models",
-        "engine",
-        "models",
-        "kv",
-        "speculation",
+        "isolation", "server", "settings", "sandbox", "session", "draft_models", "engine", "models", "kv", "speculation",
     },
     "settings": {"settings", "sandbox", "draft_models", "engine", "models"},
     "sandbox": {"isolation", "sandbox", "session"},
@@ -45,7 +27,7 @@ MAY_IMPORT = {
     "isolation": {"isolation"},
     "kv": {"kv"},
     "kernels": {"kernels", "kv"},
-}
+}  # fmt: skip
 TORCH_ROOMS = (
     "engine/drivers/",
     "kernels/",

@@ -33,19 +33,9 @@ def test_an_admin_has_an_admins_quotas_from_the_first_request_on() -> None:
 @pytest.mark.parametrize(
     "header",
     [
-        None,
-        "",
-        "Bearer",
-        "Bearer ",
-        "Basic aaa",
-        "Bearer aaaa",
-        "Bearer aa",
-        "Bearer a",
-        "Bearer aa?",
-        "aaa",
-        "Bearer é",
+        None, "", "Bearer", "Bearer ", "Basic aaa", "Bearer aaaa", "Bearer aa", "Bearer a", "Bearer aa?", "aaa", "Bearer é",
     ],
-)
+)  # fmt: skip
 def test_anything_else_is_unauthorized(header: str | None) -> None:
     with pytest.raises(Unauthorized):
         AccessTokens({"aaa": TokenRights("ann")}).rights_of(header)

@@ -89,17 +89,9 @@ def pushed(element: bytes, size: int, behind: bytes = b"") -> bytes:
         (b"\xa2ab", b""),
     ],
     ids=[
-        "zeros",
-        "nils beside an infinity",
-        "lists",
-        "maps",
-        "lists of one",
-        "maps of one",
-        "twice",
-        "bad key",
-        "texts",
+        "zeros", "nils beside an infinity", "lists", "maps", "lists of one", "maps of one", "twice", "bad key", "texts",
     ],
-)
+)  # fmt: skip
 def test_a_message_of_a_million_values_does_not_hold_the_gateway_up(element: bytes, behind: bytes) -> None:
     payload = pushed(element, MILLION - len(behind), behind)
     started = time.thread_time()
