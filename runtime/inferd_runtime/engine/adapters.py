@@ -175,12 +175,8 @@ class AdapterSet:
         self.check_bytes(len(files.config) + len(files.weights))
         rank = LoraConfig.parse(files).max_rank
         if rank > self.limits.rank:
-            raise LimitExceeded(
-                f"the adapter has rank {rank}, {self.limits.rank} is allowed",
-                limit="adapter_rank",
-                value=self.limits.rank,
-                raise_with="--max-adapter-rank",
-            )
+            text = f"the adapter has rank {rank}, {self.limits.rank} is allowed"
+            raise LimitExceeded(text, limit="adapter_rank", value=self.limits.rank, raise_with="--max-adapter-rank")
 
     def _check_room(self, tenant: str, name: str) -> None:
         if (None, name) in self._named:
@@ -188,12 +184,8 @@ class AdapterSet:
         others = [owner for owner, other in self._named if owner == tenant and other != name]
         held = len(others) + sum(adapter.tenant == tenant for adapter in self._leaving)
         if held >= self.limits.count:
-            raise LimitExceeded(
-                f"adapters that are loaded or still in use: {held}; drop some",
-                limit="adapters",
-                value=self.limits.count,
-                raise_with="--max-adapters",
-            )
+            text = f"adapters that are loaded or still in use: {held}; drop some"
+            raise LimitExceeded(text, limit="adapters", value=self.limits.count, raise_with="--max-adapters")
 
     def check_bytes(self, size: int) -> None:
         """Check the size of an adapter's files. Raises LimitExceeded above the limit."""

@@ -48,12 +48,8 @@ class Uploads:
         file = self._files[number]
         if len(data) + sum(len(other.data) for other in self._of(file.tenant)) > self._limit:
             self.discard(number)
-            raise LimitExceeded(
-                f"uploads that are not loaded yet may take {self._limit} bytes",
-                limit="adapter_bytes",
-                value=self._limit,
-                raise_with="--max-adapter-bytes",
-            )
+            text = f"uploads that are not loaded yet may take {self._limit} bytes"
+            raise LimitExceeded(text, limit="adapter_bytes", value=self._limit, raise_with="--max-adapter-bytes")
         file.data += data
         return len(file.data)
 

@@ -75,8 +75,5 @@ class ErrorReply:
 
 def unknown_model(model: str) -> NotFound:
     """Return the error of a name that stands for nothing that can answer this route."""
-    return NotFound(
-        f"the model {shown(model)} does not exist: no model, adapter or program of this name answers here",
-        param="model",
-        model=cut(model, MAX_NAME),
-    )
+    text = f"the model {shown(model)} does not exist: no model, adapter or program of this name answers here"
+    return NotFound(text, param="model", model=cut(model, MAX_NAME))

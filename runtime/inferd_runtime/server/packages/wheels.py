@@ -73,12 +73,8 @@ def check_total(files: dict[str, bytes]) -> None:
 
 
 def _too_much(what: str, limit: str, value: int) -> LimitExceeded:
-    return LimitExceeded(
-        f"the program's packages have {what}; {value} are allowed",
-        limit=limit,
-        value=value,
-        raise_with="fewer dependencies",
-    )
+    text = f"the program's packages have {what}; {value} are allowed"
+    return LimitExceeded(text, limit=limit, value=value, raise_with="fewer dependencies")
 
 
 def _entries(archive: zipfile.ZipFile, name: str) -> Iterator[zipfile.ZipInfo]:

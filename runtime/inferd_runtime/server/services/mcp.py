@@ -231,12 +231,8 @@ class McpService:
     async def _relayed(self, caller: Caller, request: Any, seconds: float) -> Any:
         with anyio.move_on_after(seconds):
             return await self._offers.call(caller, request, REPLIES[type(request)])
-        raise LimitExceeded(
-            f"{request.server} did not answer within {seconds:g} s",
-            limit="mcp_call_s",
-            value=seconds,
-            raise_with="timeout=",
-        )
+        text = f"{request.server} did not answer within {seconds:g} s"
+        raise LimitExceeded(text, limit="mcp_call_s", value=seconds, raise_with="timeout=")
 
     def _charge(self, caller: Caller, about: Mapping[str, str]) -> None:
         """Count a call. Raises LimitExceeded if there were too many, which is told of a few times alone."""

@@ -109,11 +109,8 @@ def unknown_response(response_id: str) -> NotFound:
 
 def unknown_previous(response_id: str) -> InvalidRequest:
     """Return the error of a request that follows a response which is not kept for the tenant."""
-    return InvalidRequest(
-        f"Previous response with id {cut(response_id, MAX_SHOWN)!r} not found.",
-        param="previous_response_id",
-        code="previous_response_not_found",
-    )
+    text = f"Previous response with id {cut(response_id, MAX_SHOWN)!r} not found."
+    return InvalidRequest(text, param="previous_response_id", code="previous_response_not_found")
 
 
 def broken_off(stored: StoredResponse) -> StoredResponse:
