@@ -25,7 +25,7 @@ from inferd_runtime.known_fields import known_fields
 SPARE_DEPTH = 200
 """Levels that a value may lie deeper when it is packed or read later: in messages, and below other frames of the stack."""
 OUTSIDE = b"\x91" * (1024 - SPARE_DEPTH - MAX_DEPTH)
-"""Lists of one, so many that msgpack's own reader, whose bound is the same everywhere, takes MAX_DEPTH levels of a value inside."""
+"""So many lists of one that msgpack's reader, whose bound is the same everywhere, takes MAX_DEPTH levels of a value inside."""
 MAX_REASON = 200
 MAX_CONTAINERS = 100_000
 """Lists and objects in one message: each is an allocation that the garbage collector walks, while everybody waits."""
