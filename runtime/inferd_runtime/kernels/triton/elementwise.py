@@ -57,7 +57,8 @@ def _rotate_and_write(
     index = head * width + column
     first, second = _load_halves(qkv + row * qkv_row, index, inside, half)
     slot = tl.load(slots + row)
-    raw = inside & (head >= turned) & (slot >= 0)
+    # A row without a slot has no heads to write. (A mask that is joined with a scalar fails in the interpreter of Triton 3.9.)
+    raw = inside & (head >= turned) & (head < tl.where(slot >= 0, turned + key_heads, 0))
     _write_halves(values + (slot * key_heads - turned) * width, index, first, second, raw, half, fp8)
     if head_norm is not None:
         squares = tl.sum(first * first, 1) + tl.sum(second * second, 1)
@@ -71,7 +72,7 @@ def _rotate_and_write(
     dtype = qkv.dtype.element_ty
     up, down = up.to(dtype), down.to(dtype)
     _write_halves(query + row * query_heads * width, index, up, down, inside & (head < query_heads), half, False)
-    mine = inside & (head >= query_heads) & (head < turned) & (slot >= 0)
+    mine = inside & (head >= query_heads) & (head < tl.where(slot >= 0, turned, 0))
     if fp8:
         up, down = up.to(tl.float32), down.to(tl.float32)
     _write_halves(keys + (slot * key_heads - query_heads) * width, index, up, down, mine, half, fp8)
