@@ -65,11 +65,11 @@ class ForcedWalk:
         self._bytes, self._ids = splitter.bytes, splitter.byte_ids
         self._complete = len(self._bytes) >= _ALL_BYTES
 
-    def text(self, core: LlguidanceCore) -> bytes:
+    def text(self, core: LlguidanceCore, most: int = _MOST_WALKED) -> bytes:
         """Return bytes that any continuation starts with; none for a vocabulary that cannot spell every byte by itself."""
         text, row = bytearray(), np.empty(self._table.words, np.int32)
         try:
-            while self._complete and len(text) < _MOST_WALKED and not core.may_end():
+            while self._complete and len(text) < min(most, _MOST_WALKED) and not core.may_end():
                 core.fill(row, row.ctypes.data)
                 (following,) = np.nonzero(row[self._ids >> 5] >> (self._ids & 31) & 1)
                 if len(following) != 1 or any(row[token >> 5] >> (token & 31) & 1 for token in core.named):
@@ -174,9 +174,9 @@ class LlguidanceCore:
         """Return True if a token may come next, in any split."""
         return self._inner.validate_tokens([token]) == 1
 
-    def forced(self) -> bytes:
+    def forced(self, most: int) -> bytes:
         if self._made_from.walked:
-            return self._walk.text(self)
+            return self._walk.text(self, most)
         result = self._inner.compute_ff_bytes()
         self._check()
         return result.split(_SPECIAL_MARK, 1)[0]

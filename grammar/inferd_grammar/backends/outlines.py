@@ -123,7 +123,7 @@ class OutlinesCore:
         end = self._index.get_next_state(self._states[-1], self._table.vocab_size)
         return end is not None and bool(self._index.is_final_state(end))
 
-    def forced(self) -> bytes:
+    def forced(self, most: int) -> bytes:
         """Return nothing: the library does not tell."""
         return b""
 

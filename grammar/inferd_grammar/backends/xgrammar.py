@@ -105,7 +105,7 @@ class XgrammarCore:
     def may_end(self) -> bool:
         return bool(self._inner.is_completed())
 
-    def forced(self) -> bytes:
+    def forced(self, most: int) -> bytes:
         """Return the bytes that the library says must follow; none inside a character, where it cannot tell."""
         if self.may_end():
             return b""

@@ -73,16 +73,16 @@ class EndPlanner:
         """How many tokens the held end has."""
         return self._end.count(self._at)
 
-    def admit(self, token: int, room: int) -> int:
+    def admit(self, token: int, room: int, clock: SearchClock | None = None) -> int:
         """Return the token to write, of which `room` may still be written: `token`, or the first one of the held end (EOS behind
         the last).
 
-        `token` is legal. Raises GrammarFailure if the matcher breaks.
+        `token` is legal. Raises GrammarFailure if the matcher breaks, GrammarLimit where `clock` is over.
         """
         if token in self._table.eos_ids:
             return token
         self._credit += _CREDIT_PER_TOKEN
-        if not self._follow(token, room - 1):
+        if not self._follow(token, room - 1, clock):
             if self._at == len(self._end.text):
                 return self._table.eos_ids[0]
             token = self._end.first(self._at)
@@ -90,13 +90,14 @@ class EndPlanner:
             self._at += len(self._splitter.written(token))
         return token
 
-    def _follow(self, token: int, left: int) -> bool:
+    def _follow(self, token: int, left: int, clock: SearchClock | None) -> bool:
         """Take the token, and find an end of at most `left` tokens behind it; take it back if there is none."""
         if self._matcher.take([token]) != 1:
             return False
         written = self._splitter.written(token)
         place = self._place_behind(written)
-        if self._closes(written, left) or self._keeps_end(written, left) or self._finds_end(place, written, left):
+        kept = self._closes(written, left) or self._keeps_end(written, left)
+        if kept or self._finds_end(place, written, left, clock):
             self._behind(place, written)
             return True
         self._matcher.rollback(1)
@@ -131,11 +132,11 @@ class EndPlanner:
         """Return True if the matcher takes the held end from `start` on."""
         return self._matcher.ends_with(self._end.tokens(start))
 
-    def _finds_end(self, place: JsonPlace, written: bytes, left: int) -> bool:
+    def _finds_end(self, place: JsonPlace, written: bytes, left: int, clock: SearchClock | None) -> bool:
         if any(self._keeps(end, left) for end in self._ends_opened(self._text + written)):
             return True
         looks = min(LOOKS, self._credit)
-        search = EndSearch(self._matcher, self._splitter, self._outline, looks)
+        search = EndSearch(self._matcher, self._splitter, self._outline, looks, clock=clock)
         known, behind = self._outline, self._text + written
         ways = None if known.parts is None else ways_on(known.parts, behind, known.spell)
         text = search.run(place) if ways is None else search.follow(ways)

@@ -28,6 +28,7 @@ _MAX_LAYERS = 2_000
 _PATIENCE = 24  # longer than numbers are
 _MAX_DEPTH = 64
 _BYTES_A_LOOK = 64  # that cost about as much to take
+_TOLD_APART = 8  # forced bytes by which states are told apart
 _FEW = 16  # so many next bytes are all tried; of more, some of each kind
 _NAMES = 64
 _KINDS = (b"0123456789", b"abcdefghijklmnopqrstuvwxyz", b"ABCDEFGHIJKLMNOPQRSTUVWXYZ")
@@ -49,13 +50,14 @@ class Exhausted(Exception):
 class SearchClock:
     """Ends searches that take more than so many seconds together, of the processor time of the thread that made it."""
 
-    def __init__(self, seconds: float) -> None:
+    def __init__(self, seconds: float, clock: Callable[[], float] = time.thread_time) -> None:
         self._seconds = seconds
-        self._until = time.thread_time() + seconds
+        self._clock = clock
+        self._until = clock() + seconds
 
     def check(self) -> None:
         """Raises GrammarLimit once they are over: what looks cost grows with the text of an ambiguous grammar."""
-        if time.thread_time() > self._until:
+        if self._clock() > self._until:
             raise GrammarLimit("finding an end of this grammar takes too long", "cpu_seconds", self._seconds)
 
 
@@ -340,7 +342,7 @@ class EndSearch:
         following = self._following()
         if reached(following):
             return True
-        like = states.setdefault((*following, *self._matcher.forced()[:8]), [])
+        like = states.setdefault((*following, *self._matcher.forced(_TOLD_APART)), [])
         like[1:] = [text]
         return False
 
@@ -361,6 +363,8 @@ class EndSearch:
 
     def _push(self, text: bytes) -> bool:
         """Take bytes one token each, or nothing."""
+        if self._clock is not None:
+            self._clock.check()
         single = self._splitter.single
         if any(byte not in single for byte in text):
             return False
@@ -379,7 +383,7 @@ class EndSearch:
             raise Exhausted
         if self._clock is not None:
             self._clock.check()
-        forced = self._matcher.forced()[:1]
+        forced = self._matcher.forced(1)
         if forced:
             return list(forced)  # masks may hold one longer token alone
         try:

@@ -7,6 +7,7 @@ silent.
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable, Sequence
 from itertools import takewhile
 from typing import Protocol, runtime_checkable
@@ -97,7 +98,8 @@ class Core(Protocol):
 
     def may_end(self) -> bool: ...
 
-    def forced(self) -> bytes: ...
+    def forced(self, most: int) -> bytes:
+        """Return what is forced; `most`: how many bytes of it are asked for, where more of them take longer."""
 
     def forced_tokens(self) -> list[int]: ...
 
@@ -215,8 +217,8 @@ class GuardedMatcher:
         self.rollback(self.depth)
         return self._core
 
-    def forced(self) -> bytes:
-        return b"" if self.may_end() or self._eos_held else self._core.forced()
+    def forced(self, most: int = sys.maxsize) -> bytes:
+        return b"" if self.may_end() or self._eos_held else self._core.forced(most)[:most]
 
     def forced_tokens(self) -> list[int]:
         return [] if self.may_end() or self._eos_held else self._core.forced_tokens()

@@ -55,9 +55,9 @@ class ProductCore:
     def may_end(self) -> bool:
         return all(member.may_end() for member in self._members)
 
-    def forced(self) -> bytes:
+    def forced(self, most: int) -> bytes:
         """Return the longest text that a member forces: what one of them needs, all of them need."""
-        return max((member.forced() for member in self._members if not member.may_end()), key=len, default=b"")
+        return max((member.forced(most) for member in self._members if not member.may_end()), key=len, default=b"")
 
     def forced_tokens(self) -> list[int]:
         """Return nothing: what one member forces another may refuse further on."""
@@ -91,7 +91,7 @@ class MatcherCore:
     def may_end(self) -> bool:
         return self._inner.may_end()
 
-    def forced(self) -> bytes:
+    def forced(self, most: int) -> bytes:
         return self._inner.forced()
 
     def forced_tokens(self) -> list[int]:

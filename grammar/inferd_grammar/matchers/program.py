@@ -65,7 +65,7 @@ class SourceCore:
     def may_end(self) -> bool:
         return bool(np.bitwise_and(self._current(), self._table.eos_mask).any())
 
-    def forced(self) -> bytes:
+    def forced(self, most: int) -> bytes:
         """Return nothing: a program says what may come next, not what must come after."""
         return b""
 

@@ -198,9 +198,9 @@ class RuledCore:
             return False
         return self._may_close(b"")
 
-    def forced(self) -> bytes:
+    def forced(self, most: int) -> bytes:
         """Return what the grammar forces, up to where a rule forbids it."""
-        forced = self._inner.forced()
+        forced = self._inner.forced(most)
         if self._unbroken(forced):
             return forced
         return forced[: bisect_left(range(len(forced)), True, key=lambda size: not self._unbroken(forced[: size + 1]))]

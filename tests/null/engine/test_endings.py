@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 from collections.abc import Callable
 from pathlib import Path
@@ -13,12 +14,20 @@ from hypothesis import given, settings, strategies as st
 from random_trees import RandomTrees
 from tiers import examples
 
-from inferd.protocol import Sampling
-from inferd_grammar import Compiled, Constraint, GrammarCompiler, JsonSchemaGrammar, RegexGrammar, TokenTable
+from inferd.protocol import LimitExceeded, Sampling
+from inferd_grammar import (
+    Compiled,
+    Constraint,
+    GrammarCompiler,
+    JsonSchemaGrammar,
+    LarkGrammar,
+    RegexGrammar,
+    TokenTable,
+)
 from inferd_grammar.constraints import AnyOfGrammar, RepeatedGrammar, SequenceGrammar, TextGrammar
 from inferd_runtime.engine.engine import Engine, EngineOptions
 from inferd_runtime.engine.jobs.generation import Generation, GenerationSpec
-from inferd_runtime.engine.jobs.grammar_masks import GrammarCursor
+from inferd_runtime.engine.jobs.grammar_masks import MASK_SECONDS, GrammarCursor
 from inferd_runtime.engine.jobs.text import TextAssembler
 from inferd_runtime.engine.sampling.host_sampling import RowSampler
 from inferd_runtime.speculation.drafter import Drafter
@@ -223,3 +232,16 @@ def test_texts_that_are_held_at_their_end_get_there(schema: dict[str, Any], boun
             jsonschema.Draft202012Validator(schema).validate(json.loads(text))
         else:
             assert not bounded
+
+
+def test_looking_for_an_end_that_takes_too_long_ends_its_generation_by_name() -> None:
+    """It was bounded in states alone: where each has to be walked through, one token held all streams for 0.9 s."""
+    compiled = COMPILER.compile(LarkGrammar('start: /[a-c]*/ ("d" | "e" /[a-z]{9}/ "f")'))
+    now = itertools.count(0.0, MASK_SECONDS / 5)
+    cursor = GrammarCursor(compiled.matcher(), TABLE.words, [END], compiled.planner(), clock=lambda: next(now))
+    token = next(token for token, text in enumerate(TABLE.tokens) if text == b"e")
+    with pytest.raises(LimitExceeded) as caught:
+        cursor.admit([token], 100)
+    assert caught.value.detail["limit"] == "mask_seconds"
+    quick = GrammarCursor(compiled.matcher(), TABLE.words, [END], compiled.planner(), clock=lambda: 0.0)
+    assert quick.admit([token], 100) == [token]

@@ -43,7 +43,7 @@ class FakeCore:
         self.check()
         return False
 
-    def forced(self) -> bytes:
+    def forced(self, most: int) -> bytes:
         return b""
 
     def forced_tokens(self) -> list[int]:
@@ -175,7 +175,7 @@ class ShortCore(FakeCore):
     def may_end(self) -> bool:
         return self.depth == 1
 
-    def forced(self) -> bytes:
+    def forced(self, most: int) -> bytes:
         return b"x"
 
     def forced_tokens(self) -> list[int]:

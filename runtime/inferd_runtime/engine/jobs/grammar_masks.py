@@ -9,7 +9,8 @@ import numpy as np
 
 from inferd.protocol import ConstraintError, LimitExceeded, check_step_mask
 from inferd_grammar import EndPlanner, GuardedMatcher, walk
-from inferd_grammar.errors import DeadEnd
+from inferd_grammar.completion.search import SearchClock
+from inferd_grammar.errors import DeadEnd, GrammarLimit
 from inferd_grammar.tokens import bit_mask
 from inferd_runtime.engine.sampling.host_sampling import Masks
 from inferd_runtime.garbage import no_collections
@@ -25,6 +26,11 @@ them a third of this.
 """
 FORCED = "grammar"
 """The source of tokens that the grammar forces."""
+
+
+def _too_slow(what: str) -> LimitExceeded:
+    text = f"{what} takes more than {MASK_SECONDS:g} s"
+    return LimitExceeded(text, limit="mask_seconds", value=MASK_SECONDS, raise_with="a smaller constraint")
 
 
 class OutputMasks:
@@ -162,8 +168,7 @@ class GrammarCursor(OutputMasks):
             found = self._masks(self._affordable(draft), started)
             self._row_seconds = (self._clock() - started) / len(found[1]) + self._way_seconds
         if self._row_seconds > MASK_SECONDS:
-            text = f"a mask of the constraint takes more than {MASK_SECONDS:g} s"
-            raise LimitExceeded(text, limit="mask_seconds", value=MASK_SECONDS, raise_with="a smaller constraint")
+            raise _too_slow("a mask of the constraint")
         return found
 
     def _affordable(self, draft: Draft) -> Draft:
@@ -232,13 +237,25 @@ class GrammarCursor(OutputMasks):
         return self._planner is not None and self._bounded
 
     def admit(self, tokens: Sequence[int], room: int) -> list[int]:
-        """Return the tokens up to the first one behind which no end would fit, and there the first one of an end that does."""
+        """Return the tokens up to the first one behind which no end would fit, and there the first one of an end that does.
+
+        Raises LimitExceeded where looking for ends takes longer than MASK_SECONDS.
+        """
         if self._planner is None:
             return list(tokens)
+        try:
+            with no_collections():
+                return self._admitted(self._planner, tokens, room)
+        except GrammarLimit:
+            raise _too_slow("looking for an end of the constraint") from None
+
+    def _admitted(self, planner: EndPlanner, tokens: Sequence[int], room: int) -> list[int]:
         admitted: list[int] = []
+        clock = SearchClock(MASK_SECONDS, self._clock)
         for token in tokens:
             left = room - len(admitted) if self._bounded else UNBOUNDED
-            admitted.append(self._planner.admit(token, left))
+            admitted.append(planner.admit(token, left, clock))
+            clock.check()
             if admitted[-1] != token:
                 break
         return admitted

@@ -32,7 +32,9 @@ from inferd_grammar import (
     UntilGrammar,
     compiler as compiler_module,
 )
+from inferd_grammar.backends.llguidance_core import LlguidanceCore
 from inferd_grammar.completion.json_place import START, JsonPlace
+from inferd_grammar.completion.plan import LOOKS
 from inferd_grammar.completion.split import Splitter
 from inferd_grammar.errors import GrammarLimit
 from inferd_grammar.matchers.matcher import GuardedMatcher
@@ -294,3 +296,19 @@ def test_what_is_forced_is_not_taken_beyond_what_an_end_may_have(monkeypatch: py
     schema = {"type": "object", "properties": {name: {"type": "integer"}}, "required": [name]}
     assert BYTES.compile(JsonSchemaGrammar(schema)).shortest() is None
     assert taken["tokens"] < 1000
+
+
+def test_a_look_does_not_walk_to_the_end_of_what_is_forced(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each walked through 64 bytes twice, with a mask for each, to tell states apart by eight of them."""
+    masks, first, mark = list[LlguidanceCore](), *map(BYTES.table.tokens.index, (b"a", b"x"))
+    fill = LlguidanceCore.fill
+    monkeypatch.setattr(LlguidanceCore, "fill", lambda core, *row: masks.append(core) or fill(core, *row))
+    compiled = BYTES.compile(LarkGrammar(f'start: "a" | "{"x" * 1000}"'))
+    planner = compiled.planner()
+    assert planner is not None
+    masks.clear()
+    assert planner.admit(mark, 500) == first
+    assert 0 < len(masks) < 12 * LOOKS
+    matcher = compiled.matcher()
+    matcher.accept([mark])
+    assert (matcher.forced(3), matcher.forced()) == (b"xxx", b"x" * 64)
