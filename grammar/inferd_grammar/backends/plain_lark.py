@@ -9,11 +9,11 @@ from inferd_grammar.limits import CompileLimits
 
 _LARK_LITERALS = re.compile(r'"(?:\\.|[^"\\\n])*"|/(?:\\.|[^/\\\n])+/|//[^\n]*|#[^\n]*')
 _LARK_SPECIAL = re.compile(r"<[^<>\n]*>")
-_LARK_RULE = re.compile(r"^[ \t]*[?!]*[A-Za-z_]\w*[^:\n]*:", re.MULTILINE)
+_LARK_RULE = re.compile(r"^[ \t]*[?!]*[A-Za-z_][^:\n]*:", re.MULTILINE)
 _LARK_OUTSIDE = re.compile(r"@\w+|%llguidance")
 _NO_OPTIONS = re.compile(r"\A\s*%llguidance[ \t]*\{\s*\}[ \t]*(?=\n)")
 _CAPTURE = re.compile(r'^([A-Za-z_]\w*)\[capture(?:="[^"\\\]\n]*")?\]:', re.MULTILINE)
-_LARK_ATTRIBUTE = re.compile(r"\[[^\]\n]*\b(max_tokens|stop|temperature|capture)\b[^\]\n]*\]")
+_LARK_ATTRIBUTE = re.compile(r"\[[^\[\]\n]*\b(max_tokens|stop|temperature|capture)\b")
 
 
 def plain_lark(text: str, limits: CompileLimits) -> str:

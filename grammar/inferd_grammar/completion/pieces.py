@@ -18,7 +18,9 @@ from inferd_grammar.rewrites.regex_syntax import NotUnderstood
 
 _MOST = 32
 _LONGEST = 10_000
-_QUOTED = re.compile(r'"((?:\\.|[^"\\\n])*)"|/((?:\\.|[^/\\\n])+)/|(\[\^?\]?(?:\\.|[^\]\\\n])*\])|(?:#|//)[^\n]*')
+_QUOTED = re.compile(
+    r'"((?:\\.|[^"\\\n])*+)"?|/((?:\\.|[^/\\\n])++)/?|(\[\^?\]?(?:\\.|[^\]\\\n])*+\]?)|(?:#|//)[^\n]*'
+)  # what has no end in its line goes to the line's: each character is looked at once
 _IMPORT = re.compile(r"^%import[ \t]+common\b[^\n]*", re.MULTILINE)
 _NAME = re.compile(r"[A-Z_]+")
 _IMPORTED = {"CPP_COMMENT": "//", "C_COMMENT": "/**/", "ESCAPED_STRING": '""', "SH_COMMENT": "#", "SQL_COMMENT": "--"}

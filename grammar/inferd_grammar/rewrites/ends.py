@@ -9,7 +9,7 @@ import re
 
 from inferd_grammar.rewrites.regex_syntax import WORD, NotUnderstood, outer_chars, parse, subtraction
 
-_TOKEN = re.compile(r"\\.|\[\^?\]?(?:\\.|[^\\\]])*\]|\(\?<?[=!:]|.", re.DOTALL)
+_TOKEN = re.compile(r"\\.|\[\^?\]?(?:\\.|[^\\\]])*+\]?|\(\?<?[=!:]|.", re.DOTALL)
 _OPENING = ("(", "(?:", "(?=", "(?!", "(?<=", "(?<!")
 
 

@@ -50,7 +50,7 @@ _ANY: RegexNode = ("chars", EVERYTHING)
 _NOT_SPARED = subtraction(EVERYTHING, ((1, 1),))
 """All characters but that which classes of the library spare: see `regex_dialect`."""
 _Searcher = tuple[Nfa, list[Chars], Chars]
-_TOKEN = re.compile(r"\\.|\[\^?\]?(?:\\.|[^\\\]])*\]|\(\?<?[=!]|.", re.DOTALL)
+_TOKEN = re.compile(r"\\.|\[\^?\]?(?:\\.|[^\\\]])*+\]?|\(\?<?[=!]|.", re.DOTALL)
 _LOOKS = ("(?=", "(?!", "(?<=", "(?<!", r"\b")
 
 

@@ -13,10 +13,10 @@ from inferd_grammar.one_work import kept_for_work
 from inferd_grammar.rewrites.regex_syntax import NotUnderstood, parse
 
 _COUNT = re.compile(r"\{\d+(?:,\d*)?\}")
-_PIECE = re.compile(
-    r"\\[pPux]\{[^}]*\}|\\x[0-9a-fA-F]{2}|\\u[0-9a-fA-F]{4}|\\.|\[\^?\]?(?:\\.|[^\\\]])*\]|\(\?|\{\d+(?:,\d*)?\}",
-    re.DOTALL,
+_PIECE_OUTSIDE = re.compile(
+    r"\\[pPux]\{[^}]*\}|\\x[0-9a-fA-F]{2}|\\u[0-9a-fA-F]{4}|\\.|\(\?|\{\d+(?:,\d*)?\}", re.DOTALL
 )
+_PIECE = re.compile(rf"{_PIECE_OUTSIDE.pattern}|\[\^?\]?(?:\\.|[^\\\]])*+\]", re.DOTALL)
 _FROM_NOTHING = re.compile(r"\{,\d+\}")
 _BYTES = re.compile(r"\(\?[a-z]*-[a-z]*u")
 _IGNORES_CASE = re.compile(r"\(\?[a-z]*i")
@@ -48,7 +48,7 @@ _NO_CONTROLS = re.compile(r"\\p\{[LMNPSZ][a-z]?\}")
 _ESCAPED = (ord('"'), ord("\\"))
 
 
-_CLASS = r"\[\^?\]?(?:\\.|[^\\\]])*\]"
+_CLASS = r"\[\^?\]?(?:\\.|[^\\\]])*+\]?"
 _FOREIGN = re.compile(
     rf"""(?P<class>{_CLASS})|(?P<octal>\\0\d)|(?P<end>\\\Z)|(?P<reference>\\[1-9]|\\k[<{{']|\(\?P=)
     |(?P<atomic>\(\?>)|(?P<condition>\(\?\()|(?P<comment>\(\?\#)|(?P<recursion>\(\?(?:R|&|P>|[+-]?\d))|(?P<edge>\\B)|(?P<escape>\\[cGhHKRXZ])|\\.""",
@@ -133,9 +133,13 @@ def _of_python(piece: str) -> str:
 
 def split_regex(pattern: str) -> Iterator[str]:
     """Yield escapes, classes, counts, beginnings of groups and single characters. Raises Ambiguous for a count of a count."""
-    at, counts = 0, 0
+    at, counts, pieces = 0, 0, _PIECE
     while at < len(pattern):
-        found = _PIECE.match(pattern, at)
+        found = pieces.match(pattern, at)
+        if found is None and pattern[at] == "[":
+            pieces = (
+                _PIECE_OUTSIDE  # without an end: those behind it have none either, and each would be read to the last
+            )
         piece = found[0] if found else pattern[at]
         at += len(piece)
         is_count = piece in ("*", "+", "?") or _COUNT.fullmatch(piece) is not None

@@ -12,7 +12,7 @@ from inferd_runtime.json_cost import is_deep
 MAX_REASON = 200
 MAX_NUMBER = 1000
 """Characters of a number."""
-_TOKENS = re.compile(rb'"[^"\\]*(?:\\.[^"\\]*)*"|-?[0-9][0-9.eE+-]{4,}')
+_TOKENS = re.compile(rb'"(?:[^"\\]++|\\.)*+"?|-?[0-9][0-9.eE+-]{4,}')
 """Strings, which are skipped, and numbers of a length that may not fit. Each byte is looked at once or twice."""
 
 

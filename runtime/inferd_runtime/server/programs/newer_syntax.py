@@ -13,7 +13,7 @@ PASSAGE = re.compile(rf"#[^\n]*|{OPENS_STRING.pattern}", re.IGNORECASE)
 NOT_NEWLINE = re.compile(r"[^\n]")
 NAMED = re.compile(r"\b(?:def|class)[ \t]+[^\W\d]\w*[ \t]*(?=\[)")
 ALIAS = re.compile(r"^[ \t]*(type[ \t]+)[^\W\d]\w*[ \t]*(?=[\[=])", re.MULTILINE)
-EXCEPTIONS = re.compile(r"^[ \t]*except[ \t]*\*?[ \t]+([\w.]+[ \t]*(?:,[ \t]*[\w.]+[ \t]*)+)(?=:)", re.MULTILINE)
+EXCEPTIONS = re.compile(r"^[ \t]*except(?:[ \t]*\*)?[ \t]+([\w.]+[ \t]*(?:,[ \t]*[\w.]+[ \t]*)+)(?=:)", re.MULTILINE)
 OPENING, CLOSING = "([{", ")]}"
 MOST_NESTED = 20
 """Strings in fields of strings."""

@@ -21,7 +21,7 @@ GUIDED = {
     "ebnf": "grammar",
 }
 """Older names, and SGLang's, each of a field of ``structured_outputs``."""
-_GBNF_RULE = re.compile(r"^\s*[a-zA-Z0-9_-]+\s*::=", re.MULTILINE)
+_GBNF_RULE = re.compile(r"^[^\S\n]*+[a-zA-Z0-9_-]++\s*+::=", re.MULTILINE)
 """How a rule begins in GBNF; in Lark one colon stands behind its name, and `::=` in quotes is text."""
 
 
