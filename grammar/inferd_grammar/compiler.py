@@ -34,7 +34,7 @@ from inferd_grammar.validation import Problem, SchemaValidator
 
 _BACKENDS = ("auto", "llguidance", "outlines", "xgrammar")
 _COMPILED_BYTES = 256 << 10  # a small grammar of llguidance with the caches it fills
-_REFUSAL_BYTES = 1 << 10
+_REFUSAL_BYTES = 3 << 10
 _TRIVIAL_CHOICE = 1000
 _LEARNT_TEXTS = 4
 _END_SECONDS = 4.0
@@ -129,7 +129,7 @@ class Compiled:
             try:
                 self._end = self._sought()
             except GrammarLimit as limit:
-                self.late = limit
+                self.late = limit.fresh()
             self._searched = True
         if self.late is not None:
             raise self.late.fresh()
@@ -267,7 +267,7 @@ class GrammarCompiler:
         except GrammarFailure as failure:
             return GrammarError(f"the grammar has no first token: {failure.reason}")
         except GrammarError as error:
-            return error
+            return error.fresh()  # it is kept, and would hold all that its traceback does
         except RecursionError:
             return GrammarError(TOO_DEEP)
 

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import gc
 import subprocess
 import sys
+import weakref
 from concurrent.futures import ThreadPoolExecutor
 
 import pytest
@@ -20,6 +22,7 @@ from inferd_grammar import (
     RegexGrammar,
     TokenTable,
 )
+from inferd_grammar.cache import OutcomeCache
 from inferd_grammar.compiler import Backend
 from inferd_grammar.conformance.matcher_checks import look
 from inferd_grammar.constraints import Constraint
@@ -99,6 +102,31 @@ def test_refusals_are_cached_and_raised_afresh(counted: tuple[GrammarCompiler, C
     assert backend.calls == 1
     assert {error.pointer for error in errors} == {"/$ref"}
     assert len(set(map(id, errors))) == 3
+
+
+def test_a_refusal_that_is_kept_holds_nothing_of_what_found_it(
+    counted: tuple[GrammarCompiler, CountingBackend],
+) -> None:
+    """Each held its traceback's frames, 21 KB that counted as one: 250,000 refused constraints took the engine gigabytes."""
+    compiler, backend = counted
+    backend.failure = GrammarError("no")
+    found = weakref.ref(backend.failure)
+    with pytest.raises(GrammarError, match="no"):
+        compiler.compile(RegexGrammar("a"))
+    gc.collect()
+    assert found() is None
+    with pytest.raises(GrammarError, match="no"):
+        compiler.compile(RegexGrammar("a"))
+    assert backend.calls == 1
+
+
+def test_where_the_largest_holder_has_its_newest_alone_another_loses_some() -> None:
+    cache: OutcomeCache[str] = OutcomeCache(100)
+    for key, cost in ((("one", "a"), 30), (("one", "b"), 30), (("two", "c"), 60)):
+        future, mine = cache.claim(key)
+        assert mine
+        cache.keep(key, future, key[1], cost)
+    assert [cache.get(("one", "a")), cache.get(("one", "b")), cache.get(("two", "c"))] == [None, "b", "c"]
 
 
 def test_a_bug_is_not_cached(counted: tuple[GrammarCompiler, CountingBackend]) -> None:
