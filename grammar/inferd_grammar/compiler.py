@@ -35,6 +35,7 @@ from inferd_grammar.validation import Problem, SchemaValidator
 _BACKENDS = ("auto", "llguidance", "outlines", "xgrammar")
 _COMPILED_BYTES = 256 << 10  # a small grammar of llguidance with the caches it fills
 _REFUSAL_BYTES = 3 << 10
+_OBJECT_BYTES, _LIST_BYTES, _MARK_BYTES = 232, 72, 30  # of what is read from JSON; a string has two marks
 _TRIVIAL_CHOICE = 1000
 _LEARNT_TEXTS = 4
 _END_SECONDS = 4.0
@@ -244,7 +245,7 @@ class GrammarCompiler:
         with ExitStack() as undo:
             undo.callback(self._cache.drop, key, future)  # neither compiled nor refused: a bug, on its way up
             with one_work(Work()):
-                outcome = self._outcome(constraint)
+                outcome = self._outcome(constraint, _read_bytes(key))
             undo.pop_all()
         busy = isinstance(outcome, GrammarLimit) and outcome.limit == "wall_seconds"
         if busy or isinstance(outcome, GrammarInterrupted):
@@ -252,14 +253,14 @@ class GrammarCompiler:
         else:
             self._cache.keep(key, future, outcome, outcome.cost if isinstance(outcome, Compiled) else _REFUSAL_BYTES)
 
-    def _outcome(self, constraint: Constraint) -> Compiled | GrammarError:
+    def _outcome(self, constraint: Constraint, read: int) -> Compiled | GrammarError:
         try:
             core, grown = self._core(constraint)
             known = outline(constraint, self.limits, lambda text: self.table.spelled(text, core.named))
             validator = _validator(constraint, self.limits)
-            compiled = Compiled(core, self.table, self._backend.name, validator, grown, known)
+            compiled = Compiled(core, self.table, self._backend.name, validator, grown + read, known)
             if compiled.refusal is not None and compiled.shortest() is None:
-                return compiled.refusal
+                return compiled.refusal.fresh()
             if known.parts is not None:
                 with suppress(GrammarFailure):  # raised again where the end is asked for
                     compiled.planner()  # its search is not for the loop that asks for one
@@ -291,6 +292,13 @@ def trivial(constraint: Constraint) -> bool:
         case ExactGrammar(inner):
             return trivial(inner)
     return False
+
+
+def _read_bytes(key: CacheKey) -> int:
+    """Return about what the JSON in a constraint takes once it is read: the process that tries a constraint keeps none of it."""
+    return sum(
+        _OBJECT_BYTES * text.count("{") + _LIST_BYTES * text.count("[") + _MARK_BYTES * text.count('"') for text in key
+    )
 
 
 def _unwrap(outcome: Compiled | GrammarError) -> Compiled:
