@@ -19,7 +19,7 @@ from inferd_grammar.completion.guesses import guess
 from inferd_grammar.completion.outline import NOTHING_KNOWN, Outline, outline
 from inferd_grammar.completion.plan import FIRST_LOOKS, GUARDED_LOOKS, GUESSING_COST, EndPlanner, first_end, opened_ends
 from inferd_grammar.completion.search import SearchClock
-from inferd_grammar.completion.split import Splitter
+from inferd_grammar.completion.split import Split, Splitter
 from inferd_grammar.constraints import AnyJsonGrammar, ChoiceGrammar, Constraint, ExactGrammar, JsonSchemaGrammar
 from inferd_grammar.errors import TOO_DEEP, GrammarError, GrammarFailure, GrammarInterrupted, GrammarLimit
 from inferd_grammar.keys import constraint_key
@@ -81,7 +81,7 @@ class Compiled:
         first.fill(self._first)
         self._first_ends = first.may_end()
         self._outline = outline
-        self._end: bytes | None = None
+        self._end: Split | None = None
         self._searched = False
         self.late: GrammarLimit | None = None
         """Why no end is known, where looking for one took too long."""
@@ -134,15 +134,15 @@ class Compiled:
             self._searched = True
         if self.late is not None:
             raise self.late.fresh()
-        return self._end
+        return None if self._end is None else self._end.text
 
-    def _sought(self) -> bytes | None:
+    def _sought(self) -> Split | None:
         looks = FIRST_LOOKS if self.refusal is None else GUARDED_LOOKS
         found = first_end(self.matcher(), self._splitter, self._outline, looks, SearchClock(_END_SECONDS))
         with one_work(Work()):
             return self._guessed() if found is None else found
 
-    def _guessed(self) -> bytes | None:
+    def _guessed(self) -> Split | None:
         """Return a guess that is a whole text, for a constraint of which masks hold only a part."""
         guarded = getattr(self._core, "guarded", None)
         if guarded is None:
@@ -151,18 +151,20 @@ class Compiled:
         matcher, splitter = self.matcher(), self._splitter
         most = matcher.cost + GUESSING_COST
         texts = guess(schema, holds, lambda: matcher.cost < most)
-        return next((text for text in texts if matcher.ends_with(splitter.split(text).tokens(0))), None)
+        return next((end for end in map(splitter.split, texts) if matcher.ends_with(end.tokens(0))), None)
 
     def planner(self) -> EndPlanner | None:
         """Return what steers a text to its end in time; None where `shortest` is. Raises GrammarFailure and GrammarLimit."""
-        end = self.shortest()
-        if end is None:
+        self.shortest()
+        if self._end is None:
             return None
-        return EndPlanner(self.matcher(), self._table, self._splitter, self._outline, end, self._opened)
+        return EndPlanner(self.matcher(), self._table, self._splitter, self._outline, self._end, self._opened)
 
     @cached_property
-    def _opened(self) -> list[bytes]:
-        return opened_ends(self.matcher(), self._splitter, self._outline, clock=SearchClock(_END_SECONDS))
+    def _opened(self) -> list[Split]:
+        found = opened_ends(self.matcher(), self._splitter, self._outline, clock=SearchClock(_END_SECONDS))
+        self.cost += sum(end.size for end in found)
+        return found
 
     def validate(self, text: str) -> Problem | None:
         """Return what is wrong with a finished text; None if nothing is. Only `best_effort` leaves anything to find."""

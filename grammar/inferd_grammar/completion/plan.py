@@ -14,7 +14,7 @@ from inferd_grammar.completion.characters import begun_character, rest_of_charac
 from inferd_grammar.completion.composed import Way, opening_ways, ways_on
 from inferd_grammar.completion.json_place import START, JsonPlace
 from inferd_grammar.completion.outline import Outline
-from inferd_grammar.completion.search import EndSearch, SearchClock
+from inferd_grammar.completion.search import EndSearch, SearchClock, unbounded
 from inferd_grammar.completion.split import Split, Splitter
 from inferd_grammar.constraints import TaggedGrammar
 from inferd_grammar.errors import GrammarFailure
@@ -31,6 +31,8 @@ LOOKS = 400
 """States that a search in the middle of a text may look at."""
 WAYS = 8
 """That are tried through a text made of parts, where its shortest end is wanted."""
+_LONGEST_BEGUN = 1_000
+"""Bytes of a beginning that is looked for: behind more, the rest is held already, or searched."""
 _CREDIT = 20_000
 _CREDIT_PER_TOKEN = 20
 
@@ -47,8 +49,8 @@ class EndPlanner:
         table: TokenTable,
         splitter: Splitter,
         outline: Outline,
-        end: bytes,
-        opened: Sequence[bytes] = (),
+        end: Split,
+        opened: Sequence[Split] = (),
     ) -> None:
         """`matcher` belongs to the planner from now on; `end` is a whole text that it takes; `opened`: see `opened_ends`."""
         self._opened = opened
@@ -56,7 +58,7 @@ class EndPlanner:
         self._table = table
         self._splitter = splitter
         self._outline = outline
-        self._end: Split = splitter.split(end)
+        self._end = end
         self._at = 0
         self._skip = len(outline.prefix)
         self._place = START
@@ -96,20 +98,20 @@ class EndPlanner:
             return False
         written = self._splitter.written(token)
         place = self._place_behind(written)
-        kept = self._closes(written, left) or self._keeps_end(written, left)
+        kept = self._closes(written, left, clock) or self._keeps_end(written, left)
         if kept or self._finds_end(place, written, left, clock):
             self._behind(place, written)
             return True
         self._matcher.rollback(1)
         return False
 
-    def _closes(self, written: bytes, left: int) -> bool:
+    def _closes(self, written: bytes, left: int, clock: SearchClock | None) -> bool:
         """Where a character is cut in two, keep the held end behind the rest of it; and that end alone once it is whole."""
         rest = rest_of_character(begun_character(self._begun + written))
         if not rest and not self._closing:
             return False
         end = self._end.text[max(self._at, self._closing) :]
-        return self._keeps(rest + end, left, closing=len(rest))
+        return self._keeps_text(rest + end, left, clock, closing=len(rest))
 
     def _keeps_end(self, written: bytes, left: int) -> bool:
         """Keep what the held end leaves behind `written`, or all of it where the token only adds to what is being written."""
@@ -133,7 +135,7 @@ class EndPlanner:
         return self._matcher.ends_with(self._end.tokens(start))
 
     def _finds_end(self, place: JsonPlace, written: bytes, left: int, clock: SearchClock | None) -> bool:
-        if any(self._keeps(end, left) for end in self._ends_opened(self._text + written)):
+        if any(self._keeps(end, left, at) for end, at in self._ends_opened(self._text + written)):
             return True
         looks = min(LOOKS, self._credit)
         search = EndSearch(self._matcher, self._splitter, self._outline, looks, clock=clock)
@@ -141,21 +143,27 @@ class EndPlanner:
         ways = None if known.parts is None else ways_on(known.parts, behind, known.spell)
         text = search.run(place) if ways is None else search.follow(ways)
         self._credit -= looks - search.looks
-        return text is not None and self._keeps(text, left)
+        return text is not None and self._keeps_text(text, left, clock)
 
-    def _ends_opened(self, text: bytes) -> Iterator[bytes]:
-        """Yield what is left of known texts whose beginning has just been written."""
+    def _ends_opened(self, text: bytes) -> Iterator[tuple[Split, int]]:
+        """Yield known texts whose beginning has just been written, with its size."""
         for known in self._opened:
-            begun = next((size for size in range(len(known) - 1, 0, -1) if text.endswith(known[:size])), 0)
+            most = min(len(known.text) - 1, _LONGEST_BEGUN)
+            begun = next((size for size in range(most, 0, -1) if text.endswith(known.text[:size])), 0)
             if begun:
-                yield known[begun:]
+                yield known, begun
 
-    def _keeps(self, text: bytes, left: int, closing: int = 0) -> bool:
+    def _keeps_text(self, text: bytes, left: int, clock: SearchClock | None, closing: int = 0) -> bool:
         """Keep a text as the end, if it is one that fits. ``closing``: see ``_closing``."""
-        end = self._splitter.split(text)
-        if end.count(0) > left or not self._matcher.ends_with(end.tokens(0)):
+        if len(text) > left * self._splitter.longest:
             return False
-        self._end, self._at, self._closing = end, 0, closing
+        end = self._splitter.split(text, self._end, unbounded if clock is None else clock.check)
+        return self._keeps(end, left, 0, closing)
+
+    def _keeps(self, end: Split, left: int, at: int, closing: int = 0) -> bool:
+        if end.count(at) > left or not self._matcher.ends_with(end.tokens(at)):
+            return False
+        self._end, self._at, self._closing = end, at, closing
         return True
 
     def _take(self, token: int) -> None:
@@ -179,33 +187,34 @@ def first_end(
     matcher: GuardedMatcher,
     splitter: Splitter,
     outline: Outline,
-    looks: int = FIRST_LOOKS,
-    clock: SearchClock | None = None,
-) -> bytes | None:
+    looks: int,
+    clock: SearchClock,
+) -> Split | None:
     """Return the shortest whole text of a matcher at its start; None if the search finds none, or of tagged text none through
     each of its tags: one without an end could not be opened.
     """
     if outline.parts is not None:
-        ends = opened_ends(matcher, splitter, outline, looks, clock)
-        return b"" if ends and isinstance(outline.parts, TaggedGrammar) else next(iter(ends), None)
+        ends = opened_ends(matcher, splitter, outline, clock, looks)
+        return Split(b"") if ends and isinstance(outline.parts, TaggedGrammar) else next(iter(ends), None)
     search = EndSearch(matcher, splitter, outline, looks, detours=1, clock=clock)
     prefix = outline.prefix
-    begun = splitter.split(prefix).tokens(0)
+    begun = splitter.split(prefix, check=clock.check).tokens(0)
     taken = matcher.take(begun)
     text = search.run(START) if taken == len(begun) else None
     matcher.rollback(taken)
-    if text is None or not matcher.ends_with(splitter.split(prefix + text).tokens(0)):
+    if text is None:
         return None
-    return prefix + text
+    end = splitter.split(prefix + text, check=clock.check)
+    return end if matcher.ends_with(end.tokens(0)) else None
 
 
 def opened_ends(
     matcher: GuardedMatcher,
     splitter: Splitter,
     outline: Outline,
+    clock: SearchClock,
     looks: int = FIRST_LOOKS,
-    clock: SearchClock | None = None,
-) -> list[bytes]:
+) -> list[Split]:
     """Return the shortest text, of the first few ways, through each thing that a text of parts may open: a call's tag, above all.
 
     Returns nothing for other texts, where one of them has none that is found, and where parts repeat each other so often that
@@ -215,15 +224,15 @@ def opened_ends(
     def ended(way: Way) -> bytes | None:
         return EndSearch(matcher, splitter, outline, looks, detours=1, clock=clock).follow([way])
 
-    shortest: list[bytes] = []
+    shortest: list[Split] = []
     try:
         for ways in () if outline.parts is None else opening_ways(outline.parts, outline.spell):
             searches = (ended(way) for way in islice(ways, WAYS))
-            found = [text for text in searches if text is not None]
-            found = [text for text in found if matcher.ends_with(splitter.split(text).tokens(0))]
+            found = [splitter.split(text, check=clock.check) for text in searches if text is not None]
+            found = [end for end in found if matcher.ends_with(end.tokens(0))]
             if not found:
                 return []
-            shortest.append(min(found, key=lambda text: splitter.split(text).count(0)))
+            shortest.append(min(found, key=lambda end: end.count(0)))
     except RecursionError:
         return []
     return shortest

@@ -61,6 +61,10 @@ class SearchClock:
             raise GrammarLimit("finding an end of this grammar takes too long", "cpu_seconds", self._seconds)
 
 
+def unbounded() -> None:
+    """Stand in for the check of a clock where there is none."""
+
+
 class EndSearch:
     """One search from the state of a matcher, which is back in that state afterwards.
 
@@ -79,7 +83,7 @@ class EndSearch:
         clock: SearchClock | None = None,
     ) -> None:
         self.looks = looks
-        self._clock = clock
+        self._check = unbounded if clock is None else clock.check
         self._matcher = matcher
         self._splitter = splitter
         self._outline = outline
@@ -259,7 +263,7 @@ class EndSearch:
                 found = self._option(place, option, outer, limit if best is None else min(limit, 8 * best[0]))
             self._detours += best is not None and outer < place.depth
             if found is not None:
-                cost = self._splitter.split(found).count(0)
+                cost = self._splitter.split(found, check=self._check).count(0)
                 best = min(best or (cost, len(found), found), (cost, len(found), found))
         return None if best is None or not self._push(best[2]) else best[2]
 
@@ -363,8 +367,7 @@ class EndSearch:
 
     def _push(self, text: bytes) -> bool:
         """Take bytes one token each, or nothing."""
-        if self._clock is not None:
-            self._clock.check()
+        self._check()
         single = self._splitter.single
         if any(byte not in single for byte in text):
             return False
@@ -381,8 +384,7 @@ class EndSearch:
         self._paid = cost
         if self.looks < 0:
             raise Exhausted
-        if self._clock is not None:
-            self._clock.check()
+        self._check()
         forced = self._matcher.forced(1)
         if forced:
             return list(forced)  # masks may hold one longer token alone

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping, Sequence
+from array import array
+from collections.abc import Callable, Collection, Mapping, Sequence
 from copy import copy
 
 import numpy as np
 
-_FAR = 1 << 40
+_FAR = (1 << 31) - 1
 FIRST_MARK, MOST_MARKS = 0xF8, 8
 """Bytes that no UTF-8 text has stand for special tokens."""
 
@@ -21,7 +22,8 @@ class Splitter:
             token: i for i, token in reversed(list(enumerate(tokens))) if token and b"\xff" not in token
         }
         self._tokens = tokens
-        self._longest = max(map(len, self._ids), default=1)
+        self.longest = max(map(len, self._ids), default=1)
+        """Bytes of the longest token."""
         self._marks: Mapping[int, bytes] = {}
         self._set_single({token[0]: i for token, i in sorted(self._ids.items()) if len(token) == 1})
 
@@ -44,18 +46,20 @@ class Splitter:
         """Return what a token writes: its bytes, or those of :meth:`naming`."""
         return self._marks.get(token) or self._tokens[token]
 
-    def split(self, text: bytes) -> Split:
-        """Return the best split of each suffix at once."""
-        size = len(text)
-        fewest, tokens = [_FAR] * size + [0], [-1] * size
-        widths = [1] * size
-        for start in range(size - 1, -1, -1):
-            for width in range(1, min(self._longest, size - start) + 1):
+    def split(self, text: bytes, known: Split | None = None, check: Callable[[], None] = lambda: None) -> Split:
+        """Return the best split of each suffix at once, those that ``known`` has as well as they are there. A byte takes some ten
+        microseconds: ``check`` is called for each, and may raise.
+        """
+        split = Split(text) if known is None else known.ending(text)
+        fewest, tokens, widths = split.fewest, split.token, split.width
+        for start in range(len(text) - split.done - 1, -1, -1):
+            check()
+            for width in range(1, min(self.longest, len(text) - start) + 1):
                 if fewest[start + width] + 1 < fewest[start] or width == 1:
                     token = self._id(text[start : start + width])
                     if token is not None and fewest[start + width] + 1 < fewest[start]:
                         fewest[start], tokens[start], widths[start] = fewest[start + width] + 1, token, width
-        return Split(text, fewest, tokens, widths)
+        return split
 
     def _id(self, piece: bytes) -> int | None:
         if self._marks and len(piece) == 1 and piece[0] >= FIRST_MARK:
@@ -64,26 +68,48 @@ class Splitter:
 
 
 class Split:
-    """A text and, for each place in it, the fewest tokens that spell the rest."""
+    """A text and, for each place in it, the fewest tokens that spell the rest; the first of them, and its bytes."""
 
-    def __init__(self, text: bytes, fewest: Sequence[int], tokens: Sequence[int], widths: Sequence[int]) -> None:
+    def __init__(self, text: bytes) -> None:
+        size = len(text)
         self.text = text
-        self._fewest = fewest
-        self._tokens = tokens
-        self._widths = widths
+        self.done = 0
+        """How many bytes at the end of the text were split when this one was made."""
+        self.fewest = array("i", [_FAR]) * size + array("i", [0])
+        self.token, self.width = array("i", [-1]) * size, array("i", [1]) * size
+
+    @property
+    def size(self) -> int:
+        """Bytes that it takes."""
+        return len(self.text) + 3 * self.fewest.itemsize * len(self.fewest)
+
+    def ending(self, text: bytes) -> Split:
+        """Return the split of another text as far as the two end alike."""
+        other = Split(text)
+        alike, most = 0, min(len(text), len(self.text))
+        while alike < most:
+            tried = (alike + most + 1) // 2
+            if text.endswith(self.text[len(self.text) - tried :]):
+                alike = tried
+            else:
+                most = tried - 1
+        here, there = len(self.text) - alike, len(text) - alike
+        other.done, other.fewest[there:] = alike, self.fewest[here:]
+        other.token[there:], other.width[there:] = self.token[here:], self.width[here:]
+        return other
 
     def count(self, start: int) -> int:
         """Return how many tokens spell the text from ``start`` on; a huge number where none do."""
-        return self._fewest[start]
+        return self.fewest[start]
 
     def tokens(self, start: int) -> list[int]:
         """Return these tokens."""
         result: list[int] = []
         while start < len(self.text):
-            result.append(self._tokens[start])
-            start += self._widths[start]
+            result.append(self.token[start])
+            start += self.width[start]
         return result
 
     def first(self, start: int) -> int:
         """Return the first of these tokens."""
-        return self._tokens[start]
+        return self.token[start]

@@ -10,6 +10,7 @@ import pytest
 
 from inferd import protocol as p
 from inferd_grammar import Constraint, GrammarCompiler, RegexGrammar, TokenTable, compiler
+from inferd_grammar.completion.split import Split
 from inferd_grammar.limits import CompileLimits
 from inferd_grammar.trials.messages import Tried
 from inferd_grammar.trials.pool import TrialLimits, TrialPool
@@ -158,7 +159,7 @@ def test_the_end_of_a_constraint_is_not_looked_for_in_the_step_loop(
     searched: list[threading.Thread] = []
     search = compiler.first_end
 
-    def noted(*arguments: Any) -> bytes | None:
+    def noted(*arguments: Any) -> Split | None:
         searched.append(threading.current_thread())
         return search(*arguments)
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import random
 import tracemalloc
@@ -35,7 +36,9 @@ from inferd_grammar import (
 from inferd_grammar.backends.llguidance_core import LlguidanceCore
 from inferd_grammar.completion.json_place import START, JsonPlace
 from inferd_grammar.completion.plan import LOOKS
-from inferd_grammar.completion.split import Splitter
+from inferd_grammar.completion.search import SearchClock
+from inferd_grammar.completion.split import Split, Splitter
+from inferd_grammar.constraints import AnyOfGrammar, SequenceGrammar, TextGrammar
 from inferd_grammar.errors import GrammarLimit
 from inferd_grammar.matchers.matcher import GuardedMatcher
 
@@ -229,6 +232,10 @@ def test_a_split_has_the_fewest_tokens(text: bytes, more: set[bytes]) -> None:
         return 0 if at == len(split.text) else 1 + min([fewest(at + 1), *ways])
 
     assert split.count(0) == len(split.tokens(0)) == fewest(0)
+    for other in (split.text[len(text) // 2 :], b"a" + split.text, split.text[1:] + b"a"):
+        again, afresh = Splitter(tokens).split(other, split), Splitter(tokens).split(other)
+        assert [again.count(at) for at in range(len(other) + 1)] == [afresh.count(at) for at in range(len(other) + 1)]
+        assert again.tokens(0) == afresh.tokens(0)
 
 
 @given(st.recursive(st.one_of(st.text(), st.integers(), st.floats(allow_nan=False, allow_infinity=False), st.none()),
@@ -312,3 +319,35 @@ def test_a_look_does_not_walk_to_the_end_of_what_is_forced(monkeypatch: pytest.M
     matcher = compiled.matcher()
     matcher.accept([mark])
     assert (matcher.forced(3), matcher.forced()) == (b"xxx", b"x" * 64)
+
+
+def test_a_long_text_that_a_tag_opens_is_split_before_it_is_written(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A byte takes some microseconds: each token that opened one of 20,000 held all streams for 0.3 s, and one of a MB for 13."""
+    tag = TagGrammar("<", TextGrammar("z" * 5000), ">")
+    planner = BYTES.compile(TaggedGrammar((tag,))).planner()
+    assert planner is not None
+    split, opening = list[int](), BYTES.table.tokens.index(b"<")
+    monkeypatch.setattr(Splitter, "split", lambda self, text, *more, **how: split.append(len(text)) or Split(text))
+    assert planner.admit(opening, 6000) == opening
+    assert planner.needed == 5001
+    assert not split
+
+
+def test_splitting_an_end_is_bounded_in_time_while_a_text_is_written() -> None:
+    members = tuple(SequenceGrammar((TextGrammar(letter), TextGrammar(letter * 5000))) for letter in "xyz")
+    planner = BYTES.compile(AnyOfGrammar(members)).planner()
+    assert planner is not None
+    now = itertools.count()
+    with pytest.raises(GrammarLimit):
+        planner.admit(BYTES.table.tokens.index(b"y"), 1 << 30, SearchClock(100, lambda: next(now)))
+
+
+def test_an_end_that_cannot_fit_is_not_split(monkeypatch: pytest.MonkeyPatch) -> None:
+    members = tuple(
+        SequenceGrammar((TextGrammar(letter), TextGrammar(letter * size))) for letter, size in (("x", 2), ("y", 5000))
+    )
+    planner = BYTES.compile(AnyOfGrammar(members)).planner()
+    assert planner is not None
+    first, other = map(BYTES.table.tokens.index, (b"x", b"y"))
+    monkeypatch.setattr(Splitter, "split", lambda *_: pytest.fail("split"))
+    assert planner.admit(other, 100) == first
