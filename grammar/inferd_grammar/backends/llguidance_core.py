@@ -21,6 +21,9 @@ _NO_WAY_ON = "NoExtensionBias"
 _SPECIAL_MARK = b"\xff"  # how the library writes a special token among bytes
 _SPECIAL_FIRST = re.compile(rb"\xff\[(\d+)\]")
 _MOST_WALKED = 64
+_AT_ONCE = (
+    1024  # tokens in one call of the library: each takes some microseconds, and no other thread has its turn meanwhile
+)
 _ALL_BYTES = 255  # 0xFF is the library's mark
 
 
@@ -142,9 +145,14 @@ class LlguidanceCore:
 
     def consume(self, tokens: Sequence[int]) -> int:
         """Take tokens in any split, up to the first one that the grammar refuses."""
-        taken = self._inner.try_consume_tokens(list(tokens))
-        if taken < len(tokens):
-            self._check()
+        taken = 0
+        for start in range(0, len(tokens), _AT_ONCE):
+            piece = list(tokens[start : start + _AT_ONCE])
+            count = self._inner.try_consume_tokens(piece)
+            taken += count
+            if count < len(piece):
+                self._check()
+                break
         self._taken += tokens[:taken]
         return taken
 

@@ -14,7 +14,7 @@ from inferd_grammar.completion.characters import begun_character, rest_of_charac
 from inferd_grammar.completion.composed import Way, opening_ways, ways_on
 from inferd_grammar.completion.json_place import START, JsonPlace
 from inferd_grammar.completion.outline import Outline
-from inferd_grammar.completion.search import EndSearch, SearchClock, unbounded
+from inferd_grammar.completion.search import EndSearch, SearchClock
 from inferd_grammar.completion.split import Split, Splitter
 from inferd_grammar.constraints import TaggedGrammar
 from inferd_grammar.errors import GrammarFailure
@@ -63,6 +63,7 @@ class EndPlanner:
         self._skip = len(outline.prefix)
         self._place = START
         self._credit = _CREDIT
+        self._clock: SearchClock | None = None
         self._begun = b""
         """The first bytes of a character that is not written to its end."""
         self._closing = 0
@@ -84,7 +85,8 @@ class EndPlanner:
         if token in self._table.eos_ids:
             return token
         self._credit += _CREDIT_PER_TOKEN
-        if not self._follow(token, room - 1, clock):
+        self._clock = clock
+        if not self._follow(token, room - 1):
             if self._at == len(self._end.text):
                 return self._table.eos_ids[0]
             token = self._end.first(self._at)
@@ -92,26 +94,29 @@ class EndPlanner:
             self._at += len(self._splitter.written(token))
         return token
 
-    def _follow(self, token: int, left: int, clock: SearchClock | None) -> bool:
+    def _follow(self, token: int, left: int) -> bool:
         """Take the token, and find an end of at most `left` tokens behind it; take it back if there is none."""
         if self._matcher.take([token]) != 1:
             return False
         written = self._splitter.written(token)
         place = self._place_behind(written)
-        kept = self._closes(written, left, clock) or self._keeps_end(written, left)
-        if kept or self._finds_end(place, written, left, clock):
+        if self._closes(written, left) or self._keeps_end(written, left) or self._finds_end(place, written, left):
             self._behind(place, written)
             return True
         self._matcher.rollback(1)
         return False
 
-    def _closes(self, written: bytes, left: int, clock: SearchClock | None) -> bool:
+    def _check(self) -> None:
+        if self._clock is not None:
+            self._clock.check()
+
+    def _closes(self, written: bytes, left: int) -> bool:
         """Where a character is cut in two, keep the held end behind the rest of it; and that end alone once it is whole."""
         rest = rest_of_character(begun_character(self._begun + written))
         if not rest and not self._closing:
             return False
         end = self._end.text[max(self._at, self._closing) :]
-        return self._keeps_text(rest + end, left, clock, closing=len(rest))
+        return self._keeps_text(rest + end, left, closing=len(rest))
 
     def _keeps_end(self, written: bytes, left: int) -> bool:
         """Keep what the held end leaves behind `written`, or all of it where the token only adds to what is being written."""
@@ -132,18 +137,18 @@ class EndPlanner:
 
     def _holds(self, start: int) -> bool:
         """Return True if the matcher takes the held end from `start` on."""
-        return self._matcher.ends_with(self._end.tokens(start))
+        return self._matcher.ends_with(self._end.tokens(start), self._check)
 
-    def _finds_end(self, place: JsonPlace, written: bytes, left: int, clock: SearchClock | None) -> bool:
+    def _finds_end(self, place: JsonPlace, written: bytes, left: int) -> bool:
         if any(self._keeps(end, left, at) for end, at in self._ends_opened(self._text + written)):
             return True
         looks = min(LOOKS, self._credit)
-        search = EndSearch(self._matcher, self._splitter, self._outline, looks, clock=clock)
+        search = EndSearch(self._matcher, self._splitter, self._outline, looks, clock=self._clock)
         known, behind = self._outline, self._text + written
         ways = None if known.parts is None else ways_on(known.parts, behind, known.spell)
         text = search.run(place) if ways is None else search.follow(ways)
         self._credit -= looks - search.looks
-        return text is not None and self._keeps_text(text, left, clock)
+        return text is not None and self._keeps_text(text, left)
 
     def _ends_opened(self, text: bytes) -> Iterator[tuple[Split, int]]:
         """Yield known texts whose beginning has just been written, with its size."""
@@ -153,15 +158,15 @@ class EndPlanner:
             if begun:
                 yield known, begun
 
-    def _keeps_text(self, text: bytes, left: int, clock: SearchClock | None, closing: int = 0) -> bool:
+    def _keeps_text(self, text: bytes, left: int, closing: int = 0) -> bool:
         """Keep a text as the end, if it is one that fits. ``closing``: see ``_closing``."""
         if len(text) > left * self._splitter.longest:
             return False
-        end = self._splitter.split(text, self._end, unbounded if clock is None else clock.check)
+        end = self._splitter.split(text, self._end, self._check)
         return self._keeps(end, left, 0, closing)
 
     def _keeps(self, end: Split, left: int, at: int, closing: int = 0) -> bool:
-        if end.count(at) > left or not self._matcher.ends_with(end.tokens(at)):
+        if end.count(at) > left or not self._matcher.ends_with(end.tokens(at), self._check):
             return False
         self._end, self._at, self._closing = end, at, closing
         return True

@@ -24,6 +24,8 @@ _INT32 = np.dtype(np.int32)
 _CONTIGUOUS = (4,)
 # Masks of the newest states are kept, so that a rollback after verification finds the one it lands on.
 _KEPT_MASKS = 8
+_AT_ONCE = 1024
+"""Tokens that are taken in one call: each takes some microseconds, and no other thread has its turn meanwhile."""
 
 
 class GrammarMatcher(Protocol):
@@ -193,12 +195,21 @@ class GuardedMatcher:
         self._held += taken
         return taken
 
-    def ends_with(self, tokens: Sequence[int]) -> bool:
-        """Return True if the text may end behind `tokens`, in any split. Leaves the matcher where it is."""
-        taken = self.take(tokens)
-        ends = taken == len(tokens) and self.may_end()
-        self.rollback(taken)
-        return ends
+    def ends_with(self, tokens: Sequence[int], check: Callable[[], None] = lambda: None) -> bool:
+        """Return True if the text may end behind `tokens`, in any split. Leaves the matcher where it is.
+
+        `check` is called again and again where they are many, and may raise.
+        """
+        depth = self.depth
+        try:
+            for start in range(0, len(tokens), _AT_ONCE):
+                check()
+                piece = tokens[start : start + _AT_ONCE]
+                if self.take(piece) < len(piece):
+                    return False
+            return self.may_end()
+        finally:
+            self.rollback(self.depth - depth)
 
     def rollback(self, count: int) -> None:
         if not 0 <= count <= self.depth:
