@@ -25,7 +25,8 @@ class KeptCode:
     """Code by the program's key, then by path, in the form in which guests say it. May be used from any thread.
 
     Nothing here looks into code: a guest can say anything, and only guests with the same program get it, in a worker that has one
-    tenant's.
+    tenant's. What is kept is not replaced: a run keeps its modules before ``main`` begins, and what it does then, perhaps by code
+    that a model wrote, changes none of these for later runs.
     """
 
     def __init__(self) -> None:
@@ -51,10 +52,10 @@ class KeptCode:
             return
         with self._lock:
             kept = self._code.setdefault(program, {})
-            kept |= {path: text.encode() for path, text in said.items() if _is_module(path, bundle)}
+            new = {path: text.encode() for path, text in said.items() if path not in kept and _is_module(path, bundle)}
+            if _size(kept) + _size(new) <= MOST_OF_ONE:
+                kept |= new
             self._code.move_to_end(program)
-            if _size(kept) > MOST_OF_ONE:
-                del self._code[program]
             while sum(map(_size, self._code.values())) > MOST_BYTES:
                 self._code.popitem(last=False)
 

@@ -28,6 +28,15 @@ def test_later_runs_of_a_program_get_what_earlier_ones_compiled() -> None:
     assert kept.of("other", "main.py") == b""
 
 
+def test_a_run_does_not_replace_what_an_earlier_one_has_kept() -> None:
+    """What was put in the place of a program's `main.py` by one of its runs, all later ones in that worker ran."""
+    kept = KeptCode()
+    kept.add("p", BUNDLE, said(main="a"))
+    kept.add("p", BUNDLE, said(main="b" * (kept_code.MOST_OF_ONE - 100)))
+    kept.add("p", BUNDLE, said(main="b", lib="c"))
+    assert [kept.of("p", path) for path in ("main.py", LIB)] == [b"a", b"c"]
+
+
 def test_a_program_that_comes_anew_with_each_run_keeps_nothing() -> None:
     kept = KeptCode()
     kept.add("", BUNDLE, said(main="a"))
@@ -54,7 +63,8 @@ def test_what_is_kept_is_bounded_for_each_and_for_all(monkeypatch: pytest.Monkey
     kept.add("large", BUNDLE, said(main="a" * 201))
     kept.add("grows", BUNDLE, said(main="a" * 150))
     kept.add("grows", BUNDLE, said(lib="a" * 150))
-    assert not any(kept.of(program, "main.py") for program in ("large", "grows"))
+    assert not kept.of("large", "main.py")
+    assert (kept.of("grows", "main.py"), kept.of("grows", LIB)) == (b"a" * 150, b"")
     for program in ("first", "second"):
         kept.add(program, BUNDLE, said(main="a" * 150))
     assert kept.of("first", "main.py")
