@@ -87,6 +87,17 @@ def rows(wire: Wire) -> Mapping[str, Any]:
     return wire.call("forward", context=wire.context("a"), tokens=[1], at=[0] * MILLIONS)
 
 
+def opened_by_a_tag(wire: Wire) -> Mapping[str, Any]:
+    """Generate a text in which a long one may be opened again and again."""
+    tag = {"begin": "e", "content": {"kind": "text", "value": "z" * 60_000}, "end": "q"}
+    constraint = {"kind": "tagged", "tags": [tag]}
+    context, sampling = wire.context("hello e e e e e"), {"temperature": 1.0}
+    started = wire.call(
+        "generate.start", context=context, max_tokens=30, constraint=constraint, sampling=sampling, on_length="complete"
+    )
+    return wire.call("generate.next", generation=started["generation"], least=30)
+
+
 def unread_passes(arena: Arena) -> str:
     """Ask for all logits of many passes, over three sessions, and read none of them."""
     with ExitStack() as held:
@@ -166,6 +177,7 @@ LONG_NAME = "n" * 40_000
 NAMED = {"kind": "json_schema", "value": json.dumps({"properties": {LONG_NAME: {}}, "required": [LONG_NAME]})}
 RULES = [f'r{n}: r{(n + 1) % 400} | "a"' for n in range(400)]
 AMBIGUOUS = {"kind": "lark", "value": "\n".join(["start: " + " ".join(f"r{n}" for n in range(400)), *RULES])}
+BRACKETS = f'start: "a" | "{"[" * 20_000}"'
 SEQUENCE = {"kind": "sequence", "members": [{"kind": "text", "value": "a"}] * 60_000}
 ANSWERS: list[Attack] = [
     Request(
@@ -185,6 +197,8 @@ ANSWERS: list[Attack] = [
     Conduct("lists in arguments", chat(messages=called("[" + "[]," * 1_200_000 + "[]]")), BAD),
     Conduct("lists in the arguments of many calls", chat(messages=called(*["[" + "[]," * 30_000 + "[]]"] * 20)), BAD),
     Conduct("a tool nested 300 times", chat(tools=[DEEP_TOOL]), BAD),
+    Conduct("250,000 empty lines as a grammar", chat(structured_outputs={"grammar": "\n" * 250_000}), BAD),
+    Conduct("brackets in a Lark text", chat(structured_outputs={"grammar": BRACKETS}, max_tokens=2), OK),
     Conduct("biases for 300,000 tokens", chat(logit_bias={str(at): 0 for at in range(300_000)}), BAD),
     Conduct("24 answers with 20 alternatives", at_once(CHAT, 1, messages=MESSAGES, n=24, max_tokens=60, **SCORED), OK),
     Conduct("64 requests with 20 alternatives", at_once(CHAT, 64, messages=MESSAGES, max_tokens=60, **SCORED), OK),
@@ -199,6 +213,7 @@ ANSWERS: list[Attack] = [
     Calls("a choice of millions", listed("grammar.compile", constraint=CHOICE), "client.constraint"),
     Calls("a schema with a long name", listed("grammar.compile", constraint=NAMED), OK),
     Calls("an ambiguous grammar", listed("grammar.compile", constraint=AMBIGUOUS), "limit:cpu_seconds"),
+    Calls("a tag's text of 60,000 characters", opened_by_a_tag, OK),
     Calls("a sequence of 60,000", listed("grammar.compile", constraint=SEQUENCE), "client.constraint"),
     Conduct("passes that nobody reads", unread_passes, "ok limit"),
     Conduct("a program's limit that is a list", chat_program("raise inferd.LimitExceeded('x', limit=[1])"), BAD),
