@@ -18,6 +18,7 @@ from inferd_runtime.cli.client import Server
 from inferd_runtime.draft_models.options import is_loopback
 from inferd_runtime.isolation.report import report
 from inferd_runtime.kernels.native.compiler import hindrance
+from inferd_runtime.models.fitting.cores import usable_cores
 from inferd_runtime.models.fitting.memory import available_host_bytes
 from inferd_runtime.models.names import EMBEDDED
 from inferd_runtime.models.store.store import ModelStore
@@ -64,9 +65,9 @@ def _version(name: str) -> str:
 
 def processor(settings: Settings) -> Findings:
     """Look at cores, at the instructions that matter for speed, and whether kernels can be compiled for them."""
-    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    cores = usable_cores()
     state: Literal["ok", "warning"] = "ok" if cores > 1 else "warning"
-    yield Finding("processor", state, f"{cores} cores, {platform.machine()}")
+    yield Finding("processor", state, f"{cores} cores for this process, {platform.machine()}")
     words = set(CPUINFO.read_text().split()) if CPUINFO.exists() else set()
     found = [name for name in USEFUL_FEATURES if name in words]
     yield Finding("processor", "ok" if found else "note", f"features: {' '.join(found) or 'not known'}")

@@ -6,6 +6,12 @@ import os
 from collections.abc import Iterator
 from pathlib import Path
 
+from inferd_runtime.models.fitting.control_groups import group_folders
+
+NAMES = ("memory.max", "memory.current", "inactive_file")
+OLD_NAMES = ("memory.limit_in_bytes", "memory.usage_in_bytes", "total_inactive_file")
+"""Files of a control group with its limit and what is used, and of the latter the page cache; in version 2 and 1."""
+
 
 def available_host_bytes(root: Path = Path("/")) -> int:
     """Return the kernel's MemAvailable, or less where a control group (version 1 or 2) allows less. ``root`` is for tests.
@@ -28,26 +34,12 @@ def _mem_available(root: Path) -> int:
 
 def _group_rooms(root: Path) -> Iterator[int]:
     """Yield the bytes that each control group above this process has left. Page cache that can be dropped counts as free."""
-    groups = root / "proc/self/cgroup"
-    for line in groups.read_text().splitlines() if groups.exists() else ():
-        _, controllers, path = line.split(":", 2)
-        if not controllers:
-            yield from _rooms(root / "sys/fs/cgroup", path, "memory.max", "memory.current", "inactive_file")
-        elif "memory" in controllers.split(","):
-            names = ("memory.limit_in_bytes", "memory.usage_in_bytes", "total_inactive_file")
-            yield from _rooms(root / "sys/fs/cgroup/memory", path, *names)
-
-
-def _rooms(mount: Path, path: str, limit: str, used: str, cache: str) -> Iterator[int]:
-    """``path`` as seen from outside may not exist in a container's own mount; its root does."""
-    inner = mount / path.lstrip("/")
-    for folder in (inner, *inner.parents):
+    for folder, is_new in group_folders(root, "memory"):
+        limit, used, cache = NAMES if is_new else OLD_NAMES
         if (folder / limit).exists():
             most = (folder / limit).read_text().strip()
             if most != "max":
                 yield int(most) - int((folder / used).read_text()) + _stat(folder, cache)
-        if folder == mount:
-            return
 
 
 def _stat(folder: Path, name: str) -> int:

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-import os
 from typing import TYPE_CHECKING
+
+from inferd_runtime.models.fitting.cores import usable_cores
 
 if TYPE_CHECKING:
     from torch import nn
@@ -17,13 +18,13 @@ LEAST_PAGES = 16
 
 
 def default_threads(module: nn.Module) -> int:
-    """Return one thread for a small model, where more of them bring little; else every core but one.
+    """Return one thread for a small model, where more of them bring little; else all but one of the usable cores.
 
     Threads wait for the slowest of them in every product: with a thread on every core, a busy neighbour (the gateway, a
     program) makes a step many times slower. Measured in docs/benchmarks.md; not at load, when the machine is still idle.
     """
     parameters = sum(parameter.numel() for parameter in module.parameters())
-    return 1 if parameters < SMALL_MODEL else max(1, (os.cpu_count() or 2) - 1)
+    return 1 if parameters < SMALL_MODEL else max(1, usable_cores() - 1)
 
 
 def kv_budget(device: str, free: int) -> int:
