@@ -101,7 +101,8 @@ class Server:
         if self.token is not None:
             headers["Authorization"] = f"Bearer {self.token}"
         data = None if body is None else json.dumps(body).encode()
-        _guard(self.url, lambda: connection.request(method, path, data, headers))
+        target = urlsplit(self.url).path + path  # a proxy may have the server under a path of its own
+        _guard(self.url, lambda: connection.request(method, target, data, headers))
         response: http.client.HTTPResponse = _guard(self.url, connection.getresponse)
         if response.status >= 400:
             raise _error_of(self.url, response)

@@ -18,12 +18,12 @@ DEEP = b"[" * 100_000
 
 
 @contextmanager
-def answering(body: bytes, status: int = 200) -> Iterator[str]:
-    """The address of a server that has one answer."""
+def answering(body: bytes, status: int = 200, under: str = "/") -> Iterator[str]:
+    """The address of a server that has one answer, under a path."""
 
     class Handler(BaseHTTPRequestHandler):
         def do_GET(self) -> None:
-            self.send_response(status)
+            self.send_response(status if self.path.startswith(under) else 404)
             self.send_header("Content-Length", str(len(body)))
             self.end_headers()
             self.wfile.write(body)
@@ -49,6 +49,11 @@ def test_a_file_that_is_damaged_names_no_server_and_no_token(tmp_path: Path, nam
     with pytest.raises(InferdError) as caught:
         server.get("/v1/tenants")
     assert isinstance(caught.value, (Unavailable, InvalidRequest))
+
+
+def test_a_server_under_a_path_of_a_proxy_is_asked_there() -> None:
+    with answering(b'{"runs": []}', under="/llm/v1/") as address:
+        assert Server(f"{address}/llm", None).get("/v1/runs") == {"runs": []}
 
 
 @pytest.mark.parametrize("url", ["http://[", "http://x:99999999", "http://", "nonsense", "http://x:y"])

@@ -13,6 +13,12 @@ import pytest
 
 from .conftest import TOKEN, LiveServer
 
+STREAMS = {
+    "/v1/chat/completions": {"messages": [{"role": "user", "content": "Hi"}], "max_tokens": 4},
+    "/v1/completions": {"prompt": "a", "max_tokens": 4},
+    "/v1/messages": {"messages": [{"role": "user", "content": "Hi"}], "max_tokens": 4},
+    "/v1/responses": {"input": "Hi", "max_output_tokens": 16},
+}
 BODIES = {
     "/v1/chat/completions": {"model": "tiny", "messages": [{"role": "user", "content": "Hi"}], "n": 4, "stream": True},
     "/v1/completions": {"model": "tiny", "prompt": ["a"] * 20, "max_tokens": 40},
@@ -46,3 +52,12 @@ def test_sessions_of_clients_that_leave_are_closed(server: LiveServer, path: str
         deadline = time.monotonic() + 20
         while figure(http, "inferd_engine_sessions") > before:
             assert time.monotonic() < deadline
+
+
+@pytest.mark.parametrize("path", STREAMS)
+def test_a_proxy_is_told_to_pass_a_stream_on_as_it_comes(server: LiveServer, path: str) -> None:
+    """nginx keeps an answer until it is whole otherwise."""
+    with server.http() as http:
+        answer = http.post(path, json={"model": "tiny", "stream": True, **STREAMS[path]})
+        assert answer.status_code == 200, answer.text
+        assert answer.headers["x-accel-buffering"] == "no"

@@ -185,6 +185,7 @@ async def test_events_as_server_sent_events_resume_after_the_last_id(serve: Serv
         headers = {"Accept": "text/event-stream", "Last-Event-ID": "1"}
         response = await served.client.get(f"/v1/runs/{run['id']}/events", headers=headers)
         assert response.headers["content-type"].startswith("text/event-stream")
+        assert response.headers["x-accel-buffering"] == "no"  # else nginx keeps it until it is whole
         first, *_, last = response.text.strip().split("\n\n")
         assert first.splitlines()[0] == "id: 2"
         assert last.splitlines()[1] == "event: finished"

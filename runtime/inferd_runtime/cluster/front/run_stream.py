@@ -17,7 +17,7 @@ from inferd.protocol import InferdError, NotFound
 from inferd_runtime.cluster.front.hop_client import OK, HopClient, HopRequest, ReplicaGone, hop_request
 from inferd_runtime.cluster.front.members import Member, Members
 from inferd_runtime.cluster.front.proxied import pass_back
-from inferd_runtime.server.gateway.event_stream import NDJSON, SSE, first_index, follow_of
+from inferd_runtime.server.gateway.event_stream import NDJSON, SSE, STREAM_HEADERS, first_index, follow_of
 from inferd_runtime.server.gateway.leaving import until_left
 
 EVENT = re.compile(rb'(?:id: (?P<sse>\d+)\nevent: (?P<kind>\w+)\n|\{"index":(?P<index>\d+),"type":"(?P<type>\w+)")')
@@ -115,7 +115,8 @@ class RunStream(Response):
         if not self._begun:
             self._begun = True
             kind = SSE if self._as_sse else NDJSON
-            headers = [(b"content-type", f"{kind}; charset=utf-8".encode()), (b"cache-control", b"no-store")]
+            told = {"content-type": f"{kind}; charset=utf-8", **STREAM_HEADERS}
+            headers = [(name.encode(), value.encode()) for name, value in told.items()]
             await send({"type": "http.response.start", "status": answer.status, "headers": headers})
 
     async def _more(self) -> bool:

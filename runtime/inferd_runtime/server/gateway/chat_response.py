@@ -14,7 +14,7 @@ from inferd.protocol import ConstraintError, InferdError
 from inferd_runtime.server.chat.answer_pace import AnswerPace, in_turns
 from inferd_runtime.server.chat.answer_source import AnswerSource
 from inferd_runtime.server.dialects.exchange import Exchange
-from inferd_runtime.server.gateway.event_stream import SSE
+from inferd_runtime.server.gateway.event_stream import SSE, STREAM_HEADERS
 from inferd_runtime.server.gateway.leaving import until_left
 from inferd_runtime.server.gateway.replies import JSON_TYPE
 
@@ -66,7 +66,7 @@ class ChatResponse(Response):
         error's status.
         """
         events = await source.next()
-        await send(_start({"content-type": f"{SSE}; charset=utf-8", "cache-control": "no-store"}, source))
+        await send(_start({"content-type": f"{SSE}; charset=utf-8", **STREAM_HEADERS}, source))
         if events and isinstance(events[0], UsageReport):  # what the prompt has is told by a message's beginning
             self._exchange.chunks(events[0])
         data = self._exchange.opening()

@@ -23,6 +23,8 @@ PAUSE_SECONDS = 0.005
 PART_BYTES = 256 << 10
 SSE = "text/event-stream"
 NDJSON = "application/x-ndjson"
+STREAM_HEADERS = {"cache-control": "no-store", "x-accel-buffering": "no"}
+"""Of every answer that is sent as it comes: nginx would keep it until it is whole."""
 
 
 def stream_events(run: AnyRun, request: Request) -> StreamingResponse:
@@ -42,7 +44,7 @@ class EventResponse(StreamingResponse):
     """Carries encoded events. When it is over, however that came, it closes them, and then ``held``."""
 
     def __init__(self, events: AsyncGenerator[bytes], *, as_sse: bool, held: ExitStack | None = None) -> None:
-        super().__init__(events, media_type=SSE if as_sse else NDJSON, headers={"Cache-Control": "no-store"})
+        super().__init__(events, media_type=SSE if as_sse else NDJSON, headers=STREAM_HEADERS)
         self._events = events
         self._held = held or ExitStack()
 
