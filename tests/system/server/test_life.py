@@ -13,7 +13,7 @@ import anyio
 import httpx
 import pytest
 
-from inferd_runtime.server.gateway.app import RUNS_FILE
+from inferd_runtime.server.run_store.archive import RUNS_FILE
 from inferd_runtime.server.run_store.run_file import RunFile
 
 from .conftest import BOB, CommandLine, Serve, until

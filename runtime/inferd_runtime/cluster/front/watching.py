@@ -24,7 +24,7 @@ from inferd_runtime.cluster.messages import (
     ReplicaReport,
     TakeOver,
 )
-from inferd_runtime.server.gateway.app import RUNS_FILE
+from inferd_runtime.server.run_store.archive import RUNS_FILE
 
 POLL_SECONDS = 0.25
 ANSWER_SECONDS = 5.0

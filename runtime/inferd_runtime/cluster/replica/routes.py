@@ -34,10 +34,10 @@ from inferd_runtime.cluster.replica.quotas import ReplicaQuotas
 from inferd_runtime.cluster.replica.relayed_messages import RelayedMessages
 from inferd_runtime.cluster.replica.state import ReplicaState
 from inferd_runtime.server.chat.aliases import read_aliases
-from inferd_runtime.server.gateway.app import RUNS_FILE
 from inferd_runtime.server.gateway.replies import reply
 from inferd_runtime.server.processes.folder_lock import locked_folders
 from inferd_runtime.server.response_store.response_store import RESPONSES_FILE, ResponseStore
+from inferd_runtime.server.run_store.archive import RUNS_FILE
 from inferd_runtime.server.supervisor.runtime import Runtime
 from inferd_runtime.server.tenancy.kept_counts import Kept
 from inferd_runtime.session.wire import EngineStats, GetEngineStats

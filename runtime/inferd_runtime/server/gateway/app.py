@@ -52,11 +52,12 @@ from inferd_runtime.server.gateway.responses_routes import ResponsesApi
 from inferd_runtime.server.gateway.room import shared_sizes, table_limits
 from inferd_runtime.server.gateway.routes import Api
 from inferd_runtime.server.gateway.socket_protocol import BinarySocket
+from inferd_runtime.server.gateway.stored_formats import refuse_newer_formats
 from inferd_runtime.server.processes.background import background_tasks
 from inferd_runtime.server.processes.file_limit import raise_file_limit
 from inferd_runtime.server.processes.folder_lock import locked_folders
 from inferd_runtime.server.response_store.response_store import RESPONSES_FILE, ResponseStore, open_response_store
-from inferd_runtime.server.run_store.archive import open_archive
+from inferd_runtime.server.run_store.archive import RUNS_FILE, open_archive
 from inferd_runtime.server.services.launches.launches import Launches
 from inferd_runtime.server.supervisor.commands import Commands
 from inferd_runtime.server.supervisor.runtime import Runtime, open_runtime
@@ -67,7 +68,6 @@ from inferd_runtime.server.tenancy.tenant_use import TenantUse
 from inferd_runtime.server.tenancy.token_store import TOKENS_FILE, TokenStore
 from inferd_runtime.settings.settings import Settings
 
-RUNS_FILE = "runs.sqlite3"
 SERVER_FILE = "server.json"
 CLOSE_SECONDS = 5
 KEEP_ALIVE_OF_UVICORN = 3600
@@ -245,6 +245,7 @@ def open_entrance(
     files = raise_file_limit()
     with ExitStack() as stack:
         stack.enter_context(locked_folders(settings.state_dir, settings.data_dir))
+        refuse_newer_formats(settings)
         if tokens is None:
             store = stack.enter_context(contextlib.closing(TokenStore(settings.data_dir / TOKENS_FILE)))
             tokens = load_tokens(settings, store)

@@ -28,6 +28,7 @@ class ArchivedFile(Protocol):
         """Close the file."""
 
 
+RUNS_FILE = "runs.sqlite3"
 T = TypeVar("T")
 F = TypeVar("F", bound=ArchivedFile)
 MAX_QUEUED = 4096

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, replace
+from pathlib import Path
 
 from inferd_runtime.isolation.order import Launch
 from inferd_runtime.sandbox.runner_build.component import ensure_runner
@@ -25,10 +26,14 @@ class Commands:
     worker: Callable[[WorkerLinks], Launch]
 
 
+def contexts_folder(settings: Settings) -> Path:
+    """Return the folder of saved contexts, where they are not kept elsewhere."""
+    return settings.context_dir or settings.data_dir / SNAPSHOT_FOLDER
+
+
 def default_commands(settings: Settings) -> Commands:
     """Return how the real engine and the real sandbox worker are started."""
-    snapshots = settings.context_dir or settings.data_dir / SNAPSHOT_FOLDER
-    serving = replace(settings.engine, tenancy=load_tenancy(settings), snapshots=snapshots)
+    serving = replace(settings.engine, tenancy=load_tenancy(settings), snapshots=contexts_folder(settings))
     drafts, contexts = draft_secrets(settings), context_store(settings)
 
     def engine(endpoint: str, key: str) -> Launch:
