@@ -31,6 +31,7 @@ SYSTEM = (
     "/etc/alternatives", "/etc/ld.so.cache", "/etc/localtime", "/usr/share/zoneinfo", "/dev/null",
 )  # fmt: skip
 OWN_PROCESS = "/proc/self"
+FOLDERS_FOR_ALL = 0o022
 
 
 class _MountAttributes(ctypes.Structure):
@@ -79,6 +80,7 @@ def enter_own_root(kernel: Kernel, readable: Iterable[str], sockets: Iterable[st
     trees = {target: _detached(kernel, source, READ_ONLY | flags) for target, (source, flags) in sources.items()}
     kernel.mount("none", STAGE, "tmpfs", MS_NOSUID | MS_NODEV | MS_NOEXEC, "size=1m,mode=755")
     try:
+        os.umask(FOLDERS_FOR_ALL)  # whatever the server's: this process is another user soon
         _attach(kernel, trees)
         os.chdir(STAGE)
         kernel.syscall("pivot_root", b".", b".")

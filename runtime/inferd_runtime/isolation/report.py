@@ -20,14 +20,16 @@ REPORTED = (ChildKind.WORKER, ChildKind.MODEL)
 
 def layers(kind: ChildKind = ChildKind.WORKER) -> list[Layer]:
     """Return the layers of a kind of child on this system, each with the reason if it is not active. Takes about 0.1 s."""
-    launch = Launch(PROBE_MODULE, kind)
+    launch, said = Launch(PROBE_MODULE, kind), b""
     try:
         done = subprocess.run(
             launch.command, input=launch.document(), env=launch.environment, capture_output=True, timeout=PROBE_SECONDS
         )
+        said = done.stderr
         return msgspec.json.decode(done.stdout, type=list[Layer])
     except (OSError, subprocess.TimeoutExpired, msgspec.MsgspecError) as error:
-        return [Layer(name, False, f"no process with it can be started: {error}") for name in LAYERS_OF[kind]]
+        reason = said.decode(errors="replace").strip().rpartition("\n")[2] or error
+        return [Layer(name, False, f"no process with it can be started: {reason}") for name in LAYERS_OF[kind]]
 
 
 def report() -> dict[ChildKind, list[Layer]]:

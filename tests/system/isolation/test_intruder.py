@@ -15,6 +15,7 @@ import anyio
 import pytest
 
 import inferd_runtime
+from inferd_runtime.isolation import report
 from inferd_runtime.isolation.layers import CONFINED
 from inferd_runtime.isolation.order import Access, Launch
 from inferd_runtime.isolation.report import layers
@@ -185,3 +186,18 @@ def is_nobody(pid: int) -> None:
 
 def test_all_layers_are_reported_by_name() -> None:
     assert [layer.name for layer in layers()] == list(CONFINED)
+
+
+def test_layers_stand_whatever_the_umask_of_who_starts_the_server() -> None:
+    """With 077, folders of a root's worker's own root were closed to the user that the worker becomes."""
+    usual = layers()
+    before = os.umask(0o077)
+    try:
+        assert layers() == usual
+    finally:
+        os.umask(before)
+
+
+def test_a_child_that_cannot_be_started_is_told_by_its_own_words(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(report, "PROBE_MODULE", "inferd_runtime.no_such_module")
+    assert all("ModuleNotFoundError: No module named" in layer.reason for layer in layers())
