@@ -237,6 +237,7 @@ def disk_errors() -> Iterator[None]:
 
 def _open_table(path: Path) -> sqlite3.Connection:
     with contextlib.ExitStack() as opened:
+        path.touch(0o600)
         db = sqlite3.connect(path, check_same_thread=False, isolation_level=None)
         opened.callback(db.close)
         found = db.execute("PRAGMA user_version").fetchone()[0]

@@ -15,6 +15,8 @@ from inferd.protocol import InvalidRequest, Unavailable
 
 BUSY_SECONDS = 1.0
 """How long to wait for another process that holds the file."""
+OWNER_ONLY = 0o600
+"""Mode of a file that is made: its folder may be open to others. What SQLite keeps beside it gets the same."""
 DAMAGED = (sqlite3.SQLITE_CORRUPT, sqlite3.SQLITE_NOTADB)
 REASONS = {
     sqlite3.SQLITE_FULL: ("disk_full", "the disk is full"),
@@ -118,6 +120,8 @@ def open_database(path: Path, wanted: DatabaseFormat) -> sqlite3.Connection:
 
 def _opened(path: Path, wanted: DatabaseFormat) -> sqlite3.Connection:
     with contextlib.ExitStack() as opened:
+        with contextlib.suppress(OSError):  # SQLite says what is wrong
+            path.touch(OWNER_ONLY)
         db = sqlite3.connect(path, timeout=BUSY_SECONDS, check_same_thread=False, isolation_level=None)
         opened.callback(db.close)
         found = db.execute("PRAGMA user_version").fetchone()[0]

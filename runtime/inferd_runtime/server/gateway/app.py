@@ -355,6 +355,7 @@ def announced(state_dir: Path, url: str) -> Iterator[None]:
     path = state_dir / SERVER_FILE
     path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
     text = json.dumps({"url": url, "pid": os.getpid()})
+    path.touch(0o600)  # whoever could write to it would get this user's token
     path.write_text(text, encoding="utf-8")
     try:
         yield

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import sqlite3
 from collections.abc import Iterator
 from pathlib import Path
@@ -116,6 +117,17 @@ def test_programs_are_there_after_a_restart(tmp_path: Path) -> None:
     second = Registry(path)
     assert find(second, "named", "ann") == uploaded
     second.close()
+
+
+def test_programs_are_this_users_alone_whatever_the_folder_and_the_umask(tmp_path: Path) -> None:
+    before = os.umask(0)
+    try:
+        registry = Registry(tmp_path / "programs.sqlite3")
+        upload(registry, bundle(BLOCK + MAIN), "ann")
+    finally:
+        os.umask(before)
+    assert {path.stat().st_mode & 0o777 for path in tmp_path.iterdir()} == {0o600}
+    registry.close()
 
 
 def test_a_file_of_another_format_is_refused(tmp_path: Path) -> None:
