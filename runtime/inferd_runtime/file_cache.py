@@ -46,6 +46,16 @@ def private_folder(path: Path) -> Path:
     return path
 
 
+def code_folder(path: Path) -> Path:
+    """Make a folder as :func:`private_folder` does, for machine code. Raises Unavailable, also where none may be run from it."""
+    private_folder(path)
+    if os.statvfs(path).f_flag & getattr(os, "ST_NOEXEC", 0):
+        raise Unavailable(
+            f"the cache folder {path} holds machine code, and its file system is mounted noexec; set INFERD_CACHE_DIR"
+        )
+    return path
+
+
 @functools.cache
 def processor() -> str:
     """Return what tells one kind of processor from another: the system's name and the first processor's list of features.

@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
 import threading
 import time
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
 from inferd.protocol import InternalError, Unavailable
-from inferd_runtime.file_cache import CacheEntry, cache_folder, drop_oldest, locked, private_folder
+from inferd_runtime.file_cache import CacheEntry, cache_folder, code_folder, drop_oldest, locked, private_folder
 from inferd_runtime.sandbox.runner_build import component
 from inferd_runtime.sandbox.runner_build.component import (
     COMPILE,
@@ -47,6 +49,16 @@ def build(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> FakeBuild:
     monkeypatch.setenv("INFERD_CACHE_DIR", str(tmp_path / "cache"))
     monkeypatch.setattr(component, "_run", fake)
     return fake
+
+
+@pytest.mark.skipif(not hasattr(os, "ST_NOEXEC"), reason="this system does not tell")
+def test_machine_code_on_a_file_system_that_runs_none_is_refused_by_name(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert code_folder(tmp_path / "a") == tmp_path / "a"
+    monkeypatch.setattr(os, "statvfs", lambda path: SimpleNamespace(f_flag=os.ST_NOEXEC))
+    with pytest.raises(Unavailable, match=r"a holds machine code.*noexec; set INFERD_CACHE_DIR"):
+        code_folder(tmp_path / "a")
 
 
 def test_where_the_cache_is(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -11,7 +11,7 @@ import os
 import sys
 import traceback
 
-from inferd.protocol import Cancelled, ErrorInfo, InferdError, InternalError
+from inferd.protocol import Cancelled, ErrorInfo, InferdError, InternalError, Unavailable
 from inferd_runtime.cli.output import print_json, say
 
 EXIT_CODES = {"program": 1, "client": 2, "limit": 3, "cancelled": 4, "unavailable": 5, "internal": 70}
@@ -39,8 +39,19 @@ def guarded(module: str, function: str, arguments: list[str]) -> int:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 0
     except Exception as error:  # noqa: BLE001 - the command line's boundary: a bug gets an exit code of its own
+        if (refused := _refused_by_system(error)) is not None:
+            return report(refused.to_wire(), as_json)
         traceback.print_exc()
         return report(InternalError(f"a bug in inferd: {error!r}").to_wire(), as_json)
+
+
+def _refused_by_system(error: Exception) -> Unavailable | None:
+    """Return the error for a file that the system does not give (read-only, of another user, on a full disk); None for a bug."""
+    while isinstance(error, ExceptionGroup) and len(error.exceptions) == 1:
+        error = error.exceptions[0]
+    if not isinstance(error, OSError) or error.filename is None:
+        return None
+    return Unavailable(f"{os.fsdecode(error.filename)}: {error.strerror}")
 
 
 def report(error: ErrorInfo, as_json: bool) -> int:

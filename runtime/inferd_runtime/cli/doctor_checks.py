@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib.metadata
 import os
 import platform
+import resource
 import shutil
 import stat
 import sys
@@ -16,6 +17,7 @@ from typing import Literal
 from inferd.protocol import InferdError
 from inferd_runtime.cli.client import Server
 from inferd_runtime.draft_models.options import is_loopback
+from inferd_runtime.file_cache import cache_folder, code_folder
 from inferd_runtime.isolation.report import report
 from inferd_runtime.kernels.native.compiler import hindrance
 from inferd_runtime.models.fitting.cores import usable_cores
@@ -23,6 +25,10 @@ from inferd_runtime.models.fitting.memory import available_host_bytes
 from inferd_runtime.models.names import EMBEDDED
 from inferd_runtime.models.store.store import ModelStore
 from inferd_runtime.sandbox.runner_build.component import runner_is_built
+from inferd_runtime.sandbox.worker_start import ADDRESS_BYTES
+from inferd_runtime.server.gateway.room import connections_at_most
+from inferd_runtime.server.gateway.stored_formats import refuse_newer_formats
+from inferd_runtime.server.processes.rundir import temporary_folder
 from inferd_runtime.settings.settings import Settings
 
 NEEDED = ("msgspec", "pyzmq", "starlette", "uvicorn", "wasmtime", "torch", "transformers", "tokenizers", "llguidance")
@@ -82,16 +88,43 @@ def memory(settings: Settings) -> Findings:
     yield Finding("memory", "warning" if free < LOW_MEMORY else "ok", f"{free / 1e9:.1f} GB are available")
 
 
+def limits(settings: Settings) -> Findings:
+    """Look at what the system lets this process take: address space and open files."""
+    address = resource.getrlimit(resource.RLIMIT_AS)[0]
+    if address not in (resource.RLIM_INFINITY, -1) and address < ADDRESS_BYTES:
+        text = f"an address space of {address / 1e9:.1f} GB (ulimit -v): a run alone reserves {ADDRESS_BYTES / 1e9:.0f}"
+        yield Finding("limits", "missing", text)
+    files = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
+    connections = connections_at_most(settings, files if 0 <= files < sys.maxsize else sys.maxsize)
+    few = connections < settings.max_connections
+    text = f"{files} open files (ulimit -Hn), so {connections} connections at most"
+    yield Finding("limits", "warning" if few else "ok", text)
+
+
 def disk(settings: Settings) -> Findings:
-    """Look at the folders that a server writes to."""
+    """Look at the folders that a server writes to, and at what is in them."""
     for name in ("data_dir", "state_dir"):
         folder = getattr(settings, name)
         there = next(path for path in (folder, *folder.parents) if path.exists())
         if not there.is_dir() or not os.access(there, os.W_OK | os.X_OK):
             yield Finding("disk", "missing", f"{name} {folder} cannot be written: set --{name.replace('_', '-')}")
             continue
-        free = shutil.disk_usage(there).free
-        yield Finding("disk", "warning" if free < LOW_DISK else "ok", f"{name} {folder}: {free / 1e9:.1f} GB are free")
+        yield _room(name, folder, there)
+    try:
+        cache = code_folder(cache_folder() / "runner").parent
+        yield _room("cache", cache, cache)
+        temporary_folder()
+        refuse_newer_formats(settings)
+    except InferdError as error:
+        yield Finding("disk", "missing", error.message)
+
+
+def _room(name: str, folder: Path, there: Path) -> Finding:
+    """Return what is free on the file system of a folder, of which ``there`` exists."""
+    free, system = shutil.disk_usage(there).free, os.statvfs(there)
+    if system.f_files and not system.f_favail:
+        return Finding("disk", "missing", f"{name} {folder}: no more files can be made (no inode is free)")
+    return Finding("disk", "warning" if free < LOW_DISK else "ok", f"{name} {folder}: {free / 1e9:.1f} GB are free")
 
 
 def sandbox(settings: Settings) -> Findings:
@@ -158,7 +191,7 @@ def dangers(settings: Settings) -> Findings:
         )
     if settings.metrics_for == "all":
         yield Finding("settings", "warning", "metrics_for=all: every tenant sees the sums over all tenants")
-    for name in ("tokens_file", "tls_key", "state_dir"):
+    for name in ("tokens_file", "tls_key", "state_dir", "data_dir"):
         path = getattr(settings, name)
         if path is not None and path.exists() and path.stat().st_mode & OPEN_TO_OTHERS:
             yield Finding("settings", "warning", f"{name} {path} is open to other users: chmod go= {path}")
@@ -167,5 +200,5 @@ def dangers(settings: Settings) -> Findings:
 
 
 CHECKS: tuple[Callable[[Settings], Findings], ...] = (
-    versions, processor, memory, disk, sandbox, models, server, dangers,
+    versions, processor, memory, limits, disk, sandbox, models, server, dangers,
 )  # fmt: skip

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import io
 import json
 import sys
@@ -156,3 +157,16 @@ def test_half_a_surrogate_pair_does_not_end_the_command(monkeypatch: pytest.Monk
     monkeypatch.setitem(sys.modules, "speaker", SimpleNamespace(speak=lambda arguments: say("\ud800!") or 0))
     assert guarded("speaker", "speak", []) == 0
     assert written.getvalue() == b"\\ud800!\n"
+
+
+@pytest.mark.parametrize("wrapped", [False, True])
+def test_a_file_that_the_system_does_not_give_is_no_bug(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], wrapped: bool
+) -> None:
+    def write(arguments: list[str]) -> int:
+        error = OSError(errno.EROFS, "Read-only file system", "/data")
+        raise ExceptionGroup("tasks", [error]) if wrapped else error
+
+    monkeypatch.setitem(sys.modules, "writer", SimpleNamespace(write=write))
+    assert guarded("writer", "write", []) == EXIT_CODES["unavailable"]
+    assert capsys.readouterr().err == "error: /data: Read-only file system\n"

@@ -2,8 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
+import os
+import resource
+import sqlite3
+import tempfile
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
@@ -31,13 +37,18 @@ def settings(home: Path, **changes: object) -> Settings:
     return Settings(**values)  # type: ignore[arg-type]
 
 
+def file_system(f_flag: int = 0, f_files: int = 0) -> SimpleNamespace:
+    """What the system says of one that is full, and without a free inode."""
+    return SimpleNamespace(f_flag=f_flag, f_files=f_files, f_favail=0, f_frsize=1, f_blocks=1, f_bfree=1, f_bavail=1)
+
+
 def found(settings: Settings, area: str) -> list[Finding]:
     return [finding for finding in examine(settings) if finding.area == area]
 
 
 def test_every_area_is_looked_at(home: Path) -> None:
     areas = {finding.area for finding in examine(settings(home))}
-    assert areas == {"versions", "processor", "memory", "disk", "sandbox", "isolation", "models", "server"}
+    assert areas == {"versions", "processor", "memory", "limits", "disk", "sandbox", "isolation", "models", "server"}
 
 
 def test_a_package_that_is_needed_is_missed(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -50,6 +61,32 @@ def test_a_folder_that_cannot_be_written_is_missed(home: Path) -> None:
     missing = [one for one in found(settings(home, data_dir=home / "file" / "data"), "disk") if one.state == "missing"]
     assert len(missing) == 1
     assert "--data-dir" in missing[0].text
+
+
+@pytest.mark.parametrize("wrong", ["noexec", "temporary", "formats", "address"])
+def test_what_a_server_would_not_start_with_is_missed(home: Path, monkeypatch: pytest.MonkeyPatch, wrong: str) -> None:
+    match wrong:
+        case "noexec":
+            told = file_system(f_flag=os.ST_NOEXEC)
+            monkeypatch.setattr(os, "statvfs", lambda path: told)
+        case "temporary":
+            monkeypatch.setattr(tempfile, "gettempdir", lambda: "/tmp/" + "long" * 20)
+        case "formats":
+            (home / "data").mkdir()
+            with contextlib.closing(sqlite3.connect(home / "data" / "runs.sqlite3")) as db:
+                db.execute("PRAGMA user_version=1000")
+        case "address":
+            limit = resource.getrlimit
+            few = (1 << 30, 1 << 30)
+            monkeypatch.setattr(resource, "getrlimit", lambda kind: few if kind == resource.RLIMIT_AS else limit(kind))
+    words = {"noexec": "noexec", "temporary": "TMPDIR", "formats": "format 1000", "address": "ulimit -v"}[wrong]
+    assert [one.state for one in examine(settings(home)) if words in one.text] == ["missing"]
+
+
+def test_folders_without_inodes_and_few_open_files_are_told(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(os, "statvfs", lambda path: file_system(f_files=10))
+    assert all(one.state == "missing" and "inode" in one.text for one in found(settings(home), "disk"))
+    assert [one.state for one in found(settings(home, max_connections=1 << 40), "limits")] == ["warning"]
 
 
 def test_a_machine_without_a_compiler_is_told_what_that_costs(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -80,6 +117,9 @@ def test_dangerous_settings_are_told(home: Path) -> None:
     words = " ".join(
         one.text for one in found(settings(home, host="0.0.0.0", tokens_file=tokens, metrics_for="all"), "settings")
     )
+    (home / "data").mkdir(mode=0o755)
+    assert "chmod go= " in " ".join(one.text for one in found(settings(home), "settings"))
+    (home / "data").chmod(0o700)
     for part in ("without TLS", "--require-isolation", "chmod go=", "metrics_for"):
         assert part in words
     assert not found(settings(home), "settings")

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import errno
+import fcntl
+import os
 import socket
 from pathlib import Path
 
@@ -65,3 +68,14 @@ def test_a_second_server_on_the_same_folders_is_refused_by_name(tmp_path: Path) 
                 pass
     with locked_folders(state, data):
         pass
+
+
+def test_a_folder_on_a_file_system_without_locks_is_refused_by_name(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def no_locks(handle: int, operation: int) -> None:
+        raise OSError(errno.ENOLCK, os.strerror(errno.ENOLCK))
+
+    monkeypatch.setattr(fcntl, "flock", no_locks)
+    with pytest.raises(Unavailable, match=f"{tmp_path}.*needs locks"), locked_folders(tmp_path):
+        raise AssertionError

@@ -8,12 +8,15 @@ import shutil
 import signal
 import subprocess
 import sys
+import tempfile
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from inferd.protocol import Unavailable
+from inferd_runtime.server.egress.process import new_endpoint
 from inferd_runtime.server.processes import rundir
 from inferd_runtime.server.processes.rundir import LOCK, PREFIX, run_directory
 
@@ -106,13 +109,27 @@ def test_many_processes_at_once_keep_their_directories(tmp_path: Path) -> None:
     assert list(tmp_path.iterdir()) == []
 
 
-def test_what_a_killed_engine_had_for_its_draft_model_goes_with_the_next_one(tmp_path: Path) -> None:
-    killed = subprocess.run(
-        [sys.executable, "-c", KILLED], env={**os.environ, "TMPDIR": str(tmp_path)}, stdout=subprocess.PIPE, timeout=60
-    )
-    assert killed.returncode == -signal.SIGKILL
-    folder = Path(killed.stdout.decode().strip().removeprefix("ipc://")).parent
-    assert list(tmp_path.iterdir()) == [folder]
-    with run_directory(tmp_path):
-        assert not folder.exists()
-    assert list(tmp_path.iterdir()) == []
+def test_what_a_killed_engine_had_for_its_draft_model_goes_with_the_next_one() -> None:
+    with tempfile.TemporaryDirectory() as base:  # short enough for sockets
+        temporary = Path(base)
+        environment = {**os.environ, "TMPDIR": base}
+        killed = subprocess.run([sys.executable, "-c", KILLED], env=environment, stdout=subprocess.PIPE, timeout=60)
+        assert killed.returncode == -signal.SIGKILL
+        folder = Path(killed.stdout.decode().strip().removeprefix("ipc://")).parent
+        assert list(temporary.iterdir()) == [folder]
+        with run_directory(temporary):
+            assert not folder.exists()
+        assert list(temporary.iterdir()) == []
+
+
+def test_every_socket_fits_into_a_folder_for_temporary_files_that_is_not_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Fetches failed by a bug where the sockets of engine and workers had just fitted."""
+    short, long = ("/tmp/" + "x" * (length - 5) for length in (rundir.LONGEST_FOLDER, rundir.LONGEST_FOLDER + 1))
+    monkeypatch.setattr(tempfile, "tempdir", short)
+    name = new_endpoint(lambda name: f"{rundir.temporary_folder()}/{PREFIX}12345678/{rundir.SOCKETS}/{name}.sock")
+    assert len(name) == 103
+    monkeypatch.setattr(tempfile, "tempdir", long)
+    with pytest.raises(Unavailable, match="too long for sockets: set TMPDIR"), run_directory():
+        raise AssertionError

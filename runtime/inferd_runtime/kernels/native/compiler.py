@@ -11,7 +11,7 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 
 from inferd.protocol import Unavailable
-from inferd_runtime.file_cache import CacheEntry, cache_folder, drop_oldest, private_folder, processor
+from inferd_runtime.file_cache import CacheEntry, cache_folder, code_folder, drop_oldest, processor
 
 logger = logging.getLogger(__name__)
 COMPILER = "cc"
@@ -56,7 +56,7 @@ def compiled(source: Path, folder: Path | None = None, defines: tuple[str, ...] 
 
 def _kept(source: Path, folder: Path, defines: tuple[str, ...]) -> CacheEntry:
     """Return the library's file, made if it is not there. Raises what compiling and writing raise."""
-    entry = CacheEntry(private_folder(folder) / f"{source_digest(source, defines)}.so")
+    entry = CacheEntry(code_folder(folder) / f"{source_digest(source, defines)}.so")
     if not entry.is_whole():
         compiler = shutil.which(COMPILER)
         if compiler is None:

@@ -23,9 +23,9 @@ from inferd_runtime.file_cache import (
     POLL_SECONDS,
     CacheEntry,
     cache_folder,
+    code_folder,
     drop_oldest,
     locked,
-    private_folder,
     processor,
 )
 from inferd_runtime.isolation.kinds import ChildKind
@@ -72,7 +72,7 @@ def ensure_runner(on_progress: OnProgress = lambda progress: None) -> Path:
     One process builds; others wait for it. Raises Unavailable if the cache folder cannot be used or trusted, and
     InternalError, with what was printed, if the build fails.
     """
-    folder = private_folder(cache_folder() / "runner")
+    folder = code_folder(cache_folder() / "runner")
     sources = guest_sources()
     name = _source_key(sources)
     component = CacheEntry(folder / f"{name}.wasm")

@@ -177,7 +177,7 @@ class EgressProcess:
             error = Unavailable(f"{self._launch.name} is started again in {wait:.1f} s, because it ended: {self._last}")
             error.detail["retry_after_s"] = round(wait, 3)
             raise error
-        endpoint = self._launch.endpoint(f"egress-{secrets.token_hex(16)}")
+        endpoint = new_endpoint(self._launch.endpoint)
         socket: zmq.Socket[bytes] = self._launch.context.socket(zmq.DEALER)
         socket.setsockopt(zmq.LINGER, 0)
         socket.bind(endpoint)
@@ -263,3 +263,8 @@ class EgressProcess:
             future = life.waiting.get(answer.number)
             if future is not None and not future.done():
                 future.set_result(answer)
+
+
+def new_endpoint(named: Callable[[str], str]) -> str:
+    """Return an endpoint that nobody can guess, with a name as short as that allows: a socket's path is bounded."""
+    return named(f"e{secrets.token_urlsafe(16)}")

@@ -52,6 +52,9 @@ def _locked(folder: Path) -> Iterator[None]:
             holder = os.read(handle, 32).decode(errors="replace").strip() or "?"
             text = f"a server runs on the folder {folder} already (process {holder}): stop it, or choose another folder"
             raise Unavailable(text, folder=str(folder), pid=holder) from None
+        except OSError as error:
+            text = f"the folder {folder} cannot be locked ({error.strerror}): its file system needs locks (flock)"
+            raise Unavailable(text, folder=str(folder)) from None
         os.truncate(handle, 0)
         os.pwrite(handle, f"{os.getpid()}\n".encode(), 0)
         yield

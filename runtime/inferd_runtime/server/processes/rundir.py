@@ -12,9 +12,15 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import IO
 
+from inferd.protocol import Unavailable
+
 PREFIX = "inferd-run-"
 LOCK = "lock"
 SOCKETS = "s"
+LONGEST_FOLDER = 52
+"""Bytes of the path of a folder for temporary files in which all sockets fit: 103, without this runtime's own part and the
+longest name of a socket (:mod:`~inferd_runtime.server.egress.process`).
+"""
 
 
 @contextmanager
@@ -22,9 +28,9 @@ def run_directory(parent: Path | None = None) -> Iterator[Path]:
     """Make a directory that only this user can enter (0700), removed at the end.
 
     A runtime holds a lock in its directory while it lives: what a killed one left behind is removed by the next one. Short
-    paths on purpose: a socket's path may have 107 bytes, 103 on macOS.
+    paths on purpose: a socket's path may have 107 bytes, 103 on macOS. Raises Unavailable where there is no folder for it.
     """
-    base = parent or Path(tempfile.gettempdir())
+    base = parent or temporary_folder()
     _sweep(base)
     path, lock = _make(base)
     try:
@@ -32,6 +38,20 @@ def run_directory(parent: Path | None = None) -> Iterator[Path]:
             yield path
     finally:
         shutil.rmtree(path, ignore_errors=True)
+
+
+def temporary_folder() -> Path:
+    """Return the folder for temporary files. Raises Unavailable where it cannot be written, or sockets do not fit into it."""
+    try:
+        folder = tempfile.gettempdir()
+    except OSError as error:
+        raise Unavailable(f"no folder for temporary files can be written: {error.strerror}; set TMPDIR") from None
+    if len(os.fsencode(folder)) > LONGEST_FOLDER:
+        most = f"at most {LONGEST_FOLDER} bytes"
+        raise Unavailable(
+            f"the path of {folder}, for temporary files, is too long for sockets: set TMPDIR to one of {most}"
+        )
+    return Path(folder)
 
 
 def make_sockets_folder(directory: Path) -> None:
