@@ -19,30 +19,39 @@ Args = TypeVarTuple("Args")
 def run_async(function: Callable[[*Args], Awaitable[T]], *args: *Args) -> T:
     """Run an async function as the whole process.
 
-    Ctrl+C and SIGTERM cancel it, so that it cleans up; then this raises KeyboardInterrupt or Cancelled. A second Ctrl+C
-    does not wait.
+    Ctrl+C, SIGTERM and a terminal's end (SIGHUP) cancel it, so that it cleans up; then this raises KeyboardInterrupt or
+    Cancelled. A second Ctrl+C does not wait.
     """
 
     async def main() -> T:
         task = asyncio.current_task()
         assert task is not None
-        asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, task.cancel)
+        for number in ending_signals():
+            asyncio.get_running_loop().add_signal_handler(number, task.cancel)
         return await function(*args)
 
     share_interpreter()
     try:
         return anyio.run(main)
     except asyncio.CancelledError:
-        raise Cancelled("stopped by SIGTERM") from None
+        raise Cancelled("stopped by a signal") from None
+
+
+def ending_signals() -> list[signal.Signals]:
+    """Return the signals that ask a process to end; SIGHUP is none of them where `nohup` has it ignored."""
+    hangs_up = signal.getsignal(signal.SIGHUP) is not signal.SIG_IGN
+    return [signal.SIGTERM, signal.SIGHUP] if hangs_up else [signal.SIGTERM]
 
 
 def on_first_sigterm(action: Callable[[], object]) -> None:
-    """Call ``action`` at the first SIGTERM from now on; the second one, and Ctrl+C at any time, cancel the current task."""
+    """Call ``action`` at the first SIGTERM or SIGHUP from now on; the second one, and Ctrl+C at any time, cancel this task."""
     loop, task = asyncio.get_running_loop(), asyncio.current_task()
     assert task is not None
 
     def first() -> None:
-        loop.add_signal_handler(signal.SIGTERM, task.cancel)
+        for number in ending_signals():
+            loop.add_signal_handler(number, task.cancel)
         action()
 
-    loop.add_signal_handler(signal.SIGTERM, first)
+    for number in ending_signals():
+        loop.add_signal_handler(number, first)

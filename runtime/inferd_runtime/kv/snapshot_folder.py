@@ -32,16 +32,9 @@ from inferd_runtime.kv.snapshot_place import (
     tenant_folder,
     unknown,
 )
+from inferd_runtime.kv.snapshot_table import DATABASE, open_table
 
-SCHEMA = """
-CREATE TABLE IF NOT EXISTS snapshots (
-    tenant TEXT NOT NULL, name TEXT NOT NULL, file TEXT NOT NULL UNIQUE, model TEXT NOT NULL,
-    length INTEGER NOT NULL, bytes INTEGER NOT NULL, created REAL NOT NULL,
-    PRIMARY KEY (tenant, name)
-) STRICT;
-"""
-FORMAT = 1
-DATABASE, LOCK = "snapshots.sqlite3", "lock"
+LOCK = "lock"
 SUFFIX, UNFINISHED = ".safetensors", ".part"
 HEADROOM = 2 * BLOCK
 """Bytes that are assumed for a header that is not written yet."""
@@ -202,7 +195,7 @@ class SnapshotFolder:
                 failed.callback(self.close)  # a lock that is held would have the next call wait for this one, for ever
                 self._lock = os.open(self._folder / LOCK, os.O_RDWR | os.O_CREAT, 0o600)
                 alone = _try_lock(self._lock)
-                self._opened = _open_table(self._folder / DATABASE)
+                self._opened = open_table(self._folder / DATABASE)
                 if alone:
                     self._clean(self._opened)
                 fcntl.flock(self._lock, fcntl.LOCK_SH)
@@ -233,21 +226,6 @@ def disk_errors() -> Iterator[None]:
         yield
     except (OSError, sqlite3.Error) as error:
         raise Unavailable(f"the folder of the snapshots cannot be used: {error}") from error
-
-
-def _open_table(path: Path) -> sqlite3.Connection:
-    with contextlib.ExitStack() as opened:
-        path.touch(0o600)
-        db = sqlite3.connect(path, check_same_thread=False, isolation_level=None)
-        opened.callback(db.close)
-        found = db.execute("PRAGMA user_version").fetchone()[0]
-        if found not in (0, FORMAT):
-            raise Unavailable(f"{path} has format {found}; this version of inferd reads format {FORMAT}")
-        db.execute("PRAGMA journal_mode=WAL")
-        db.executescript(SCHEMA)
-        db.execute(f"PRAGMA user_version={FORMAT}")
-        opened.pop_all()
-    return db
 
 
 def _try_lock(lock: int) -> bool:

@@ -474,7 +474,7 @@ def test_a_failed_write_leaves_nothing(tmp_path: Path, monkeypatch: pytest.Monke
     folder.close()
 
 
-@pytest.mark.parametrize("step", ["_open_table", "_clean"])
+@pytest.mark.parametrize("step", ["open_table", "_clean"])
 def test_a_disk_that_was_full_at_the_first_use_is_used_once_it_has_room(
     folder: SnapshotFolder, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, step: str
 ) -> None:
@@ -484,7 +484,7 @@ def test_a_disk_that_was_full_at_the_first_use_is_used_once_it_has_room(
         raise sqlite3.OperationalError("database or disk is full")
 
     with monkeypatch.context() as meanwhile:
-        meanwhile.setattr(snapshot_folder if step == "_open_table" else SnapshotFolder, step, full)
+        meanwhile.setattr(snapshot_folder if step == "open_table" else SnapshotFolder, step, full)
         with pytest.raises(Unavailable, match="disk is full"):
             folder.saved("ann")
     with (tmp_path / "snapshots" / "lock").open() as lock:

@@ -36,3 +36,17 @@ def test_no_request_fills_the_audit_log_or_forges_its_lines(tmp_path: Path) -> N
     assert [len(entry[key]) for key in ("method", "path", "subject")] == [MAX_TEXT] * 3
     assert entry["tenant"] == "t"
     assert entry["status"] == 200
+
+
+def test_an_audit_log_that_is_rotated_goes_on_in_a_new_file_without_a_restart(tmp_path: Path) -> None:
+    path = tmp_path / "audit"
+    log = AuditLog(path)
+    log.write({"line": 1})
+    path.rename(tmp_path / "audit.1")
+    log.write({"line": 2})
+    path.unlink()
+    log.write({"line": 3})
+    log.close()
+    assert (tmp_path / "audit.1").read_text() == '{"line":1}\n'
+    assert path.read_text() == '{"line":3}\n'
+    assert path.stat().st_mode & 0o777 == 0o600

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import socket
 import ssl
 from collections.abc import Iterator
@@ -366,16 +367,46 @@ async def test_a_page_in_a_browser_can_do_nothing_without_the_token(serve: Serve
         assert caught.value.response.status_code == 401
 
 
-@pytest.fixture
-def certificate(tmp_path: Path) -> dict[str, Path]:
+def issue(folder: Path) -> dict[str, Path]:
+    """Write the files of a new authority and its certificate, which nobody else can read, over those that are there."""
     authority = trustme.CA()
     issued = authority.issue_cert("127.0.0.1")
-    files = {"ca": tmp_path / "ca.pem", "tls_cert": tmp_path / "cert.pem", "tls_key": tmp_path / "key.pem"}
+    files = {"ca": folder / "ca.pem", "tls_cert": folder / "cert.pem", "tls_key": folder / "key.pem"}
     authority.cert_pem.write_to_path(str(files["ca"]))
     issued.cert_chain_pems[0].write_to_path(str(files["tls_cert"]))
     issued.private_key_pem.write_to_path(str(files["tls_key"]))
     files["tls_key"].chmod(0o600)
     return files
+
+
+@pytest.fixture
+def certificate(tmp_path: Path) -> dict[str, Path]:
+    return issue(tmp_path)
+
+
+async def test_a_renewed_certificate_needs_no_restart_and_half_of_one_changes_nothing(
+    serve: Serve, certificate: dict[str, Path], tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level(logging.CRITICAL, "inferd.gateway")
+    (tmp_path / "new").mkdir()
+
+    async def status(ca: Path) -> int:
+        trusted = ssl.create_default_context(cafile=ca)
+        async with httpx.AsyncClient(base_url=url, verify=trusted, headers=as_tenant(ANN)) as client:
+            return (await client.get("/v1/programs")).status_code
+
+    async with serve(tls_cert=certificate["tls_cert"], tls_key=certificate["tls_key"]) as served:
+        url = served.gateway.url
+        assert await status(certificate["ca"]) == 200
+        renewed = issue(tmp_path / "new")
+        renewed["tls_cert"].replace(certificate["tls_cert"])  # and not yet its key
+        assert await status(certificate["ca"]) == 200
+        renewed["tls_key"].replace(certificate["tls_key"])
+        assert await status(renewed["ca"]) == 200
+        with pytest.raises(httpx.ConnectError, match=r"(?i)certificate.verify.failed"):
+            await status(certificate["ca"])
+        certificate["tls_cert"].unlink()
+        assert await status(renewed["ca"]) == 200
 
 
 async def test_tls_is_spoken_verified_and_its_handshake_has_a_time(serve: Serve, certificate: dict[str, Path]) -> None:

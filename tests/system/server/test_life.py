@@ -118,7 +118,13 @@ def program(tmp_path: Path) -> str:
 
 
 @pytest.mark.parametrize(
-    "signals", [[signal.SIGTERM, signal.SIGTERM], [signal.SIGTERM, signal.SIGINT], [signal.SIGINT]]
+    "signals",
+    [
+        [signal.SIGTERM, signal.SIGTERM],
+        [signal.SIGTERM, signal.SIGINT],
+        [signal.SIGINT],
+        [signal.SIGHUP, signal.SIGTERM],
+    ],
 )
 def test_a_second_signal_ends_a_server_at_once(inferd: CommandLine, program: str, signals: list[int]) -> None:
     with inferd.start("serve", "--port", "0", "--json", "--drain-seconds", "600") as server:

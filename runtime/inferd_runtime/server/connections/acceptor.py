@@ -27,10 +27,10 @@ log = logging.getLogger("inferd.gateway")
 
 @dataclass(frozen=True)
 class Listener:
-    """A socket that listens, the context for TLS if it is spoken there, and the seconds for its handshake."""
+    """A socket that listens, what gives a connection its context for TLS if it is spoken, and the seconds for its handshake."""
 
     socket: socket.socket
-    tls: ssl.SSLContext | None = None
+    tls: Callable[[], ssl.SSLContext | None] = lambda: None
     handshake_seconds: float = 10.0
 
 
@@ -81,7 +81,7 @@ class Acceptor:
 
     async def _connect(self, accepted: socket.socket, connection: GuardedConnection) -> None:
         """Make the connection's transport, with TLS where it is spoken; a handshake that fails ends this connection alone."""
-        tls = self._listener.tls
+        tls = self._listener.tls()
         timeout = None if tls is None else self._listener.handshake_seconds
         loop = asyncio.get_running_loop()
         try:

@@ -43,7 +43,7 @@ from inferd_runtime.server.gateway.chat_routes import ChatApi
 from inferd_runtime.server.gateway.file_routes import FileApi
 from inferd_runtime.server.gateway.gateway_role import GatewayRole, alone, as_settings_say
 from inferd_runtime.server.gateway.http_protocol import TypedHttp
-from inferd_runtime.server.gateway.listening import check_exposure, listen, tls_context, url_of
+from inferd_runtime.server.gateway.listening import RenewedTls, check_exposure, listen, url_of
 from inferd_runtime.server.gateway.model_routes import ModelApi
 from inferd_runtime.server.gateway.openapi_route import document_route
 from inferd_runtime.server.gateway.replies import error_reply
@@ -241,7 +241,7 @@ def open_entrance(
     ``tokens``, ``quotas``: see :class:`GatewayRole`; ``listener``: a socket that listens at the settings' address already.
     """
     check_exposure(settings)
-    tls = tls_context(settings)
+    tls = RenewedTls(settings)
     files = raise_file_limit()
     with ExitStack() as stack:
         stack.enter_context(locked_folders(settings.state_dir, settings.data_dir))
@@ -253,8 +253,8 @@ def open_entrance(
         audit = stack.enter_context(_audit_log(settings))
         middleware = AppMiddleware(ConnectionTable(use, table_limits(settings, files)), audit, settings.cors_origin)
         socket_ = stack.enter_context(contextlib.closing(listener or listen(settings.host, settings.port)))
-        url = url_of(settings.host, socket_.getsockname()[1], tls is not None)
-        yield Entrance(url, tokens, use, middleware, Listener(socket_, tls, settings.header_s))
+        url = url_of(settings.host, socket_.getsockname()[1], tls.is_spoken)
+        yield Entrance(url, tokens, use, middleware, Listener(socket_, tls.context, settings.header_s))
 
 
 @asynccontextmanager

@@ -26,12 +26,14 @@ log = logging.getLogger("inferd.gateway")
 
 
 class AuditLog:
-    """The file. A line that cannot be written is told in the server's log, and nothing else happens."""
+    """The file; a new one once it was renamed or removed, as it is rotated. A line that cannot be written is told in the server's
+    log, and nothing else happens.
+    """
 
     def __init__(self, path: Path) -> None:
         self._path = path
         path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
-        self._handle = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o600)
+        self._handle = self._open()
 
     def close(self) -> None:
         """Close the file."""
@@ -40,9 +42,23 @@ class AuditLog:
     def write(self, entry: dict[str, Any]) -> None:
         """Append a line."""
         try:
+            if not self._is_there():
+                fresh = self._open()
+                os.close(self._handle)
+                self._handle = fresh
             os.write(self._handle, msgspec.json.encode(entry) + b"\n")
         except OSError as error:
             log.error("the audit log %s cannot be written: %s", self._path, error)
+
+    def _open(self) -> int:
+        return os.open(self._path, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o600)
+
+    def _is_there(self) -> bool:
+        """Return True if the open file is still the one of this path."""
+        try:
+            return os.path.samestat(os.fstat(self._handle), os.stat(self._path))
+        except FileNotFoundError:
+            return False
 
 
 class Audited:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import socket
 import ssl
 import stat
@@ -12,6 +13,7 @@ from inferd_runtime.draft_models.options import is_loopback
 from inferd_runtime.server.tokens_file import OTHERS
 from inferd_runtime.settings.settings import Settings
 
+log = logging.getLogger("inferd.gateway")
 BACKLOG = 1024
 SEND_BUFFER = 256 << 10
 """Bytes that the kernel keeps for a client that does not read; left to itself it grows to megabytes for each."""
@@ -38,6 +40,45 @@ def tls_context(settings: Settings) -> ssl.SSLContext | None:
     except (OSError, ValueError) as error:  # SSLError is an OSError
         raise InvalidRequest(f"the certificate {cert} with the key {key} cannot be used: {error}") from None
     return context
+
+
+class RenewedTls:
+    """The context of the settings' certificate: a new one once the files have changed, so that a renewed certificate needs no
+    restart. Files that do not serve, as while they are being written, are told in the log, and the old ones stay.
+    """
+
+    def __init__(self, settings: Settings) -> None:
+        self._settings = settings
+        self._context, self._seen = tls_context(settings), self._files()
+
+    @property
+    def is_spoken(self) -> bool:
+        """Whether there is a certificate at all."""
+        return self._context is not None
+
+    def context(self) -> ssl.SSLContext | None:
+        """Return the context for a connection that has just come; None where no TLS is spoken. Opens two files at most."""
+        files = self._files()
+        if files != self._seen:
+            self._seen = files
+            try:
+                self._context = tls_context(self._settings)
+                log.info("the certificate %s was renewed", self._settings.tls_cert)
+            except InvalidRequest as error:
+                log.error("%s: the one before stays", error.message)
+        return self._context
+
+    def _files(self) -> list[tuple[int, int] | None]:
+        return [_version(path) for path in (self._settings.tls_cert, self._settings.tls_key) if path is not None]
+
+
+def _version(path: Path) -> tuple[int, int] | None:
+    """Return what changes with a file; None for one that is not there."""
+    try:
+        found = path.stat()
+    except OSError:
+        return None
+    return found.st_ino, found.st_mtime_ns
 
 
 def _refuse_open_key(key: Path) -> None:

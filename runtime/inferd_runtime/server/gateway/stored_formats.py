@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from inferd.protocol import InvalidRequest
-from inferd_runtime.kv import snapshot_folder
+from inferd_runtime.kv import snapshot_table
 from inferd_runtime.server.gateway.gateway_role import REGISTRY_FILE
 from inferd_runtime.server.programs.registry import DATABASE
 from inferd_runtime.server.response_store import response_file
@@ -47,7 +47,7 @@ def _formats(settings: Settings) -> Iterator[tuple[Path, int]]:
     yield data / QUEUES_FILE, queue_file.FORMAT.number
     yield data / token_store.TOKENS_FILE, token_store.FORMAT
     yield settings.secrets, secret_store.FORMAT
-    yield contexts_folder(settings) / snapshot_folder.DATABASE, snapshot_folder.FORMAT
+    yield contexts_folder(settings) / snapshot_table.DATABASE, snapshot_table.FORMAT
 
 
 def _format_of(path: Path) -> int:
