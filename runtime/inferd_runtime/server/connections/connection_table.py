@@ -161,6 +161,10 @@ class ConnectionTable:
         if not self._newcomers.is_regular(connection.address, connection):
             self._answers.used(_owner(connection), seconds, time.monotonic())
 
+    def answered(self, status: int) -> None:
+        """Count an answer."""
+        self._use.answers[status] += 1
+
     def ended(self, connection: GuardedConnection) -> None:
         """Forget a connection that was lost."""
         if self._open.get(connection.peer) is connection:

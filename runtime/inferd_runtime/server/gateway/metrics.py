@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from prometheus_client import CONTENT_TYPE_PLAIN_0_0_4, Metric, generate_latest
 from starlette.responses import Response
@@ -33,6 +33,8 @@ FIGURES = {
     "inferd_runs_running": "Runs that a worker has.",
     "inferd_workers": "Sandbox workers that are up.",
     "inferd_engine_up": "1 while an engine process answers.",
+    "inferd_run_store_up": "1 while finished runs are kept on disk, 0 while that does not work.",
+    "inferd_connections": "Open connections that have shown a token.",
     "inferd_worker_restarts_total": "Workers that ended unasked and were replaced.",
     "inferd_engine_restarts_total": "Engine processes that ended unasked and were replaced.",
     "inferd_engine_steps_total": "Steps of the engines of all models.",
@@ -59,24 +61,27 @@ MODEL_FIGURES = {
 @dataclass(frozen=True)
 class MetricsPage:
     """The figures of one scrape, as a collector of the Prometheus client. ``figures``: values of FIGURES, by name; ``tenants``:
-    the families by tenant.
+    the families by tenant; ``answers``: how many there were of each status.
     """
 
     totals: RunTotals
     figures: Mapping[str, float]
     models: Sequence[ModelStats] = ()
     tenants: Sequence[Metric] = ()
+    answers: Mapping[int, int] = field(default_factory=dict)
 
     def collect(self) -> Iterator[Metric]:
         """Yield every metric family."""
         ended = sorted(self.totals.ended.items())
         yield family("inferd_runs_total", "Runs that ended, by state and error code.", ("state", "error"), ended)
-        for field, used in self.totals.used.items():
-            yield family(*USED[field], (), [((), used)])
+        statuses = [((str(status),), count) for status, count in sorted(self.answers.items())]
+        yield family("inferd_http_responses_total", "Answers over HTTP, by status.", ("status",), statuses)
+        for name, used in self.totals.used.items():
+            yield family(*USED[name], (), [((), used)])
         for name, figure in self.figures.items():
             yield family(name, FIGURES[name], (), [((), figure)])
-        for field, (name, text) in MODEL_FIGURES.items() if self.models else ():
-            yield family(name, text, ("model",), [((model.name,), getattr(model, field)) for model in self.models])
+        for part, (name, text) in MODEL_FIGURES.items() if self.models else ():
+            yield family(name, text, ("model",), [((model.name,), getattr(model, part)) for model in self.models])
         yield from speculation_families(self.models)
         yield from vllm_families(self.models)
         yield from self.tenants
@@ -96,17 +101,20 @@ async def metrics_page(runtime: Runtime, only: str | None = None) -> MetricsPage
         "inferd_runs_running": len(runtime.runs.active) - waiting,
         "inferd_workers": len(runtime.fleet.pids),
         "inferd_engine_up": int(runtime.engine.pid is not None),
+        "inferd_run_store_up": int(runtime.keeper.failure is None),
+        "inferd_connections": sum(map(runtime.use.connections.held, runtime.use.connections.tenants)),
         "inferd_worker_restarts_total": runtime.fleet.restarts,
         "inferd_engine_restarts_total": runtime.engine.restarts,
     }
+    answers = runtime.use.answers
     tenants = list(tenant_families(runtime.tenant_totals, runtime.runs.active, only))
     if runtime.engine.pid is None:
-        return MetricsPage(runtime.totals, figures, tenants=tenants)
+        return MetricsPage(runtime.totals, figures, (), tenants, answers)
     stats = await runtime.engine.call(GetEngineStats(), EngineStats)
     figures |= {"inferd_engine_steps_total": stats.steps, "inferd_engine_sessions": stats.sessions}
     figures |= {"inferd_engine_jobs": stats.jobs}
     figures |= {"inferd_kv_pages": stats.pages, "inferd_kv_pages_free": stats.pages_free}
-    return MetricsPage(runtime.totals, figures, stats.models, tenants)
+    return MetricsPage(runtime.totals, figures, stats.models, tenants, answers)
 
 
 async def metrics_response(runtime: Runtime, only: str | None) -> Response:

@@ -46,7 +46,7 @@ class RequestWatch:
             connection.deadlines.head_came(time.monotonic(), has_body=False)
             await anyio.sleep(wait)
             connection.deadlines.head_came(time.monotonic(), has_body)
-        sender = _NotingSend(send)
+        sender = _NotingSend(send, self._table.answered)
         try:
             await timed(self._answered(scope, self._watched(connection, receive), sender), charge)
         except asyncio.CancelledError:  # uvicorn's, when the time to drain is over
@@ -73,14 +73,17 @@ class RequestWatch:
 
 
 class _NotingSend:
-    """Sends, and notes that something was sent."""
+    """Sends, notes that something was sent, and tells the status of an answer."""
 
-    def __init__(self, send: Send) -> None:
+    def __init__(self, send: Send, answered: Callable[[int], None]) -> None:
         self._send = send
+        self._answered = answered
         self.began = False
 
     def __call__(self, message: Message) -> Awaitable[None]:
         self.began = True
+        if message["type"].endswith("http.response.start"):  # a refused WebSocket's, too
+            self._answered(message["status"])
         return self._send(message)
 
 

@@ -71,6 +71,8 @@ class TenantUse:
         self.unread = SharedPlaces(OUTSTANDING_RULE, "outstanding_bytes", "reading answers before more are asked for")
         self.produced: Counter[str] = Counter()
         """Tokens that were generated since the start, by tenant."""
+        self.answers: Counter[int] = Counter()
+        """Answers over HTTP since the start, by status."""
         self._clock = clock
         self._lines: defaultdict[str, WaitingLine] = defaultdict(WaitingLine)
         self._launches: defaultdict[str, MinuteBucket] = defaultdict(MinuteBucket)
