@@ -9,6 +9,7 @@ import hashlib
 import os
 import platform
 import re
+import shutil
 import stat
 import sys
 import tempfile
@@ -22,6 +23,9 @@ from inferd.protocol import Unavailable
 
 POLL_SECONDS = 0.1
 CHECKSUM = ".sha256"
+UNFINISHED = "tmp-"
+ABANDONED_SECONDS = 60.0
+"""Younger folders may not be held yet by who has just made them."""
 
 
 def cache_folder() -> Path:
@@ -88,7 +92,8 @@ class CacheEntry:
     def put(self, write: Callable[[Path], None]) -> None:
         """Replace the file by what ``write`` makes of a path. A reader sees the old one or the new one, never a part."""
         self.checksum_path.unlink(missing_ok=True)
-        with tempfile.TemporaryDirectory(dir=self.path.parent, prefix="tmp-") as folder:
+        _drop_abandoned(self.path.parent)
+        with tempfile.TemporaryDirectory(dir=self.path.parent, prefix=UNFINISHED) as folder, _held(Path(folder)):
             made, checksum = Path(folder) / "entry", Path(folder) / "checksum"
             write(made)
             checksum.write_text(_checksum(made))
@@ -98,6 +103,29 @@ class CacheEntry:
     def touch(self) -> None:
         """Note that the file is in use, so that it is not the first one to be dropped."""
         self.path.touch()
+
+
+@contextlib.contextmanager
+def _held(folder: Path) -> Iterator[None]:
+    """Hold the lock of a folder, which goes with the process, however that ends."""
+    handle = os.open(folder, os.O_RDONLY | os.O_CLOEXEC)
+    try:
+        fcntl.flock(handle, fcntl.LOCK_EX)
+        yield
+    finally:
+        os.close(handle)
+
+
+def _drop_abandoned(folder: Path) -> None:
+    """Delete what processes left behind that were killed while they wrote: gigabytes, of packed weights."""
+    for path in folder.glob(f"{UNFINISHED}*"):
+        with contextlib.suppress(OSError):  # gone meanwhile
+            handle = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+            try:
+                if time.time() - path.stat().st_mtime > ABANDONED_SECONDS and _try_lock(handle):
+                    shutil.rmtree(path, ignore_errors=True)
+            finally:
+                os.close(handle)
 
 
 def drop_oldest(folder: Path, pattern: str, keep: int, most_bytes: int | None = None) -> None:

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import subprocess
+import sys
 import threading
 import time
 from pathlib import Path
@@ -59,6 +61,39 @@ def test_machine_code_on_a_file_system_that_runs_none_is_refused_by_name(
     monkeypatch.setattr(os, "statvfs", lambda path: SimpleNamespace(f_flag=os.ST_NOEXEC))
     with pytest.raises(Unavailable, match=r"a holds machine code.*noexec; set INFERD_CACHE_DIR"):
         code_folder(tmp_path / "a")
+
+
+def test_what_a_process_that_was_killed_while_it_wrote_has_left_is_deleted_and_nothing_else(tmp_path: Path) -> None:
+    """Packed weights of gigabytes stayed for each start that ran out of memory."""
+    code = (
+        "import sys, signal, os, pathlib, time\nfrom inferd_runtime.file_cache import CacheEntry\n"
+        "def write(path):\n    path.write_text('half'); print('writes', flush=True); sys.stdin.read()\n"
+        "CacheEntry(pathlib.Path(sys.argv[1]) / 'a').put(write)"
+    )
+    with contextlib.ExitStack() as started:
+        killed, writes = (
+            started.enter_context(
+                subprocess.Popen(
+                    [sys.executable, "-c", code, str(tmp_path)], stdin=subprocess.PIPE, stdout=subprocess.PIPE
+                )
+            )
+            for _ in range(2)
+        )
+        for process in (killed, writes):
+            assert process.stdout is not None
+            assert process.stdout.readline() == b"writes\n"
+        killed.kill()
+        killed.wait()
+        assert len(list(tmp_path.glob("tmp-*"))) == 2
+        CacheEntry(tmp_path / "b").put(Path.touch)
+        assert len(list(tmp_path.glob("tmp-*"))) == 2  # as they are too young
+        for left in tmp_path.glob("tmp-*"):
+            os.utime(left, (0, 0))
+        CacheEntry(tmp_path / "b").put(Path.touch)
+        assert len(list(tmp_path.glob("tmp-*"))) == 1
+        writes.communicate()
+    assert CacheEntry(tmp_path / "a").is_whole()
+    assert not list(tmp_path.glob("tmp-*"))
 
 
 def test_where_the_cache_is(monkeypatch: pytest.MonkeyPatch) -> None:

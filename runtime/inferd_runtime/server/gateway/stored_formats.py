@@ -52,7 +52,7 @@ def _formats(settings: Settings) -> Iterator[tuple[Path, int]]:
 
 def _format_of(path: Path) -> int:
     """Return the number of a file's format; 0 for none, and for one that cannot be read, of which its own store says why."""
-    with contextlib.suppress(sqlite3.Error):
+    with contextlib.suppress(sqlite3.Error, OSError):
         if path.exists():
             with contextlib.closing(sqlite3.connect(f"{path.absolute().as_uri()}?mode=ro", uri=True)) as db:
                 found: int = db.execute("PRAGMA user_version").fetchone()[0]
