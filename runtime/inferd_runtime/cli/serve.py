@@ -22,7 +22,8 @@ log = logging.getLogger("inferd.serve")
 NOT_FOR_SERVERS = ("url", "server", "keep_warm")
 DESCRIPTION = """Serve a runtime on this machine until Ctrl+C or SIGTERM.
 
-After SIGTERM nothing is launched any more, and runs have --drain-seconds to end; a second one, or Ctrl+C, ends them at once.
+After SIGTERM nothing is begun any more, and runs and answers have --drain-seconds to end; a second one, or Ctrl+C, ends them at
+once.
 
 Clients need the token: --token, INFERD_TOKEN, or else one that is generated and kept in the state directory, where the
 other commands of this user find it."""

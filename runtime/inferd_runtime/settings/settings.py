@@ -273,7 +273,9 @@ class Settings:
         NOT_NEGATIVE,
     )
     drain_seconds: float = setting(
-        30.0, "seconds that runs have to end once a server is to stop; then they are cancelled", NOT_NEGATIVE
+        30.0,
+        "seconds that runs and answers to LLM clients have to end once a server is to stop; then they are cancelled",
+        NOT_NEGATIVE,
     )
     wall_s: float = setting(300.0, "seconds that the run may take", flag="--limit-wall")
     cpu_s: float = setting(30.0, "seconds of processor time that the program may use", flag="--limit-cpu")

@@ -102,6 +102,32 @@ async def test_draining_refuses_launches_and_lets_runs_end(serve: Serve) -> None
             assert (await served.finished(run))["result"] == "done"
 
 
+async def test_draining_lets_answers_to_clients_of_llms_end_and_begins_none(serve: Serve) -> None:
+    """They were cut off five seconds after the signal, at each restart, whatever the time to drain."""
+    async with serve() as served:
+        runtime, drained, done = served.gateway.runtime, anyio.Event(), anyio.Event()
+
+        async def answer() -> None:
+            async with runtime.use.socket_in_turn("ann", 20, "x"):
+                await done.wait()
+
+        async def drain() -> None:
+            await runtime.drain(20)
+            drained.set()
+
+        async with anyio.create_task_group() as tasks:
+            tasks.start_soon(answer)
+            await until(lambda: runtime.use.answering == 1)
+            tasks.start_soon(drain)
+            await until(lambda: runtime.closing)
+            body = {"model": "fake", "messages": [{"role": "user", "content": "Hi"}]}
+            refused = await served.client.post("/v1/chat/completions", json=body)
+            assert (refused.status_code, "shutting down" in refused.text) == (503, True)
+            assert not drained.is_set()
+            done.set()
+        assert drained.is_set()
+
+
 async def test_draining_ends_when_its_time_is_up(serve: Serve) -> None:
     async with serve() as served:
         await served.launch(SLEEP)

@@ -205,12 +205,18 @@ class Runtime:
         await self.engine.wait_up()
 
     async def drain(self, seconds: float) -> None:
-        """Refuse new runs from now on, and wait until the active ones are over, at most ``seconds``."""
+        """Refuse new runs and requests of LLM clients from now on, and wait until those that there are are over, at most
+        ``seconds``.
+        """
         self._closing = True
-        log.info("draining: %d runs have %g s to end", len(self.runs.active), seconds)
+        log.info(
+            "draining: %d runs and %d answers have %g s to end", len(self.runs.active), self.use.answering, seconds
+        )
         with anyio.move_on_after(seconds):
-            for run in self.runs.active:
-                await run.wait()
+            async with anyio.create_task_group() as tasks:
+                tasks.start_soon(self.use.answers_over)
+                for run in self.runs.active:
+                    await run.wait()
 
     async def shutdown(self) -> None:
         """Refuse new runs, leave those that survive to the next server, end the others with Cancelled, and wait up to

@@ -12,6 +12,7 @@ from functools import partial
 import anyio
 import msgspec
 
+from inferd.protocol import Unavailable
 from inferd_runtime.change_signal import ChangeSignal
 from inferd_runtime.server.tenancy.quotas import QuotasOf, quota_exceeded
 from inferd_runtime.server.tenancy.rates import MinuteBucket
@@ -73,6 +74,10 @@ class TenantUse:
         """Tokens that were generated since the start, by tenant."""
         self.answers: Counter[int] = Counter()
         """Answers over HTTP since the start, by status."""
+        self.answering = 0
+        """Requests of LLM clients that are being answered, or wait for a place."""
+        self._closing = False
+        self._answered = ChangeSignal()
         self._clock = clock
         self._lines: defaultdict[str, WaitingLine] = defaultdict(WaitingLine)
         self._launches: defaultdict[str, MinuteBucket] = defaultdict(MinuteBucket)
@@ -121,8 +126,27 @@ class TenantUse:
     async def socket_in_turn(self, tenant: str, seconds: float, request: object) -> AsyncIterator[None]:
         """As :meth:`socket`, but where there is no place wait for one, for so many seconds, behind those that came before.
 
-        ``request``: what is held meanwhile. Raises LimitExceeded where that is too much, too.
+        ``request``: what is held meanwhile. Raises LimitExceeded where that is too much, too, and Unavailable once the server
+        is to end: see :meth:`answers_over`.
         """
+        if self._closing:
+            raise Unavailable("the server is shutting down")
+        self.answering += 1
+        try:
+            async with self._place_in_turn(tenant, seconds, request):
+                yield
+        finally:
+            self.answering -= 1
+            self._answered.wake()
+
+    async def answers_over(self) -> None:
+        """Admit no more requests for a place in turn, and wait until those that were admitted are over."""
+        self._closing = True
+        while self.answering:
+            await self._answered.wait()
+
+    @asynccontextmanager
+    async def _place_in_turn(self, tenant: str, seconds: float, request: object) -> AsyncIterator[None]:
         line = self._lines[tenant]
         if line.waiting or not self._has_socket(tenant):
             size = len(msgspec.json.encode(request))
