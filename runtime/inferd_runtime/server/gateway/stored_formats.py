@@ -18,7 +18,8 @@ from inferd_runtime.server.run_store.archive import RUNS_FILE
 from inferd_runtime.server.services.topics import queue_file
 from inferd_runtime.server.services.topics.kept_values import QUEUES_FILE
 from inferd_runtime.server.supervisor.commands import contexts_folder
-from inferd_runtime.server.tenancy import secret_store, token_store
+from inferd_runtime.server.tenancy import shared_file
+from inferd_runtime.server.tenancy.token_store import TOKENS_FILE
 from inferd_runtime.settings.settings import Settings
 
 
@@ -45,8 +46,8 @@ def _formats(settings: Settings) -> Iterator[tuple[Path, int]]:
     yield data / RUNS_FILE, run_file.FORMAT.number
     yield data / RESPONSES_FILE, response_file.FORMAT.number
     yield data / QUEUES_FILE, queue_file.FORMAT.number
-    yield data / token_store.TOKENS_FILE, token_store.FORMAT
-    yield settings.secrets, secret_store.FORMAT
+    yield data / TOKENS_FILE, shared_file.FORMAT
+    yield settings.secrets, shared_file.FORMAT
     yield contexts_folder(settings) / snapshot_table.DATABASE, snapshot_table.FORMAT
 
 
