@@ -36,8 +36,8 @@ from inferd_runtime.server.programs.parser_process import ParserProcess
 LIMITS = ParseLimits(cpu_s=0.3, wall_s=20, memory_mb=192)
 GOOD = hostile_uploads.body("async def main(x: int = 1) -> str:\n    'Doc.'\n")
 # Slow with every Python: 3.14 refuses, at once, keys with more than a thousand dots.
-SLOW = hostile_uploads.body("x=1;" * 240_000 + "\n" + hostile_uploads.MAIN)
-SLOW_LIMITS = ParseLimits(cpu_s=0.3, wall_s=60, memory_mb=1024)
+SLOW = hostile_uploads.body("a<b;" * 240_000 + "\n" + hostile_uploads.MAIN)
+SLOW_LIMITS = ParseLimits(cpu_s=1, wall_s=60, memory_mb=2048)
 
 
 @pytest.fixture(scope="module")
@@ -84,7 +84,7 @@ def test_too_much_time_is_named() -> None:
         parser.parse(SLOW)
     assert caught.value.detail["limit"] == "parse_cpu_s"
     parser.close()
-    impatient = ParserProcess(ParseLimits(cpu_s=20, wall_s=0.1, memory_mb=1024))
+    impatient = ParserProcess(ParseLimits(cpu_s=20, wall_s=0.1, memory_mb=2048))
     with pytest.raises(Unavailable, match="busy"):
         impatient.parse(SLOW)
     impatient.close()
@@ -96,7 +96,7 @@ from inferd.protocol import LimitExceeded
 from inferd_runtime.server.programs.parser_messages import ParseLimits
 from inferd_runtime.server.programs.parser_process import ParserProcess
 os.nice(6)
-parser = ParserProcess(ParseLimits(cpu_s=0.3, wall_s=60, memory_mb=1024))
+parser = ParserProcess(ParseLimits(cpu_s=0.3, wall_s=60, memory_mb=2048))
 try:
     parser.parse(sys.stdin.buffer.read())
 except LimitExceeded as error:
