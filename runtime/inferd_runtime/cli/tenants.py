@@ -1,8 +1,9 @@
-"""``inferd tenants``: what each tenant may have, and has."""
+"""``inferd tenants``: what each tenant may have, and has; and the end of all that one runs."""
 
 from __future__ import annotations
 
 from typing import Any
+from urllib.parse import quote
 
 from inferd_runtime.cli.client import Server
 from inferd_runtime.cli.output import print_json, print_table
@@ -12,12 +13,18 @@ SHOWN = ("runs", "waiting", "sockets", "connections", "launches_per_minute", "to
 
 
 def tenants(argv: list[str]) -> int:
-    """Show use and quotas: of all tenants with an admin's token, else of one's own."""
+    """Show use and quotas: of all tenants with an admin's token, else of one's own. ``--stop``: end a tenant's runs."""
     parser = Parser("tenants", "What tenants use of what they may have: all of them for an admin, else your own.")
+    parser.add_argument("--stop", metavar="TENANT", help="end all runs of a tenant, those that wait too: for an admin")
     add_settings(parser, CLIENT_SETTINGS)
-    add_json(parser, "print {tenants: [{tenant, quotas, use}]}, with every quota")
+    add_json(parser, "print {tenants: [{tenant, quotas, use}]}, with every quota; with --stop {tenant, runs}")
     parsed = parser.parse_args(argv)
-    answer = Server.of(settings_of(parsed)).get("/v1/tenants")
+    server = Server.of(settings_of(parsed))
+    if parsed.stop is not None:
+        stopped = server.post(f"/v1/tenants/{quote(parsed.stop, safe='')}/stop")
+        print_json(stopped) if parsed.as_json else print(f"{parsed.stop}: {stopped['runs']} runs were asked to end")
+        return 0
+    answer = server.get("/v1/tenants")
     if parsed.as_json:
         print_json(answer)
         return 0

@@ -76,3 +76,16 @@ def test_tenants_are_a_table_of_use_and_quota(
     head, row = capsys.readouterr().out.splitlines()
     assert " ".join(head.split()) == "TENANT RUNS WAITING SOCKETS CONNECTIONS LAUNCHES PER MINUTE TOKENS PER MINUTE"
     assert row.split() == ["ann", "1/5", "0/2", "0/3", "1/4", "7/60", "-/no", "limit"]
+
+
+def test_a_tenant_of_any_name_is_stopped(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    asked: list[str] = []
+
+    def post(server: client.Server, path: str, body: object = None) -> dict[str, object]:
+        asked.append(path)
+        return {"tenant": "a/ä", "runs": 2}
+
+    monkeypatch.setattr(client.Server, "post", post)
+    assert tenants(["--url", "http://x", "--stop", "a/ä"]) == 0
+    assert asked == ["/v1/tenants/a%2F%C3%A4/stop"]
+    assert capsys.readouterr().out == "a/ä: 2 runs were asked to end\n"

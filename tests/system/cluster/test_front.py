@@ -64,6 +64,16 @@ async def test_a_program_uploaded_once_runs_on_every_replica(cluster: Cluster) -
     assert refused.status_code == 404
 
 
+async def test_an_admin_ends_a_tenants_runs_on_all_replicas(cluster: Cluster) -> None:
+    await cluster.upload(WAITS)
+    runs = [await cluster.launch() for _ in range(8)]
+    assert {RUN_ID.fullmatch(run["id"])[1] for run in runs} == cluster.replicas.keys()
+    assert (await cluster.client.post("/v1/tenants/ann/stop")).status_code == 403
+    stopped = await cluster.client.post("/v1/tenants/ann/stop", headers={"Authorization": f"Bearer {ROOT}"})
+    assert (stopped.status_code, stopped.json()) == (202, {"tenant": "ann", "runs": 8})
+    assert {(await cluster.finished(run["id"]))["state"] for run in runs} == {"cancelled"}
+
+
 async def test_runs_of_a_session_start_on_one_replica_and_a_launch_starts_once(cluster: Cluster) -> None:
     await cluster.upload(WAITS)
     at = {RUN_ID.fullmatch((await cluster.launch(session="s"))["id"])[1] for _ in range(6)}

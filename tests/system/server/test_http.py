@@ -342,6 +342,28 @@ async def test_a_huge_result_does_not_hold_the_gateways_loop(serve: Serve) -> No
         assert size > 60_000_000
 
 
+async def test_an_admin_ends_all_runs_of_a_tenant_and_nobody_elses(serve: Serve) -> None:
+    """Those of a tenant whose tokens were revoked went on to their limits, and nobody could end them."""
+    async with serve() as served:
+        admin, bob = {"Authorization": f"Bearer {ROOT}"}, {"Authorization": f"Bearer {BOB}"}
+        runs = [await served.launch(SLEEP) for _ in range(3)]
+        upload = {"files": {"main.py": SLEEP}, "name": "p"}
+        assert (await served.client.post("/v1/programs", json=upload, headers=bob)).status_code == 201
+        other = (await served.client.post("/v1/runs", json={"program": "p"}, headers=bob)).json()
+        for headers in (None, bob):
+            refused = await served.client.post("/v1/tenants/ann/stop", headers=headers)
+            assert code_of(refused) == (403, "client.forbidden")
+        stopped = await served.client.post("/v1/tenants/ann/stop", headers=admin)
+        assert (stopped.status_code, stopped.json()) == (202, {"tenant": "ann", "runs": 3})
+        for run in runs:
+            ended = await served.finished(run)
+            assert ended["error"]["code"] == "cancelled"
+            assert "administrator" in ended["error"]["message"]
+        nobody = await served.client.post("/v1/tenants/no%20such%2Ftenant/stop", headers=admin)
+        assert nobody.json()["runs"] == 0
+        assert (await served.client.get(f"/v1/runs/{other['id']}", headers=bob)).json()["finished_at"] is None
+
+
 async def test_tokens_are_charged_while_a_run_goes_on(serve: Serve, tmp_path: Path) -> None:
     limits = {"quota": ("user,tokens_per_minute=600",)}
     async with serve(fake_commands(engine=["--produces", str(tmp_path / "go")]), **limits) as served:

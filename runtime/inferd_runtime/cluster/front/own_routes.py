@@ -17,6 +17,7 @@ from starlette.routing import BaseRoute, Route
 from inferd.protocol import InferdError
 from inferd_runtime.cluster.front.hop_client import HopClient, HopRequest, hop_request
 from inferd_runtime.cluster.front.members import Member, Members
+from inferd_runtime.server.gateway.audit import SUBJECT_KEY
 from inferd_runtime.server.gateway.auth import ROLE_KEY, TENANT_KEY, AccessTokens, require_admin
 from inferd_runtime.server.gateway.common_routes import CommonRoutes
 from inferd_runtime.server.gateway.metric_families import family
@@ -53,6 +54,7 @@ class OwnRoutes:
             Route("/metrics", self.metrics),
             Route("/v1/cluster", self.cluster),
             Route("/v1/tenants", self.tenants),
+            Route("/v1/tenants/{tenant:path}/stop", self.stop_tenant, methods=["POST"]),
             Route("/v1/runs", self.list_runs, methods=["GET"]),
             document_route(),
         ]
@@ -96,6 +98,13 @@ class OwnRoutes:
         if request.scope.get(ROLE_KEY) is Role.ADMIN:
             names |= {*self.tokens.tenants, *(one["tenant"] for one in used)}
         return reply({"tenants": [self._tenant(name, used) for name in sorted(names)]})
+
+    async def stop_tenant(self, request: Request) -> Response:
+        """Ask all runs of a tenant to end, on all replicas: 202 with how many there are. For admins alone."""
+        require_admin(request.scope)
+        tenant = request.scope[SUBJECT_KEY] = request.path_params["tenant"]
+        answers = await self._asked(hop_request(request, self.key))
+        return reply({"tenant": tenant, "runs": sum(msgspec.json.decode(data)["runs"] for _, data in answers)}, 202)
 
     def _tenant(self, name: str, used: list[dict[str, Any]]) -> dict[str, Any]:
         total: dict[str, float] = {"runs": 0, "waiting": 0}

@@ -52,6 +52,7 @@ class Api:
             Route("/health", self.readyz),
             Route("/metrics", self.metrics),
             Route("/v1/tenants", self.tenants),
+            Route("/v1/tenants/{tenant:path}/stop", self.stop_tenant, methods=["POST"]),
             Route("/v1/slow-step", self.slow_step),
             Route("/v1/speculation/cycles", self.cycles),
             Route("/v1/runs", self.list_runs, methods=["GET"]),
@@ -84,6 +85,15 @@ class Api:
         if request.scope.get(ROLE_KEY) is Role.ADMIN:
             names |= {*(self.tokens.tenants if self.tokens else ()), *(run.tenant for run in self.runtime.runs.active)}
         return reply({"tenants": [tenant_json(self.runtime, name) for name in sorted(names)]})
+
+    async def stop_tenant(self, request: Request) -> Response:
+        """Ask all runs of a tenant to end, those that wait too: 202 with how many there are. For admins alone."""
+        require_admin(request.scope)
+        tenant = request.scope[SUBJECT_KEY] = request.path_params["tenant"]
+        runs = [run for run in self.runtime.runs.active if run.tenant == tenant]
+        for run in runs:
+            run.cancel("an administrator stopped the tenant's runs")
+        return reply({"tenant": tenant, "runs": len(runs)}, 202)
 
     async def metrics(self, request: Request) -> Response:
         """Answer figures for Prometheus, over all tenants: to admins, unless the settings say to all, who see their own beside

@@ -106,6 +106,10 @@ RUNTIME_OPERATIONS = (
         answers=_says("The tenants", own.TenantStates),
     ),
     Operation(
+        method="POST", path="/v1/tenants/{tenant}/stop", tag=OWN, summary="Ask all runs of a tenant to end; for an admin",
+        answers={202: OperationAnswer("How many there are", own.StoppedTenant)}, errors=(403,),
+    ),
+    Operation(
         method="GET", path="/v1/slow-step", tag=OWN, errors=(403,),
         summary="Wait for a slow step of the engine, and tell where its time went; for an admin",
         parameters=(

@@ -80,6 +80,13 @@ class TenantStates(Struct):
     tenants: list[TenantState]
 
 
+class StoppedTenant(Struct):
+    """A tenant whose runs were asked to end, and how many those are."""
+
+    tenant: str
+    runs: int
+
+
 class ShownInterface(Struct):
     """What a program takes and returns; ``arguments`` is the JSON Schema of a launch's arguments."""
 
