@@ -83,9 +83,10 @@ def positive_unique(view: View, to: Translator) -> list[Schema]:
     if values is None:
         raise CannotRewrite("uniqueItems needs items of few listed values", view.at("uniqueItems"))
     size = min(len(values), int(view.words.get("maxItems", len(values))))
-    if math.perm(len(values), size) > _MAX_ORDERS:
-        reason = f"uniqueItems over {len(values)} values has {math.perm(len(values), size)} orders"
-        raise CannotRewrite(f"{reason}; the limit is {_MAX_ORDERS}", view.at("uniqueItems"))
+    # Of more values than that, one is already too many: how many orders there are may have thousands of digits.
+    if len(values) > _MAX_ORDERS or math.perm(len(values), size) > _MAX_ORDERS:
+        reason = f"uniqueItems over {len(values)} values has more than {_MAX_ORDERS} orders"
+        raise CannotRewrite(reason, view.at("uniqueItems"))
     orders = [
         {"type": "array", "prefixItems": [{"const": value} for value in order], "maxItems": size}
         for order in permutations(values, size)
