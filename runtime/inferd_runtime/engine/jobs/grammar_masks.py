@@ -140,7 +140,7 @@ class GrammarCursor(OutputMasks):
     def completed(self, draft: Draft, limit: int) -> Draft:
         """Return a chain followed by what the grammar forces after it. One that takes too long is cut."""
         affordable = self._affordable(draft)
-        if len(affordable) < len(draft):
+        if len(affordable) < len(draft) or len(draft) >= limit:
             return affordable
         self._roll_back()
         forced = self._forced_after(draft.tokens)
