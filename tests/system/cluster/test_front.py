@@ -64,14 +64,24 @@ async def test_a_program_uploaded_once_runs_on_every_replica(cluster: Cluster) -
     assert refused.status_code == 404
 
 
-async def test_an_admin_ends_a_tenants_runs_on_all_replicas(cluster: Cluster) -> None:
+async def test_an_admin_ends_a_tenants_runs_on_all_replicas_and_nobody_elses(cluster: Cluster) -> None:
+    client, bob, root = cluster.client, *({"Authorization": f"Bearer {token}"} for token in (BOB, ROOT))
     await cluster.upload(WAITS)
-    runs = [await cluster.launch() for _ in range(8)]
-    assert {RUN_ID.fullmatch(run["id"])[1] for run in runs} == cluster.replicas.keys()
-    assert (await cluster.client.post("/v1/tenants/ann/stop")).status_code == 403
-    stopped = await cluster.client.post("/v1/tenants/ann/stop", headers={"Authorization": f"Bearer {ROOT}"})
-    assert (stopped.status_code, stopped.json()) == (202, {"tenant": "ann", "runs": 8})
-    assert {(await cluster.finished(run["id"]))["state"] for run in runs} == {"cancelled"}
+    others = await cluster.launch()
+    await client.post("/v1/programs", json={"files": {"main.py": WAITS}, "name": "stopped"}, headers=bob)
+    runs: list[str] = []
+    while {RUN_ID.fullmatch(run)[1] for run in runs} != cluster.replicas.keys():
+        assert len(runs) < 40
+        runs.append((await client.post("/v1/runs", json={"program": "stopped"}, headers=bob)).json()["id"])
+    assert (await client.post("/v1/tenants/bob/stop", headers=bob)).status_code == 403
+    stopped = await client.post("/v1/tenants/bob/stop", headers=root)
+    assert stopped.status_code == 202
+    assert stopped.json() == {"tenant": "bob", "runs": len(runs)}
+    for run in runs:
+        await client.get(f"/v1/runs/{run}/events", headers=bob)  # until it is over
+        assert (await client.get(f"/v1/runs/{run}", headers=bob)).json()["state"] == "cancelled"
+    assert (await client.get(f"/v1/runs/{others['id']}")).json()["finished_at"] is None
+    await client.post(f"/v1/runs/{others['id']}/cancel")
 
 
 async def test_runs_of_a_session_start_on_one_replica_and_a_launch_starts_once(cluster: Cluster) -> None:
