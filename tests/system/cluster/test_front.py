@@ -82,6 +82,7 @@ async def test_an_admin_ends_a_tenants_runs_on_all_replicas_and_nobody_elses(clu
         assert (await client.get(f"/v1/runs/{run}", headers=bob)).json()["state"] == "cancelled"
     assert (await client.get(f"/v1/runs/{others['id']}")).json()["finished_at"] is None
     await client.post(f"/v1/runs/{others['id']}/cancel")
+    await cluster.finished(others["id"])
 
 
 async def test_runs_of_a_session_start_on_one_replica_and_a_launch_starts_once(cluster: Cluster) -> None:
