@@ -26,7 +26,7 @@ class OutcomeCache(Generic[Outcome]):
     def get(self, key: CacheKey) -> Outcome | None:
         """Return the outcome that is held; None if there is none (yet)."""
         with self._lock:
-            entries = self._entries[key[0]]
+            entries = self._entries.get(key[0], OrderedDict())
             future, _ = entries.get(key, (None, 0))
             if future is None or not future.done() or future.cancelled():
                 return None
@@ -53,6 +53,15 @@ class OutcomeCache(Generic[Outcome]):
             while self._held.total() > self._max_bytes and (old := self._oldest(key)) is not None:
                 self._forget(old)
         future.set_result(outcome)
+
+    def grow(self, key: CacheKey, more: int) -> None:
+        """Hold an outcome as so many bytes more, if it is held."""
+        with self._lock:
+            entries = self._entries.get(key[0])
+            if entries is not None and key in entries:
+                future, cost = entries[key]
+                entries[key] = (future, cost + more)
+                self._held[key[0]] += more
 
     def drop(self, key: CacheKey, future: Future[Outcome], outcome: Outcome | None = None) -> None:
         """Set the outcome of a claimed key (None: cancel, so that another waiter claims the key again) and hold nothing."""

@@ -7,9 +7,10 @@ hang; for the rest, a compiler with `trials` compiles only what a child process 
 from __future__ import annotations
 
 import threading
+from collections.abc import Callable, Sequence
 from concurrent.futures import CancelledError, Future
 from contextlib import ExitStack, suppress
-from functools import cached_property
+from functools import cached_property, partial
 from typing import Protocol
 
 import numpy as np
@@ -69,6 +70,7 @@ class Compiled:
     ) -> None:
         self.backend = backend
         self.cost = max(_COMPILED_BYTES, grown)  # bytes, as far as they are known
+        self.grew: Callable[[int], None] | None = None  # called with what is added to them later
         self.checked = core.checked  # (keyword, pointer) of what masks do not hold: `validate` does
         self._validator = validator
         self._core = core
@@ -129,6 +131,7 @@ class Compiled:
         if not self._searched:
             try:
                 self._end = self._sought()
+                self._grow([] if self._end is None else [self._end])
             except GrammarLimit as limit:
                 self.late = limit.fresh()
             self._searched = True
@@ -163,8 +166,14 @@ class Compiled:
     @cached_property
     def _opened(self) -> list[Split]:
         found = opened_ends(self.matcher(), self._splitter, self._outline, clock=SearchClock(_END_SECONDS))
-        self.cost += sum(end.size for end in found)
+        self._grow(found)
         return found
+
+    def _grow(self, ends: Sequence[Split]) -> None:
+        size = sum(end.size for end in ends)
+        self.cost += size
+        if self.grew is not None:
+            self.grew(size)
 
     def validate(self, text: str) -> Problem | None:
         """Return what is wrong with a finished text; None if nothing is. Only `best_effort` leaves anything to find."""
@@ -253,6 +262,8 @@ class GrammarCompiler:
         if busy or isinstance(outcome, GrammarInterrupted):
             self._cache.drop(key, future, outcome)  # not the grammar's doing
         else:
+            if isinstance(outcome, Compiled):
+                outcome.grew = partial(self._cache.grow, key)
             self._cache.keep(key, future, outcome, outcome.cost if isinstance(outcome, Compiled) else _REFUSAL_BYTES)
 
     def _outcome(self, constraint: Constraint, read: int) -> Compiled | GrammarError:

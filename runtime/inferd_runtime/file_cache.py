@@ -24,7 +24,7 @@ from inferd.protocol import Unavailable
 POLL_SECONDS = 0.1
 CHECKSUM = ".sha256"
 UNFINISHED = "tmp-"
-ABANDONED_SECONDS = 60.0
+ABANDONED_SECONDS = 6 * 3600.0
 """Younger folders may not be held yet by who has just made them."""
 
 

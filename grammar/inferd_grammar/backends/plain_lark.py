@@ -13,7 +13,8 @@ _LARK_RULE = re.compile(r"^[ \t]*[?!]*[A-Za-z_][^:\n]*:", re.MULTILINE)
 _LARK_OUTSIDE = re.compile(r"@\w+|%llguidance")
 _NO_OPTIONS = re.compile(r"\A\s*%llguidance[ \t]*\{\s*\}[ \t]*(?=\n)")
 _CAPTURE = re.compile(r'^([A-Za-z_]\w*)\[capture(?:="[^"\\\]\n]*")?\]:', re.MULTILINE)
-_LARK_ATTRIBUTE = re.compile(r"\[[^\[\]\n]*\b(max_tokens|stop|temperature|capture)\b")
+_LARK_BRACKETS = re.compile(r"\[[^\[\]\n]*\]")
+_LARK_ATTRIBUTE = re.compile(r"\b(max_tokens|stop|temperature|capture)\b")
 
 
 def plain_lark(text: str, limits: CompileLimits) -> str:
@@ -31,6 +32,7 @@ def plain_lark(text: str, limits: CompileLimits) -> str:
         raise GrammarError(f"Lark grammar names the special token {special[0]}: not supported")
     if outside := _LARK_OUTSIDE.search(bare):
         raise GrammarError(f"{outside[0]!r} in a Lark grammar is not supported")
-    if attribute := _LARK_ATTRIBUTE.search(bare):
-        raise GrammarError(f"Lark rule attribute {attribute[1]!r} is not supported")
+    for bracket in _LARK_BRACKETS.finditer(bare):
+        if attribute := _LARK_ATTRIBUTE.search(bracket[0]):
+            raise GrammarError(f"Lark rule attribute {attribute[1]!r} is not supported")
     return text

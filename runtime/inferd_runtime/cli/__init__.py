@@ -28,7 +28,7 @@ VERBS: dict[str, tuple[str, str]] = {
     "models": ("models", "list the models on this machine; models rm | served | fit"),
     "token": ("token", "create, list, rotate and revoke access tokens"),
     "secret": ("secret", "set, list and remove secrets that programs use by name"),
-    "tenants": ("tenants", "show the quotas of tenants and what they use"),
+    "tenants": ("tenants", "show what tenants use of what they may have; --stop ends one's work"),
     "cluster": ("cluster", "several runtimes as one: cluster up | status | scale | down"),
     "doctor": ("doctor", "check this machine, the settings and the server"),
     "build-runner": ("build", "build the sandbox's Python component before the first run"),

@@ -44,13 +44,16 @@ def ending_signals() -> list[signal.Signals]:
 
 
 def on_first_sigterm(action: Callable[[], object]) -> None:
-    """Call ``action`` at the first SIGTERM or SIGHUP from now on; the second one, and Ctrl+C at any time, cancel this task."""
+    """Call ``action`` at the first SIGTERM or SIGHUP from now on; a SIGTERM behind it, and Ctrl+C at any time, cancel this task.
+
+    A terminal that is closed hangs up twice, which is no wish to end at once.
+    """
     loop, task = asyncio.get_running_loop(), asyncio.current_task()
     assert task is not None
 
     def first() -> None:
         for number in ending_signals():
-            loop.add_signal_handler(number, task.cancel)
+            loop.add_signal_handler(number, task.cancel if number is signal.SIGTERM else int)
         action()
 
     for number in ending_signals():

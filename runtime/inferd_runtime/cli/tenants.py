@@ -15,14 +15,16 @@ SHOWN = ("runs", "waiting", "sockets", "connections", "launches_per_minute", "to
 def tenants(argv: list[str]) -> int:
     """Show use and quotas: of all tenants with an admin's token, else of one's own. ``--stop``: end a tenant's runs."""
     parser = Parser("tenants", "What tenants use of what they may have: all of them for an admin, else your own.")
-    parser.add_argument("--stop", metavar="TENANT", help="end all runs of a tenant, those that wait too: for an admin")
+    parser.add_argument("--stop", metavar="TENANT", help="end all that a tenant runs: for an admin")
     add_settings(parser, CLIENT_SETTINGS)
-    add_json(parser, "print {tenants: [{tenant, quotas, use}]}, with every quota; with --stop {tenant, runs}")
+    add_json(
+        parser, "print {tenants: [{tenant, quotas, use}]}, with every quota; with --stop {tenant, runs, responses}"
+    )
     parsed = parser.parse_args(argv)
     server = Server.of(settings_of(parsed))
     if parsed.stop is not None:
         stopped = server.post(f"/v1/tenants/{quote(parsed.stop, safe='')}/stop")
-        print_json(stopped) if parsed.as_json else print(f"{parsed.stop}: {stopped['runs']} runs were asked to end")
+        print_json(stopped) if parsed.as_json else print(_told(stopped))
         return 0
     answer = server.get("/v1/tenants")
     if parsed.as_json:
@@ -31,6 +33,10 @@ def tenants(argv: list[str]) -> int:
     heads = ["TENANT", *(name.upper().replace("_", " ") for name in SHOWN)]
     print_table(heads, [[one["tenant"], *(_cell(one, name) for name in SHOWN)] for one in answer["tenants"]])
     return 0
+
+
+def _told(stopped: dict[str, Any]) -> str:
+    return "{tenant}: {runs} runs and {responses} responses in the background were asked to end".format_map(stopped)
 
 
 def _cell(tenant: dict[str, Any], name: str) -> str:

@@ -25,7 +25,7 @@ from inferd_grammar import (
 from inferd_grammar.cache import OutcomeCache
 from inferd_grammar.compiler import Backend
 from inferd_grammar.conformance.matcher_checks import look
-from inferd_grammar.constraints import Constraint
+from inferd_grammar.constraints import Constraint, SequenceGrammar, TextGrammar
 from inferd_grammar.limits import CompileLimits
 from inferd_grammar.matchers.matcher import Core
 
@@ -129,6 +129,24 @@ def test_where_the_largest_holder_has_its_newest_alone_another_loses_some() -> N
     assert [cache.get(("one", "a")), cache.get(("one", "b")), cache.get(("two", "c"))] == [None, "b", "c"]
 
 
+def test_the_end_of_a_long_fixed_text_counts_for_the_cache_and_its_holder(
+    counted: tuple[GrammarCompiler, CountingBackend],
+) -> None:
+    """Its tokens take thirteen times its bytes, and were found after what the constraint takes had been counted."""
+    compiler, _ = counted
+    constraint = SequenceGrammar((TextGrammar("ab cd " * 5000), JsonSchemaGrammar({"type": "integer"})))
+    compiled = compiler.compile(constraint)
+    before, held = compiled.cost, compiler._cache._held.total()
+    assert compiled.shortest() is not None
+    assert compiled.cost - before > 13 * 30_000
+    assert compiler._cache._held.total() - held == compiled.cost - before
+
+
+def test_an_optional_group_over_lines_may_name_a_rule_like_an_attribute(compiler: GrammarCompiler) -> None:
+    matcher = compiler.compile(LarkGrammar('start: [ stop\n | "b" ]\nstop: "a"')).matcher()
+    assert matcher.may_end()
+
+
 def test_a_bug_is_not_cached(counted: tuple[GrammarCompiler, CountingBackend]) -> None:
     compiler, backend = counted
     backend.failure = RuntimeError("bug")
@@ -184,7 +202,7 @@ def test_what_guidance_writes_around_a_grammar_changes_no_text(compiler: Grammar
         ("start: <[12]>", r"special token <\[12\]>"),
         ("start: a\na[max_tokens=3]: /.*/", "'max_tokens' is not supported"),
         ('start: a\na[stop="x"]: /.*/', "'stop' is not supported"),
-        ('start: a\na[capture, stop="x"]: /x/', "'stop' is not supported"),
+        ('start: a\na[capture, stop="x"]: /x/', "'capture' is not supported"),
         ('%llguidance {"no_forcing": true}\nstart: /x/', "'%llguidance' in a Lark grammar"),
         ("start: a\n%llguidance {}\na: /x/", "'%llguidance' in a Lark grammar"),
         ("start: a\na[temperature=0.5]: /x/", "'temperature' is not supported"),

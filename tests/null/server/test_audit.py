@@ -50,3 +50,12 @@ def test_an_audit_log_that_is_rotated_goes_on_in_a_new_file_without_a_restart(tm
     assert (tmp_path / "audit.1").read_text() == '{"line":1}\n'
     assert path.read_text() == '{"line":3}\n'
     assert path.stat().st_mode & 0o777 == 0o600
+
+
+def test_where_no_new_audit_log_can_be_made_lines_go_on_to_the_one_before(tmp_path: Path) -> None:
+    folder = tmp_path / "logs"
+    log = AuditLog(folder / "audit")
+    folder.rename(tmp_path / "gone")  # so that there is no folder to make a new file in
+    log.write({"line": 1})
+    log.close()
+    assert (tmp_path / "gone" / "audit").read_text() == '{"line":1}\n'

@@ -83,9 +83,9 @@ def test_a_tenant_of_any_name_is_stopped(monkeypatch: pytest.MonkeyPatch, capsys
 
     def post(server: client.Server, path: str, body: object = None) -> dict[str, object]:
         asked.append(path)
-        return {"tenant": "a/ä", "runs": 2}
+        return {"tenant": "a/ä", "runs": 2, "responses": 1}
 
     monkeypatch.setattr(client.Server, "post", post)
     assert tenants(["--url", "http://x", "--stop", "a/ä"]) == 0
     assert asked == ["/v1/tenants/a%2F%C3%A4/stop"]
-    assert capsys.readouterr().out == "a/ä: 2 runs were asked to end\n"
+    assert capsys.readouterr().out == "a/ä: 2 runs and 1 responses in the background were asked to end\n"

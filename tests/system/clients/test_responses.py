@@ -5,11 +5,13 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, Literal
 
+import httpx
 import openai
 import pytest
 from pydantic import BaseModel
@@ -135,6 +137,23 @@ def test_a_response_in_the_background_is_asked_for_until_it_is_over(client: open
     waited = client.responses.create(model="tiny", input="Hi", max_output_tokens=5, temperature=0)
     assert (ended.status, ended.output_text) == (waited.status, waited.output_text)
     assert client.responses.cancel(begun.id).status == ended.status
+
+
+def test_an_admin_ends_a_tenants_responses_in_the_background(
+    client: openai.OpenAI, other: openai.OpenAI, http: httpx.Client
+) -> None:
+    """They have no connection that would be closed with the tenant's token."""
+    own, theirs = (
+        one.responses.create(model="tiny", input="Hi", background=True, text={"format": LONG}, max_output_tokens=3000)
+        for one in (client, other)
+    )
+    stopped = http.post("/v1/tenants/bob/stop")
+    assert (stopped.status_code, stopped.json()) == (202, {"tenant": "bob", "runs": 0, "responses": 1})
+    deadline = time.monotonic() + 20
+    while (state := other.responses.retrieve(theirs.id).status) != "cancelled":
+        assert time.monotonic() < deadline, state
+    assert client.responses.retrieve(own.id).status == "in_progress"
+    assert client.responses.cancel(own.id).status == "cancelled"
 
 
 def test_a_response_in_the_background_is_cancelled(client: openai.OpenAI, other: openai.OpenAI) -> None:

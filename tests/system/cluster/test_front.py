@@ -76,7 +76,7 @@ async def test_an_admin_ends_a_tenants_runs_on_all_replicas_and_nobody_elses(clu
     assert (await client.post("/v1/tenants/bob/stop", headers=bob)).status_code == 403
     stopped = await client.post("/v1/tenants/bob/stop", headers=root)
     assert stopped.status_code == 202
-    assert stopped.json() == {"tenant": "bob", "runs": len(runs)}
+    assert stopped.json() == {"tenant": "bob", "runs": len(runs), "responses": 0}
     for run in runs:
         await client.get(f"/v1/runs/{run}/events", headers=bob)  # until it is over
         assert (await client.get(f"/v1/runs/{run}", headers=bob)).json()["state"] == "cancelled"

@@ -354,7 +354,7 @@ async def test_an_admin_ends_all_runs_of_a_tenant_and_nobody_elses(serve: Serve)
             refused = await served.client.post("/v1/tenants/ann/stop", headers=headers)
             assert code_of(refused) == (403, "client.forbidden")
         stopped = await served.client.post("/v1/tenants/ann/stop", headers=admin)
-        assert (stopped.status_code, stopped.json()) == (202, {"tenant": "ann", "runs": 3})
+        assert (stopped.status_code, stopped.json()) == (202, {"tenant": "ann", "runs": 3, "responses": 0})
         for run in runs:
             ended = await served.finished(run)
             assert ended["error"]["code"] == "cancelled"

@@ -143,6 +143,24 @@ def program(tmp_path: Path) -> str:
     return str(path)
 
 
+def test_a_terminal_that_hangs_up_twice_ends_a_server_in_order(inferd: CommandLine, program: str) -> None:
+    """The kernel and the shell both say so, and the second time cut the drain off."""
+    with inferd.start("serve", "--port", "0", "--json", "--drain-seconds", "600") as server:
+        assert server.stdout is not None
+        assert server.stderr is not None
+        json.loads(server.stdout.readline())
+        assert inferd("upload", program).returncode == 0
+        run = inferd("launch", "--detach", "sleeper").stdout.strip()
+        server.send_signal(signal.SIGHUP)
+        assert any("draining" in line for line in iter(server.stderr.readline, ""))
+        for _ in range(3):
+            server.send_signal(signal.SIGHUP)
+        # It still answers, and waits for its run.
+        assert json.loads(inferd("ps", "--json").stdout)["runs"][0]["id"] == run
+        assert inferd("stop", run).returncode == 0
+        assert server.wait(30) == 0
+
+
 @pytest.mark.parametrize(
     "signals",
     [

@@ -100,11 +100,14 @@ class OwnRoutes:
         return reply({"tenants": [self._tenant(name, used) for name in sorted(names)]})
 
     async def stop_tenant(self, request: Request) -> Response:
-        """Ask all runs of a tenant to end, on all replicas: 202 with how many there are. For admins alone."""
+        """As a gateway's, on all replicas that answer."""
         require_admin(request.scope)
         tenant = request.scope[SUBJECT_KEY] = request.path_params["tenant"]
         answers = await self._asked(hop_request(request, self.key))
-        return reply({"tenant": tenant, "runs": sum(msgspec.json.decode(data)["runs"] for _, data in answers)}, 202)
+        stopped = [msgspec.json.decode(data) for _, data in answers]
+        return reply(
+            {"tenant": tenant, **{what: sum(one[what] for one in stopped) for what in ("runs", "responses")}}, 202
+        )
 
     def _tenant(self, name: str, used: list[dict[str, Any]]) -> dict[str, Any]:
         total: dict[str, float] = {"runs": 0, "waiting": 0}

@@ -299,7 +299,7 @@ async def open_gateway(
         sessions, warm = TenantSessions(runtime), await stack.enter_async_context(warm_sessions())
         direct = DirectChat(runtime, sessions, builtin_main(), warm, pace)
         serving = ChatServing(runtime, programs, sessions, direct, aliases)
-        own, chat = Api(runtime, programs, tokens), ChatApi(runtime, serving, pace)
+        own, chat = Api(runtime, programs, tokens, responses.background), ChatApi(runtime, serving, pace)
         routes = [*role.routes(runtime, responses), *all_routes(own, ModelApi(chat, sessions), chat, responses)]
         async with serve_app(make_app(routes, tokens, entrance.middleware), settings, entrance):
             try:

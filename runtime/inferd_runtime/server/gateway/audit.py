@@ -42,13 +42,20 @@ class AuditLog:
     def write(self, entry: dict[str, Any]) -> None:
         """Append a line."""
         try:
+            self._follow()
+            os.write(self._handle, msgspec.json.encode(entry) + b"\n")
+        except OSError as error:
+            log.error("the audit log %s cannot be written: %s", self._path, error)
+
+    def _follow(self) -> None:
+        """Open the path anew where it has another file, or none. Where that fails, lines go on to the file of before."""
+        try:
             if not self._is_there():
                 fresh = self._open()
                 os.close(self._handle)
                 self._handle = fresh
-            os.write(self._handle, msgspec.json.encode(entry) + b"\n")
         except OSError as error:
-            log.error("the audit log %s cannot be written: %s", self._path, error)
+            log.error("the audit log %s cannot be opened anew, and goes on where it was: %s", self._path, error)
 
     def _open(self) -> int:
         return os.open(self._path, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o600)

@@ -25,6 +25,7 @@ from inferd_runtime.server.gateway.script_session import script_session
 from inferd_runtime.server.programs.bundles import Program
 from inferd_runtime.server.programs.launch_checks import check_arguments, check_limits
 from inferd_runtime.server.programs.library import ProgramLibrary
+from inferd_runtime.server.response_store.background import BackgroundResponses
 from inferd_runtime.server.supervisor.held_runs import RunRequest
 from inferd_runtime.server.supervisor.run_keeper import AnyRun
 from inferd_runtime.server.supervisor.runtime import Runtime
@@ -42,6 +43,7 @@ class Api:
     runtime: Runtime
     programs: ProgramLibrary
     tokens: AccessTokens | None = None
+    background: BackgroundResponses | None = None
     watchers: Watchers = field(default_factory=Watchers)
 
     def routes(self) -> list[BaseRoute]:
@@ -87,13 +89,16 @@ class Api:
         return reply({"tenants": [tenant_json(self.runtime, name) for name in sorted(names)]})
 
     async def stop_tenant(self, request: Request) -> Response:
-        """Ask all runs of a tenant to end, those that wait too: 202 with how many there are. For admins alone."""
+        """Ask all runs of a tenant to end, those that wait too, and its responses in the background: 202 with how many there
+        are. For admins alone.
+        """
         require_admin(request.scope)
         tenant = request.scope[SUBJECT_KEY] = request.path_params["tenant"]
         runs = [run for run in self.runtime.runs.active if run.tenant == tenant]
         for run in runs:
             run.cancel("an administrator stopped the tenant's runs")
-        return reply({"tenant": tenant, "runs": len(runs)}, 202)
+        responses = 0 if self.background is None else self.background.cancel_all(tenant)
+        return reply({"tenant": tenant, "runs": len(runs), "responses": responses}, 202)
 
     async def metrics(self, request: Request) -> Response:
         """Answer figures for Prometheus, over all tenants: to admins, unless the settings say to all, who see their own beside

@@ -106,7 +106,7 @@ RUNTIME_OPERATIONS = (
         answers=_says("The tenants", own.TenantStates),
     ),
     Operation(
-        method="POST", path="/v1/tenants/{tenant}/stop", tag=OWN, summary="Ask all runs of a tenant to end; for an admin",
+        method="POST", path="/v1/tenants/{tenant}/stop", tag=OWN, summary="Ask all that a tenant runs to end; for an admin",
         answers={202: OperationAnswer("How many there are", own.StoppedTenant)}, errors=(403,),
     ),
     Operation(

@@ -81,10 +81,11 @@ class TenantStates(Struct):
 
 
 class StoppedTenant(Struct):
-    """A tenant whose runs were asked to end, and how many those are."""
+    """A tenant whose runs and responses in the background were asked to end, and how many those are."""
 
     tenant: str
     runs: int
+    responses: int
 
 
 class ShownInterface(Struct):

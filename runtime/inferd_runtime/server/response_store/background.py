@@ -78,6 +78,13 @@ class BackgroundResponses:
             found.scope.cancel()
             await found.over.wait()
 
+    def cancel_all(self, tenant: str) -> int:
+        """End all of a tenant's responses that are in progress. Returns how many there are."""
+        own = [one for (owner, _), one in self._open.items() if owner == tenant]
+        for one in own:
+            one.scope.cancel()
+        return len(own)
+
     async def _answer(
         self, exchange: ResponsesExchange, answer: Answer, tenant: str, *, task_status: TaskStatus[OpenResponse]
     ) -> None:
