@@ -52,12 +52,16 @@ def private_folder(path: Path) -> Path:
 
 def code_folder(path: Path) -> Path:
     """Make a folder as :func:`private_folder` does, for machine code. Raises Unavailable, also where none may be run from it."""
-    private_folder(path)
+    refuse_noexec(private_folder(path))
+    return path
+
+
+def refuse_noexec(path: Path) -> None:
+    """Raise Unavailable if no machine code may be run from a folder that is there."""
     if os.statvfs(path).f_flag & getattr(os, "ST_NOEXEC", 0):
         raise Unavailable(
             f"the cache folder {path} holds machine code, and its file system is mounted noexec; set INFERD_CACHE_DIR"
         )
-    return path
 
 
 @functools.cache

@@ -137,9 +137,7 @@ def split_regex(pattern: str) -> Iterator[str]:
     while at < len(pattern):
         found = pieces.match(pattern, at)
         if found is None and pattern[at] == "[":
-            pieces = (
-                _PIECE_OUTSIDE  # without an end: those behind it have none either, and each would be read to the last
-            )
+            pieces = _PIECE_OUTSIDE  # it has no end, nor have those behind it, and each would be read to the last
         piece = found[0] if found else pattern[at]
         at += len(piece)
         is_count = piece in ("*", "+", "?") or _COUNT.fullmatch(piece) is not None

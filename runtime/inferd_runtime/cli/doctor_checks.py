@@ -14,10 +14,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
-from inferd.protocol import InferdError
+from inferd.protocol import InferdError, Unavailable
 from inferd_runtime.cli.client import Server
 from inferd_runtime.draft_models.options import is_loopback
-from inferd_runtime.file_cache import cache_folder, code_folder
+from inferd_runtime.file_cache import cache_folder, private_folder, refuse_noexec
 from inferd_runtime.isolation.report import report
 from inferd_runtime.kernels.native.compiler import hindrance
 from inferd_runtime.models.fitting.cores import usable_cores
@@ -105,18 +105,32 @@ def disk(settings: Settings) -> Findings:
     """Look at the folders that a server writes to, and at what is in them."""
     for name in ("data_dir", "state_dir"):
         folder = getattr(settings, name)
-        there = next(path for path in (folder, *folder.parents) if path.exists())
+        there = _existing(folder)
         if not there.is_dir() or not os.access(there, os.W_OK | os.X_OK):
             yield Finding("disk", "missing", f"{name} {folder} cannot be written: set --{name.replace('_', '-')}")
             continue
         yield _room(name, folder, there)
     try:
-        cache = code_folder(cache_folder() / "runner").parent
-        yield _room("cache", cache, cache)
+        yield _cache(cache_folder() / "runner")
         temporary_folder()
         refuse_newer_formats(settings)
     except InferdError as error:
         yield Finding("disk", "missing", error.message)
+
+
+def _existing(folder: Path) -> Path:
+    return next(path for path in (folder, *folder.parents) if path.exists())
+
+
+def _cache(folder: Path) -> Finding:
+    """Look at the folder for machine code. It is not made here: whoever asks may not be who serves. Raises Unavailable."""
+    there = _existing(folder)
+    if there == folder:
+        private_folder(folder)
+    elif not os.access(there, os.W_OK | os.X_OK):
+        raise Unavailable(f"the cache folder {folder} cannot be made; set INFERD_CACHE_DIR")
+    refuse_noexec(there)
+    return _room("cache", folder, there)
 
 
 def _room(name: str, folder: Path, there: Path) -> Finding:

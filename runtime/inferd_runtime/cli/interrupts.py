@@ -43,6 +43,10 @@ def ending_signals() -> list[signal.Signals]:
     return [signal.SIGTERM, signal.SIGHUP] if hangs_up else [signal.SIGTERM]
 
 
+def _heard() -> None:
+    """A hang-up behind another signal says nothing new."""
+
+
 def on_first_sigterm(action: Callable[[], object]) -> None:
     """Call ``action`` at the first SIGTERM or SIGHUP from now on; a SIGTERM behind it, and Ctrl+C at any time, cancel this task.
 
@@ -53,7 +57,7 @@ def on_first_sigterm(action: Callable[[], object]) -> None:
 
     def first() -> None:
         for number in ending_signals():
-            loop.add_signal_handler(number, task.cancel if number is signal.SIGTERM else int)
+            loop.add_signal_handler(number, task.cancel if number is signal.SIGTERM else _heard)
         action()
 
     for number in ending_signals():

@@ -18,7 +18,6 @@ from inferd_runtime.server.gateway.app import make_app
 from inferd_runtime.server.gateway.auth import TENANT_KEY, AccessTokens
 from inferd_runtime.server.gateway.cycle_stream import MOST_STREAMS, Watchers, cycle_events
 from inferd_runtime.server.gateway.routes import Api
-from inferd_runtime.server.programs.library import ProgramLibrary
 from inferd_runtime.server.supervisor.runtime import Runtime
 from inferd_runtime.server.tenancy.tokens import TokenRights
 from inferd_runtime.session.wire import CyclePage, GetCycles, WatchedCycle
@@ -140,7 +139,8 @@ def watching(tenant: str = "a") -> Request:
 
 
 def watched(stub: Stub) -> Api:
-    return Api(cast(Runtime, stub), cast(ProgramLibrary, None))
+    nobody = cast(Any, None)
+    return Api(cast(Runtime, stub), nobody, nobody, nobody)
 
 
 async def test_streams_that_open_at_once_do_not_pass_the_limit() -> None:

@@ -83,6 +83,17 @@ def test_what_a_server_would_not_start_with_is_missed(home: Path, monkeypatch: p
     assert [one.state for one in examine(settings(home)) if words in one.text] == ["missing"]
 
 
+def test_looking_makes_no_folder_of_whoever_looks(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A root who looked once left a folder for machine code that the server's user could not use."""
+    monkeypatch.setenv("INFERD_CACHE_DIR", str(home / "cache"))
+    before = sorted(home.rglob("*"))
+    assert [one.state for one in found(settings(home), "disk") if "cache" in one.text] == ["ok"]
+    assert sorted(home.rglob("*")) == before
+    (home / "cache" / "runner").mkdir(parents=True, mode=0o700)
+    (home / "cache" / "runner").chmod(0o777)
+    assert [one.state for one in found(settings(home), "disk") if "cache" in one.text] == ["missing"]
+
+
 def test_folders_without_inodes_and_few_open_files_are_told(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(os, "statvfs", lambda path: file_system(f_files=10))
     assert all(one.state == "missing" and "inode" in one.text for one in found(settings(home), "disk"))

@@ -41,6 +41,17 @@ def test_a_server_that_is_set_back_does_not_serve_without_what_a_newer_one_kept(
     ):
         raise AssertionError
     assert path.read_bytes() == before
+    assert [each.name for each in path.parent.glob(f"{path.name}*")] == [path.name]
+
+
+def test_a_number_that_is_in_the_files_log_alone_counts(tmp_path: Path) -> None:
+    """The newer server was killed."""
+    path = tmp_path / "data" / "runs.sqlite3"
+    write(path, 1)
+    with contextlib.closing(sqlite3.connect(path)) as db:
+        db.execute("PRAGMA user_version=1000")
+        with pytest.raises(InvalidRequest, match="has format 1000"):
+            refuse_newer_formats(settings(tmp_path))
 
 
 def test_files_of_older_formats_and_damaged_ones_are_their_stores_own_affair(tmp_path: Path) -> None:

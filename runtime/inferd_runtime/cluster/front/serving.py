@@ -13,7 +13,7 @@ import anyio
 from inferd_runtime.cluster.front.admission import Admission
 from inferd_runtime.cluster.front.exchange import TenantExchange
 from inferd_runtime.cluster.front.hop_client import HopClient
-from inferd_runtime.cluster.front.launch_homes import open_launch_homes
+from inferd_runtime.cluster.front.launch_homes import FORMAT, HOMES_FILE, open_launch_homes
 from inferd_runtime.cluster.front.launches import ClusterLaunches
 from inferd_runtime.cluster.front.members import Members
 from inferd_runtime.cluster.front.messages_relay import MessagesRelay
@@ -28,6 +28,7 @@ from inferd_runtime.server.connections.connection_table import ConnectionTable
 from inferd_runtime.server.gateway.app import AppMiddleware, Entrance, announced, make_app, open_entrance, serve_app
 from inferd_runtime.server.gateway.gateway_role import open_own_library
 from inferd_runtime.server.gateway.listening import listen, url_of
+from inferd_runtime.server.gateway.stored_formats import refuse_newer
 from inferd_runtime.server.processes.background import background_tasks
 from inferd_runtime.server.services.topics.kept_values import QUEUES_FILE, open_kept_values
 from inferd_runtime.server.tenancy.quotas import Quotas, same_for_all
@@ -101,6 +102,7 @@ async def open_front(order: FrontStart) -> AsyncIterator[ClusterFront]:
     settings = order.settings
     async with AsyncExitStack() as stack:
         entrance = stack.enter_context(open_entrance(settings, listener=_inherited(order.listener)))
+        refuse_newer([(settings.data_dir / HOMES_FILE, FORMAT.number)])
         private = stack.enter_context(_private_entrance(order.private_host, order.key))
         use, hop = entrance.use, HopClient()
         exchange = TenantExchange(use, settings.tenant_pages or 0)

@@ -42,8 +42,8 @@ class Api:
 
     runtime: Runtime
     programs: ProgramLibrary
-    tokens: AccessTokens | None = None
-    background: BackgroundResponses | None = None
+    tokens: AccessTokens
+    background: BackgroundResponses
     watchers: Watchers = field(default_factory=Watchers)
 
     def routes(self) -> list[BaseRoute]:
@@ -85,7 +85,7 @@ class Api:
         """Answer quotas and use: of all tenants for an admin, also of those without a token whose runs go on, else of its own."""
         names = {request.scope[TENANT_KEY]}
         if request.scope.get(ROLE_KEY) is Role.ADMIN:
-            names |= {*(self.tokens.tenants if self.tokens else ()), *(run.tenant for run in self.runtime.runs.active)}
+            names |= {*self.tokens.tenants, *(run.tenant for run in self.runtime.runs.active)}
         return reply({"tenants": [tenant_json(self.runtime, name) for name in sorted(names)]})
 
     async def stop_tenant(self, request: Request) -> Response:
@@ -97,8 +97,7 @@ class Api:
         runs = [run for run in self.runtime.runs.active if run.tenant == tenant]
         for run in runs:
             run.cancel("an administrator stopped the tenant's runs")
-        responses = 0 if self.background is None else self.background.cancel_all(tenant)
-        return reply({"tenant": tenant, "runs": len(runs), "responses": responses}, 202)
+        return reply({"tenant": tenant, "runs": len(runs), "responses": self.background.cancel_all(tenant)}, 202)
 
     async def metrics(self, request: Request) -> Response:
         """Answer figures for Prometheus, over all tenants: to admins, unless the settings say to all, who see their own beside

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import sqlite3
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 
 from inferd.protocol import InvalidRequest
@@ -24,13 +24,18 @@ from inferd_runtime.settings.settings import Settings
 
 
 def refuse_newer_formats(settings: Settings) -> None:
-    """Raise InvalidRequest that names the files which a newer version of inferd has written.
+    """As :func:`refuse_newer`, for all that a server may keep."""
+    refuse_newer(_formats(settings))
+
+
+def refuse_newer(formats: Iterable[tuple[Path, int]]) -> None:
+    """Raise InvalidRequest that names the files which a newer version of inferd has written; given are the numbers known here.
 
     Some are opened at their first use only: a server that was set back would serve without what they hold.
     """
     newer = [
         f"{path} has format {found}, and this version reads format {known}"
-        for path, known in _formats(settings)
+        for path, known in formats
         if (found := _format_of(path)) > known
     ]
     if newer:
@@ -55,7 +60,9 @@ def _format_of(path: Path) -> int:
     """Return the number of a file's format; 0 for none, and for one that cannot be read, of which its own store says why."""
     with contextlib.suppress(sqlite3.Error, OSError):
         if path.exists():
-            with contextlib.closing(sqlite3.connect(f"{path.absolute().as_uri()}?mode=ro", uri=True)) as db:
+            # A file that was closed is read as it is: SQLite would put two others beside it, which only who may write removes.
+            way = "mode=ro" if path.with_name(f"{path.name}-wal").exists() else "immutable=1"
+            with contextlib.closing(sqlite3.connect(f"{path.absolute().as_uri()}?{way}", uri=True)) as db:
                 found: int = db.execute("PRAGMA user_version").fetchone()[0]
                 return found
     return 0

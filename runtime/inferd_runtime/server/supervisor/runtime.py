@@ -10,7 +10,6 @@ A dead engine or worker is started again. Every run that it held ends with Unava
 from __future__ import annotations
 
 import logging
-import secrets
 import time
 from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager
@@ -51,15 +50,15 @@ from inferd_runtime.server.services.outside import OutsideServices, OutsideWirin
 from inferd_runtime.server.services.run_files import FileService, RunFileStore
 from inferd_runtime.server.services.table import ServiceTable
 from inferd_runtime.server.services.topics.families import join_messages
+from inferd_runtime.server.supervisor.begun_runs import launched_run, resumed_run
 from inferd_runtime.server.supervisor.charging import charge_produced_tokens
 from inferd_runtime.server.supervisor.commands import Commands, default_commands
 from inferd_runtime.server.supervisor.engine_supervisor import EngineSupervisor
 from inferd_runtime.server.supervisor.held_runs import HeldRun, RunRequest, check_undelivered, session_of, too_long
 from inferd_runtime.server.supervisor.left_sessions import LeftSessions
 from inferd_runtime.server.supervisor.loop_socket import control_socket, zmq_context
-from inferd_runtime.server.supervisor.resumed_runs import resumed_run
 from inferd_runtime.server.supervisor.run_desks import RunDesks
-from inferd_runtime.server.supervisor.run_events import Ending, EventBuffer
+from inferd_runtime.server.supervisor.run_events import Ending
 from inferd_runtime.server.supervisor.run_keeper import SERVER_ENDED, RunKeeper
 from inferd_runtime.server.supervisor.run_observer import RunObserver
 from inferd_runtime.server.supervisor.run_totals import RunTotals, TenantTotals
@@ -76,8 +75,6 @@ GRACE_SECONDS = 5.0
 """How long a worker may take to end a run, or the next of several, before the worker itself is killed."""
 QUEUE_SECONDS = 60.0
 TICK_SECONDS = 0.25
-SEED_BITS = 53
-"""Of a run's seed, so that every reader of JSON has it exactly."""
 MAX_ATTEMPTS = 3
 """How often a retry-safe run is started."""
 ENGINE_BACK_SECONDS = 120.0
@@ -160,12 +157,8 @@ class Runtime:
         self.runs.check_room(tenant, len(asked.arguments))
         self.runs.check_program(tenant, asked.program)
         self.use.admit_launch(tenant)
-        run = Run(
-            asked.program, asked.arguments, tenant, asked.limits, EventBuffer(self.settings.run_event_bytes),
-            id=self.new_run_id(), on_cancel=self._end, on_message=self._deliver, retry_safe=asked.retry_safe,
-            seed=secrets.randbits(SEED_BITS) if asked.retry_safe and asked.seed is None else asked.seed,
-            parent=asked.parent, mcp=asked.mcp,
-        )  # fmt: skip
+        run = launched_run(asked, tenant, self.new_run_id(), self.settings.run_event_bytes)
+        run.on_cancel, run.on_message = self._end, self._deliver
         self.fleet.pool.submit(run.id, tenant)
         self.runs.add(run)
         self.keeper.begun(run, KeptKey(asked.key, asked.fingerprint, run.id, run.created_at) if asked.key else None)

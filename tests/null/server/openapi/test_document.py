@@ -33,7 +33,7 @@ def routed() -> set[tuple[str, str]]:
     """Method and path of every route of the gateway; a WebSocket's handshake is a GET."""
     chat = ChatApi(NOBODY, NOBODY, NOBODY)
     found: set[tuple[str, str]] = set()
-    for route in all_routes(Api(NOBODY, NOBODY), ModelApi(chat, NOBODY), chat, NOBODY):
+    for route in all_routes(Api(NOBODY, NOBODY, NOBODY, NOBODY), ModelApi(chat, NOBODY), chat, NOBODY):
         assert isinstance(route, Route | WebSocketRoute)
         methods = (route.methods or set()) - {"HEAD"} if isinstance(route, Route) else {"GET"}
         found |= {(method, CONVERTOR.sub(r"{\1}", route.path)) for method in methods}
