@@ -14,6 +14,7 @@ from numpy.typing import NDArray
 
 from inferd_grammar.backends.text import one_line
 from inferd_grammar.errors import DeadEnd, GrammarFailure
+from inferd_grammar.matchers.matcher import AT_ONCE
 from inferd_grammar.tokens import TokenTable, bit_mask
 from inferd_grammar.validation import Checked
 
@@ -21,9 +22,6 @@ _NO_WAY_ON = "NoExtensionBias"
 _SPECIAL_MARK = b"\xff"  # how the library writes a special token among bytes
 _SPECIAL_FIRST = re.compile(rb"\xff\[(\d+)\]")
 _MOST_WALKED = 64
-_AT_ONCE = (
-    1024  # tokens in one call of the library: each takes some microseconds, and no other thread has its turn meanwhile
-)
 _ALL_BYTES = 255  # 0xFF is the library's mark
 
 
@@ -146,8 +144,8 @@ class LlguidanceCore:
     def consume(self, tokens: Sequence[int]) -> int:
         """Take tokens in any split, up to the first one that the grammar refuses."""
         taken = 0
-        for start in range(0, len(tokens), _AT_ONCE):
-            piece = list(tokens[start : start + _AT_ONCE])
+        for start in range(0, len(tokens), AT_ONCE):
+            piece = list(tokens[start : start + AT_ONCE])
             count = self._inner.try_consume_tokens(piece)
             taken += count
             if count < len(piece):

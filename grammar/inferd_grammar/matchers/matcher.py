@@ -24,7 +24,7 @@ _INT32 = np.dtype(np.int32)
 _CONTIGUOUS = (4,)
 # Masks of the newest states are kept, so that a rollback after verification finds the one it lands on.
 _KEPT_MASKS = 8
-_AT_ONCE = 1024
+AT_ONCE = 1024
 """Tokens that are taken in one call: each takes some microseconds, and no other thread has its turn meanwhile."""
 
 
@@ -202,9 +202,9 @@ class GuardedMatcher:
         """
         depth = self.depth
         try:
-            for start in range(0, len(tokens), _AT_ONCE):
+            for start in range(0, len(tokens), AT_ONCE):
                 check()
-                piece = tokens[start : start + _AT_ONCE]
+                piece = tokens[start : start + AT_ONCE]
                 if self.take(piece) < len(piece):
                     return False
             return self.may_end()
