@@ -14,6 +14,7 @@ from inferd_runtime.server.gateway.app import make_app
 from inferd_runtime.server.gateway.auth import AccessTokens
 from inferd_runtime.server.programs.bundles import make_program
 from inferd_runtime.server.programs.library import ProgramLibrary
+from inferd_runtime.server.response_store.background import BackgroundResponses
 from inferd_runtime.server.supervisor.run_events import EventBuffer
 from inferd_runtime.server.supervisor.run_keeper import RunKeeper
 from inferd_runtime.server.supervisor.runs import Run, RunStore
@@ -41,8 +42,9 @@ async def client(page: dict[str, Any], run: Run) -> AsyncIterator[httpx.AsyncCli
     runs = RunStore(quotas)
     runs.add(run)
     runtime = SimpleNamespace(runs=runs, keeper=RunKeeper(runs, quotas), settings=None, use=None)
-    api = page["ApiWithOutput"](cast(Runtime, runtime), cast(ProgramLibrary, None))
-    transport = httpx.ASGITransport(app=make_app(api.routes(), AccessTokens(TENANTS)))
+    tokens = AccessTokens(TENANTS)
+    api = page["ApiWithOutput"](cast(Runtime, runtime), cast(ProgramLibrary, None), tokens, cast(BackgroundResponses, None))
+    transport = httpx.ASGITransport(app=make_app(api.routes(), tokens))
     async with httpx.AsyncClient(transport=transport, base_url="http://x") as client:
         yield client
 
