@@ -43,7 +43,9 @@ async def client(page: dict[str, Any], run: Run) -> AsyncIterator[httpx.AsyncCli
     runs.add(run)
     runtime = SimpleNamespace(runs=runs, keeper=RunKeeper(runs, quotas), settings=None, use=None)
     tokens = AccessTokens(TENANTS)
-    api = page["ApiWithOutput"](cast(Runtime, runtime), cast(ProgramLibrary, None), tokens, cast(BackgroundResponses, None))
+    api = page["ApiWithOutput"](
+        cast(Runtime, runtime), cast(ProgramLibrary, None), tokens, cast(BackgroundResponses, None)
+    )
     transport = httpx.ASGITransport(app=make_app(api.routes(), tokens))
     async with httpx.AsyncClient(transport=transport, base_url="http://x") as client:
         yield client
