@@ -3,7 +3,6 @@
 // Every row is computed for itself, in an order that depends on its own position alone. So no bit of it depends on its company.
 // Widths are multiples of LANES.
 
-#include <limits.h>
 #include <omp.h>
 #include <stdlib.h>
 #include <string.h>
@@ -11,9 +10,11 @@
 #include "lanes.h"
 
 #define MOST_CHUNKS 8
-#define MOST_QUERIES 12                // that are attended from at a time
-#define MOST_SUMS (REGISTERS * 3 / 4)  // beside the registers that their values take
-#define BESIDE(chunks) (MOST_SUMS / (chunks) < 1 ? 1 : MOST_SUMS / (chunks))
+#define MOST_QUERIES 24  // that are attended from at a time
+#define MOST_SCORED 4    // queries whose scores are found side by side
+#define MOST_SUMS (REGISTERS == 32 ? 24 : 8)
+#define BESIDE(chunks) (MOST_SUMS / 2 / (chunks))
+#define NEAR 64  // keys whose values stay in the nearest cache
 #define BOUND 3e4f  // see models/passes/attention.py
 
 // e to the power of x, to two units in the last place; 0 far below zero. The polynomial is Cephes' expf.
@@ -114,14 +115,14 @@ INLINE void score_alone(const int chunks, const float *query, const Pages *keys,
       dots[j] = times(own[0], load(key));
       UNROLL for (int c = 1; c < chunks; c++) dots[j] = times_plus(own[c], load(key + c * LANES), dots[j]);
     }
-    store(scores, first_lanes(end - at, sums_of(dots), all(-__builtin_inff())));
+    store(scores, sums_of(dots));
   }
 }
 
 // Replaces `count` scores by e to their power, relative to the largest. Returns one over their sum.
 INLINE Lanes soften(float *scores, long count) {
   Lanes most = all(-__builtin_inff()), total = all(0);
-  for (long at = 0; at < count; at += LANES) most = larger(most, load(scores + at));
+  for (long at = 0; at < count; at += LANES) most = larger(most, first_lanes(count - at, load(scores + at), all(-__builtin_inff())));
   most = all(largest_of(most));
   for (long at = 0; at < count; at += LANES) {
     Lanes share = first_lanes(count - at, exponential(minus(load(scores + at), most)), all(0));
@@ -131,33 +132,28 @@ INLINE Lanes soften(float *scores, long count) {
   return all(1.0f / sum_of(total));
 }
 
-// Adds shares of the values of every second key from `from` to `end` on to `sums` [count][width]. scores [count][apart] begin at `from`.
-INLINE void add_values(const int chunks, const int count, const Pages *values, long from, long end, const float *scores, long apart, float *sums) {
-  Lanes sum[MOST_SUMS];
-  UNROLL for (int each = 0; each < count * chunks; each++) sum[each] = load(sums + each * LANES);
-  for (long at = from; at < end; at += 2, scores += 2) {
-    const float *value = slot(values, at);
-    UNROLL for (int q = 0; q < count; q++) {
-      Lanes share = all(scores[q * apart]);
-      UNROLL for (int c = 0; c < chunks; c++) sum[q * chunks + c] = times_plus(share, load(value + c * LANES), sum[q * chunks + c]);
-    }
+// Adds shares of the values of keys from `from` to `end` on to sums [count][width], those of every second key to `odd`: `chunks` vectors of
+// each value. scores [count][apart] begin at `from`.
+INLINE void add_values(const int chunks, const int count, const Pages *values, long from, long end, const float *scores, long apart, float *even,
+                       float *odd, long width) {
+  Lanes sums[2][MOST_SUMS / 2];
+  UNROLL for (int each = 0; each < count * chunks; each++) {
+    const long at = each / chunks * width + each % chunks * LANES;
+    sums[0][each] = load(even + at), sums[1][each] = load(odd + at);
   }
-  UNROLL for (int each = 0; each < count * chunks; each++) store(sums + each * LANES, sum[each]);
-}
-
-// The same of all keys, for one query.
-INLINE void add_values_alone(const int chunks, const Pages *values, long from, long end, const float *scores, float *even, float *odd) {
-  Lanes sums[2][MOST_CHUNKS];
-  UNROLL for (int c = 0; c < chunks; c++) sums[0][c] = load(even + c * LANES), sums[1][c] = load(odd + c * LANES);
-  for (long at = from; at < end; at += 2) {
+  for (long at = from; at < end; at += 2, scores += 2)
     UNROLL for (int j = 0; j < 2; j++) {
       if (at + j >= end) break;
       const float *value = slot(values, at + j);
-      Lanes share = all(scores[at + j - from]);
-      UNROLL for (int c = 0; c < chunks; c++) sums[j][c] = times_plus(share, load(value + c * LANES), sums[j][c]);
+      UNROLL for (int q = 0; q < count; q++) {
+        Lanes share = all(scores[q * apart + j]);
+        UNROLL for (int c = 0; c < chunks; c++) sums[j][q * chunks + c] = times_plus(share, load(value + c * LANES), sums[j][q * chunks + c]);
+      }
     }
+  UNROLL for (int each = 0; each < count * chunks; each++) {
+    const long at = each / chunks * width + each % chunks * LANES;
+    store(even + at, sums[0][each]), store(odd + at, sums[1][each]);
   }
-  UNROLL for (int c = 0; c < chunks; c++) store(even + c * LANES, sums[0][c]), store(odd + c * LANES, sums[1][c]);
 }
 
 #if WIDE
@@ -188,25 +184,32 @@ INLINE void turn_keys(const int chunks, const Pages *keys, long key, long end, f
   }
 }
 
-// Scores of LANES turned keys for `count` queries: products are added up as in `score_alone`, whose `sums_of` adds lanes 0 and 2, 1 and 3, ..
-INLINE void score_beside(const int chunks, const int count, const float *turned, const float *own, float *scores, long apart) {
-  Lanes halves[2][MOST_QUERIES];
-  UNROLL for (int four = 0; four < 4; four++) {
-    Lanes quarter[MOST_QUERIES];
-    UNROLL for (int odd = 0; odd < 2; odd++)
-      UNROLL for (int q = 0; q < count; q++) {
-        Lanes pair[2];
-        UNROLL for (int i = 0; i < 2; i++) {
-          const float *key = turned + (4 * four + odd + 2 * i) * LANES, *by = own + q * chunks * LANES + 4 * four + odd + 2 * i;
-          pair[i] = times(all(*by), load(key));
-          UNROLL for (int c = 1; c < chunks; c++) pair[i] = times_plus(all(by[c * LANES]), load(key + c * LANES * LANES), pair[i]);
+// Scores of LANES keys of each of `tiles` turned tiles for `count` queries: products are added up as in `score_alone`, whose `sums_of` adds
+// lanes 0 and 2, 1 and 3, ..
+INLINE void score_beside(const int chunks, const int count, const int tiles, const float *turned, const float *own, float *scores, long apart) {
+  Lanes fours[4][2 * MOST_SCORED], pair[2][2 * MOST_SCORED];
+  UNROLL for (int four = 0; four < 4; four++)
+    UNROLL for (int odd = 0; odd < 2; odd++) {
+      UNROLL for (int i = 0; i < 2; i++)
+        UNROLL for (int c = 0; c < chunks; c++) {
+          const long lane = c * LANES + 4 * four + odd + 2 * i;
+          UNROLL for (int q = 0; q < count; q++) {
+            const Lanes by = all(own[q * chunks * LANES + lane]);
+            UNROLL for (int t = 0; t < tiles; t++) {
+              const Lanes key = load(turned + (t * chunks * LANES + lane) * LANES);
+              pair[i][q * tiles + t] = c ? times_plus(by, key, pair[i][q * tiles + t]) : times(by, key);
+            }
+          }
         }
-        Lanes sum = plus(pair[0], pair[1]);
-        quarter[q] = odd ? plus(quarter[q], sum) : sum;
+      UNROLL for (int each = 0; each < count * tiles; each++) {
+        const Lanes sum = plus(pair[0][each], pair[1][each]);
+        fours[four][each] = odd ? plus(fours[four][each], sum) : sum;
       }
-    UNROLL for (int q = 0; q < count; q++) halves[four / 2][q] = four % 2 ? plus(halves[four / 2][q], quarter[q]) : quarter[q];
+    }
+  UNROLL for (int each = 0; each < count * tiles; each++) {
+    const Lanes sum = plus(plus(fours[0][each], fours[1][each]), plus(fours[2][each], fours[3][each]));
+    store(scores + each / tiles * apart + each % tiles * LANES, sum);
   }
-  UNROLL for (int q = 0; q < count; q++) store(scores + q * apart, plus(halves[0][q], halves[1][q]));
 }
 #endif
 
@@ -229,48 +232,77 @@ INLINE void score_beside(const int chunks, const int count, const float *turned,
 
 // Some queries of the same keys: heads that share them, of one row and of those behind it.
 typedef struct {
-  long count, first, least, most, ends[MOST_QUERIES];  // keys from `first` on; `least` and `most` of the ends
+  long count, first, most, ends[MOST_QUERIES];  // keys from `first` on, to the `most` of the ends
   const float *in[MOST_QUERIES];
   float *out[MOST_QUERIES];
 } Queries;
 
-// Scores of all queries, whose keys are turned once.
-INLINE void score_together(const int chunks, const Queries *all_of, const Pages *keys, const float *own, float *scores, long apart) {
-  const long width = chunks * LANES, count = all_of->count, first = all_of->first;
 #if WIDE
-  float turned[MOST_CHUNKS * LANES * LANES] __attribute__((aligned(64)));
-  for (long at = first; at < all_of->most; at += LANES, scores += LANES) {
-    turn_keys(chunks, keys, at, all_of->most, turned);
-    BY_PARTS(4, score_beside(chunks, part, turned, own + q * width, scores + q * apart, apart))
-    for (long q = 0; q < count; q++)
-      if (all_of->ends[q] > at)
-        store(scores + q * apart, first_lanes(all_of->ends[q] - at, load(scores + q * apart), all(-__builtin_inff())));
-  }
-#else
-  for (long q = 0; q < count; q++) score_alone(chunks, own + q * width, keys, scores + q * apart, first, all_of->ends[q]);
+
+// Scores of all queries for the keys of `tiles` tiles from `at` on, which are turned once.
+INLINE void score_tiles(const int chunks, const int tiles, const Queries *all_of, const Pages *keys, const float *own, float *scores, long apart, long at) {
+  const long width = chunks * LANES, count = all_of->count;
+  float turned[2 * MOST_CHUNKS * LANES * LANES] __attribute__((aligned(64)));
+  for (int t = 0; t < tiles; t++) turn_keys(chunks, keys, at + t * LANES, all_of->most, turned + t * width * LANES);
+  BY_PARTS(MOST_SCORED, score_beside(chunks, part, tiles, turned, own + q * width, scores + q * apart, apart))
+}
+
 #endif
+
+// Scores of all queries.
+INLINE void score_together(const int chunks, const Queries *all_of, const Pages *keys, const float *own, float *scores, long apart) {
+  const long width = chunks * LANES, first = all_of->first, most = all_of->most;
+#if WIDE
+  long at = first;
+  if (all_of->count > 1) {
+    for (; at + LANES < most; at += 2 * LANES) score_tiles(chunks, 2, all_of, keys, own, scores + at - first, apart, at);
+    if (at < most) score_tiles(chunks, 1, all_of, keys, own, scores + at - first, apart, at);
+    return;
+  }
+#endif
+  for (long q = 0; q < all_of->count; q++) score_alone(chunks, own + q * width, keys, scores + q * apart, first, all_of->ends[q]);
+}
+
+// Adds shares of the values of keys from `at` on, NEAR at most, for `count` queries from `q` on: those that all attend to are read once.
+INLINE void add_near(const int chunks, const int count, const Pages *values, const Queries *all_of, long q, long at, const float *scores, long apart,
+                     float *even, float *odd, long width) {
+  const long stop = all_of->most < at + NEAR ? all_of->most : at + NEAR;
+  long least = stop;
+  UNROLL for (int each = 0; each < count; each++) least = all_of->ends[q + each] < least ? all_of->ends[q + each] : least;
+  const long together = least < at ? at : at + (least - at) / 2 * 2;
+  add_values(chunks, count, values, at, together, scores, apart, even, odd, width);
+  for (int each = 0; each < count; each++) {
+    const long end = all_of->ends[q + each] < stop ? all_of->ends[q + each] : stop;
+    if (together < end) add_values(chunks, 1, values, together, end, scores + each * apart + together - at, apart, even + each * width, odd + each * width, width);
+  }
+}
+
+// Adds up the shares of all values, those of every second key in `odd`; even, odd [queries][width].
+INLINE void add_all_values(const int chunks, const Queries *all_of, const Pages *values, const float *scores, long apart, float *even, float *odd) {
+  const int some = chunks > 4 ? chunks / 2 : chunks;  // at a time, so that registers hold the sums of several queries
+  const long width = chunks * LANES, count = all_of->count;
+  for (long at = all_of->first; at < all_of->most; at += NEAR)
+    for (long from = 0; from < width; from += some * LANES) {
+      const Pages own = {values->cache + from, values->table, values->page_bits, values->stride};
+      BY_PARTS(BESIDE(some), add_near(some, part, &own, all_of, q, at, scores + q * apart + at - all_of->first, apart, even + q * width + from,
+                                      odd + q * width + from, width))
+    }
 }
 
 // Attends from some queries. What all of them attend to is read once for several; each comes to the same bits as alone.
 INLINE void attend_queries(const int chunks, const Queries *all_of, const Pages *keys, const Pages *values, float *scores, long apart, float scaling) {
-  const long width = chunks * LANES, count = all_of->count, first = all_of->first;
-  float own[MOST_QUERIES * MOST_CHUNKS * LANES], sums[2][MOST_QUERIES * MOST_CHUNKS * LANES];
-  const long together = REGISTERS == 32 && count > 1 ? (all_of->least - first) / 2 * 2 : 0;  // keys whose values are read for several
+  const long width = chunks * LANES, count = all_of->count;
+  float own[MOST_QUERIES * MOST_CHUNKS * LANES], even[MOST_QUERIES * MOST_CHUNKS * LANES], odd[MOST_QUERIES * MOST_CHUNKS * LANES];
   Lanes parts[MOST_QUERIES];
-  memset(sums, 0, sizeof sums);
+  memset(even, 0, count * width * sizeof *even), memset(odd, 0, count * width * sizeof *odd);
   for (long q = 0; q < count; q++)
     UNROLL for (int c = 0; c < chunks; c++) store(own + q * width + c * LANES, times(load(all_of->in[q] + c * LANES), all(scaling)));
-  if (count > 1) score_together(chunks, all_of, keys, own, scores, apart);
-  else score_alone(chunks, own, keys, scores, first, all_of->ends[0]);
-  for (long q = 0; q < count; q++) parts[q] = soften(scores + q * apart, all_of->ends[q] - first);
-  for (int odd = 0; odd < 2 && together; odd++)
-    BY_PARTS(BESIDE(chunks), add_values(chunks, part, values, first + odd, first + together, scores + q * apart + odd, apart, sums[odd] + q * width))
-  for (long q = 0; q < count; q++) {
-    float *even = sums[0] + q * width, *odd = sums[1] + q * width;
-    add_values_alone(chunks, values, first + together, all_of->ends[q], scores + q * apart + together, even, odd);
-    UNROLL for (int c = 0; c < chunks; c++)
-      store(all_of->out[q] + c * LANES, times(plus(load(even + c * LANES), load(odd + c * LANES)), parts[q]));
-  }
+  score_together(chunks, all_of, keys, own, scores, apart);
+  for (long q = 0; q < count; q++) parts[q] = soften(scores + q * apart, all_of->ends[q] - all_of->first);
+  add_all_values(chunks, all_of, values, scores, apart, even, odd);
+  for (long q = 0; q < count; q++)
+    for (long at = 0; at < width; at += LANES)
+      store(all_of->out[q] + at, times(plus(load(even + q * width + at), load(odd + q * width + at)), parts[q]));
 }
 
 // Returns how many rows from `row` on, `most` at most, attend to the same pages from the same key on.
@@ -297,11 +329,10 @@ void attend(const float *query, const float *keys, const float *values, float *o
     Pages of_keys = {keys + own * width, table, page_bits, shared * width};
     Pages of_values = {values + own * width, table, page_bits, shared * width};
     for (long from = 0; from < all_of; from += MOST_QUERIES) {
-      Queries some = {all_of - from < MOST_QUERIES ? all_of - from : MOST_QUERIES, firsts[row], LONG_MAX, 0};
+      Queries some = {all_of - from < MOST_QUERIES ? all_of - from : MOST_QUERIES, firsts[row], 0};
       for (long q = 0; q < some.count; q++) {
         const long of_row = row + (from + q) / heads, at = (of_row * queries + own * heads + (from + q) % heads) * width;
         some.in[q] = query + at, some.out[q] = out + at, some.ends[q] = ends[of_row];
-        if (ends[of_row] < some.least) some.least = ends[of_row];
         if (ends[of_row] > some.most) some.most = ends[of_row];
       }
 #define ATTEND(chunks) \
