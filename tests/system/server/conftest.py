@@ -98,6 +98,14 @@ Serve = Callable[..., AbstractAsyncContextManager[Served]]
 
 
 @pytest.fixture
+def hang_ups() -> Iterator[None]:
+    """Children hear of hang-ups, also where these tests run under ``nohup``, which has them ignored."""
+    before = signal.signal(signal.SIGHUP, signal.SIG_DFL)
+    yield
+    signal.signal(signal.SIGHUP, before)
+
+
+@pytest.fixture
 def serve(tmp_path: Path) -> Serve:
     """``async with serve(...) as served``: options are settings, and ``commands`` for other children."""
 

@@ -146,6 +146,7 @@ def test_an_engine_that_does_not_start_is_unavailable_with_its_last_words(inferd
     assert "no such model: fake" in json.loads(done.stdout)["error"]["message"]
 
 
+@pytest.mark.usefixtures("hang_ups")
 @pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 4), (signal.SIGHUP, 4)])
 def test_a_signal_cancels_the_run(inferd: CommandLine, sleeper: str, number: signal.Signals, code: int) -> None:
     with inferd.start("run", sleeper) as process:

@@ -143,6 +143,7 @@ def program(tmp_path: Path) -> str:
     return str(path)
 
 
+@pytest.mark.usefixtures("hang_ups")
 def test_a_terminal_that_hangs_up_twice_ends_a_server_in_order(inferd: CommandLine, program: str) -> None:
     """The kernel and the shell both say so, and the second time cut the drain off."""
     with inferd.start("serve", "--port", "0", "--json", "--drain-seconds", "600") as server:
@@ -161,6 +162,7 @@ def test_a_terminal_that_hangs_up_twice_ends_a_server_in_order(inferd: CommandLi
         assert server.wait(30) == 0
 
 
+@pytest.mark.usefixtures("hang_ups")
 @pytest.mark.parametrize(
     "signals",
     [
