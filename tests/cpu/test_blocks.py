@@ -21,7 +21,7 @@ from inferd_runtime.kernels.native.block_forms import (
     pack16,
     unpack,
 )
-from inferd_runtime.kernels.native.blocks import block_kernels
+from inferd_runtime.kernels.native.blocks import WHOLE, block_kernels
 from inferd_runtime.kernels.native.compiler import compiled
 from inferd_runtime.models.checks.probe import attach
 from inferd_runtime.models.passes.fused import FusedPass, fuse
@@ -198,9 +198,9 @@ def test_parts_of_several_forms_are_one_product() -> None:
 
 
 @needs_kernels
-@pytest.mark.parametrize("rows16", [False, True])
+@pytest.mark.parametrize("bits", [WHOLE, 16, 8])
 @pytest.mark.parametrize("count", [2, 3, 5, 6, 37])
-def test_no_bit_of_a_product_depends_on_the_number_of_threads(count: int, rows16: bool) -> None:
+def test_no_bit_of_a_product_depends_on_the_number_of_threads(count: int, bits: int) -> None:
     """Threads divide the outputs otherwise, of which as many as fit are multiplied side by side."""
     packed, rows = pack4(drawn(592, 512), torch.ones(592, 16), -torch.ones(592, 16)), torch.randn(count, 512)
     before = torch.get_num_threads()
@@ -208,7 +208,7 @@ def test_no_bit_of_a_product_depends_on_the_number_of_threads(count: int, rows16
         found = []
         for threads in (1, 2, 3):
             torch.set_num_threads(threads)
-            found.append(BlockProduct((packed,), rows16=rows16)(rows))
+            found.append(BlockProduct((packed,), row_bits=bits)(rows))
     finally:
         torch.set_num_threads(before)
     assert torch.equal(found[0], found[1])
@@ -272,12 +272,13 @@ WITHOUT = {
     "avx2 without vnni": ("-mno-avx512f", "-mno-avxvnni"),
     "avx512 without vnni": ("-mno-avx512vnni", "-mno-avx512vbmi"),
 }
-IN_16_BITS = [
+COMPILED = [
     *(("own", name) for name in MULTIPLIED if name != "blocks16"),
     *(("avx2", name) for name in ("blocks4", "blocks8", "q2_k", "q3_k", "q5_0", "q6_k", "iq4_xs")),
-    *(("avx2 without vnni", name) for name in ("blocks4", "blocks8")),
+    *(("avx2 without vnni", name) for name in ("blocks4", "blocks8", "q6_k")),
     *(("avx512 without vnni", name) for name in ("blocks8", "q3_k")),
 ]
+ROUNDED = [(*one, bits) for one in COMPILED for bits in (16, 8)]
 
 
 @pytest.fixture
@@ -287,30 +288,39 @@ def without(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> 
     compiled_for(monkeypatch, *WITHOUT[request.param])
 
 
-def in_16_bits(packed: torch.Tensor) -> BlockProduct:
-    product = BlockProduct((packed,), rows16=True)
-    assert product.rows16
+def of_rounded_rows(packed: torch.Tensor, bits: int) -> BlockProduct:
+    """Return a product. Numbers of 8 bits have rows of as many only where products are added up in 32 bits (VNNI)."""
+    product, form = BlockProduct((packed,), row_bits=bits), FORMS[form_of(packed)]
+    wide = form.bits == 8 or form.book
+    own = compiler.processor().replace("_vnni", "vnni").split()
+    kind = "avx512vnni" if "avx512bw" in own and "-mno-avx512f" not in compiler.OPTIONS else "avxvnni"
+    vnni = kind in own and f"-mno-{kind}" not in compiler.OPTIONS
+    assert product.row_bits == (16 if wide and not vnni else bits)
     return product
 
 
-def rounded_to_16_bits(rows: torch.Tensor, group: int) -> torch.Tensor:
-    """Return rows whose numbers are multiples of a 32767th of the largest one of their group."""
-    groups = rows.view(len(rows), -1, group)
-    step = groups.abs().amax(-1, keepdim=True) / 32767
-    return (torch.round(groups / torch.where(step == 0, 1, step)) * step).flatten(1)
+def rounded_to(bits: int, rows: torch.Tensor, group: int) -> torch.Tensor:
+    """Return rows whose numbers are multiples of a part of the largest one of their group."""
+    groups, most = rows.view(len(rows), -1, group), 2.0 ** (bits - 1) - 1
+    largest = groups.abs().amax(-1, keepdim=True)
+    scale = (torch.full_like(largest, most) / largest).where(
+        largest > 0, 0
+    )  # PyTorch divides a number by a tensor otherwise
+    return (torch.round(groups * scale) * (largest / most)).flatten(1)
 
 
 @needs_kernels
 @pytest.mark.usefixtures("without")
-@pytest.mark.parametrize(("without", "name"), IN_16_BITS, indirect=["without"])
-def test_rows_of_sixteen_bits_are_multiplied_as_if_they_had_been_rounded(name: str) -> None:
+@pytest.mark.parametrize(("without", "name", "bits"), ROUNDED, indirect=["without"])
+def test_rows_of_few_bits_are_multiplied_as_if_they_had_been_rounded(name: str, bits: int) -> None:
     packed, form = packed_in(name, 176), FORMS[name]
-    dense, product = unpack(packed).double(), in_16_bits(packed)
+    dense, product = unpack(packed).double(), of_rounded_rows(packed, bits)
+    bits = product.row_bits
     for count in (*range(1, 14), 24, 25, 40):
         rows = torch.randn(count, WIDE)
-        exact, near = rows.double() @ dense.t(), rounded_to_16_bits(rows, form.group).double() @ dense.t()
+        exact, near = rows.double() @ dense.t(), rounded_to(bits, rows, form.group).double() @ dense.t()
         largest = exact.abs().max()
-        assert (product(rows) - exact).abs().max() < 2e-4 * largest
+        assert (product(rows) - exact).abs().max() < 8 / 2**bits * largest
         if not form.offsets:  # those are multiplied with rows that are not rounded
             assert (product(rows) - near).abs().max() < 1e-5 * largest
         residual = torch.randn(count, 176)
@@ -319,9 +329,9 @@ def test_rows_of_sixteen_bits_are_multiplied_as_if_they_had_been_rounded(name: s
 
 @needs_kernels
 @pytest.mark.usefixtures("without")
-@pytest.mark.parametrize(("without", "name"), IN_16_BITS, indirect=["without"])
-def test_no_bit_of_a_row_of_sixteen_bits_depends_on_the_rows_beside_it(name: str) -> None:
-    product = in_16_bits(packed_in(name, 176))
+@pytest.mark.parametrize(("without", "name", "bits"), ROUNDED, indirect=["without"])
+def test_no_bit_of_a_row_of_few_bits_depends_on_the_rows_beside_it(name: str, bits: int) -> None:
+    product = of_rounded_rows(packed_in(name, 176), bits)
     rows = torch.randn(40, WIDE) * 10.0 ** torch.randint(-9, 9, (40, WIDE))
     alone = torch.cat([product(row[None]) for row in rows])
     for count in range(1, 41):
@@ -330,13 +340,14 @@ def test_no_bit_of_a_row_of_sixteen_bits_depends_on_the_rows_beside_it(name: str
 
 @needs_kernels
 @pytest.mark.usefixtures("without")
+@pytest.mark.parametrize("bits", [16, 8])
 @pytest.mark.parametrize("without", ["own", "avx2"], indirect=True)
-def test_what_is_no_number_in_a_row_of_sixteen_bits_is_in_its_product() -> None:
+def test_what_is_no_number_in_a_row_of_few_bits_is_in_its_product(bits: int) -> None:
     """A model that computes nonsense must not look as if it did not."""
     rows = torch.randn(5, WIDE)
     rows[1, 40], rows[2, 300], rows[3] = float("nan"), float("inf"), 1e-38
     for name in ("blocks4", "blocks8"):
-        found = in_16_bits(packed_in(name, 16))(rows)
+        found = of_rounded_rows(packed_in(name, 16), bits)(rows)
         assert found[[1, 2]].isnan().all()
         assert found[[0, 4]].isfinite().all()
         assert (found[3].abs() < 1e-30).all()
@@ -421,10 +432,13 @@ def test_of_weights_in_four_bits_the_head_has_eight_but_where_it_came_in_four() 
     assert {way.name for way in plan.ways.values()} == {"w4a16"}
     assert [form_of(part) for part in plan.packed["head"]] == ["blocks4"]
     assert torch.equal(unpack(plan.packed["head"][0])[: len(dense.head.weight)], dense.head.weight)
-    assert plan.rows16
+    assert plan.row_bits == 16
     assert plan_holding(dense, "int8").ways["head"].name == "w8a16"
-    assert not plan_holding(dense).rows16
-    assert plan_holding(dense, rows16=True).rows16
+    assert plan_holding(dense).row_bits == WHOLE
+    assert plan_holding(dense, row_bits=16).row_bits == 16
+    eight = plan_holding(dense, "int4", row_bits=8)
+    assert {way.name for way in eight.ways.values()} == {"w4a8"}
+    assert eight.row_bits == 8
 
 
 @needs_kernels

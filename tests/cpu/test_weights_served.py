@@ -10,7 +10,7 @@ from drafted_bits import TEXTS, check_drafts
 from inferd import protocol as p
 from inferd.protocol import InvalidRequest
 from inferd_runtime.engine.scheduling.fairness import StepCost
-from inferd_runtime.kernels.native.blocks import ROWS16, _product
+from inferd_runtime.kernels.native.blocks import ROUNDED, _product
 from inferd_runtime.models.options import ModelOptions
 from inferd_runtime.models.store.store import ModelStore
 from inferd_runtime.server.engine_process import serving
@@ -21,8 +21,14 @@ from inferd_runtime.speculation.times import StepTimes
 from inferd_runtime.testing.direct import DirectSession
 
 REAL = "smollm2-135m"
-HELD = ("tiny,dtype=bfloat16", "tiny,weights=half", "tiny,weights=int8", "tiny,weights=int4")
-REAL_HELD = ("dtype=float32", "dtype=bfloat16", "", "weights=half", "weights=int8", "weights=int4")
+HELD = (
+    "tiny,dtype=bfloat16",
+    "tiny,weights=half",
+    "tiny,weights=int8",
+    "tiny,weights=int4",
+    "tiny,weights=int4,activations=int8",
+)
+REAL_HELD = ("dtype=float32", "dtype=bfloat16", "", "weights=half", "weights=int8", "weights=int4", "activations=int8")
 SAMPLERS = (p.Sampling(), p.Sampling(temperature=0.8, seed=3), p.Sampling(temperature=1.2, top_p=0.9, seed=11))
 
 
@@ -66,7 +72,7 @@ def test_rows_are_rounded_for_weights_in_blocks_unless_float32_is_asked_for(dtyp
     if ModelStore().find(REAL) is None:
         pytest.skip(f"{REAL} is not here: `inferd pull {REAL}` brings it")
     model = serve_model(EngineSettings(model=(ModelOptions(REAL, dtype=dtype),), threads=1))
-    rounds = dtype != "float32" and _product("blocks4", rows16=True).__name__ == ROWS16
+    rounds = dtype != "float32" and _product("blocks4", 16).__name__ == ROUNDED[16]
     assert model.info.fingerprint.endswith("-rows16") is rounds
     assert SpeculationRequest.of(p.StartGenerate(0, system_speculation=True), model).settings.tree is not rounds
 

@@ -1,4 +1,4 @@
-"""The options of one model: ``NAME[,dtype=...][,device=...][,pages=...][,weights=...]``. No torch here."""
+"""The options of one model: ``NAME[,dtype=...][,device=...][,pages=...][,weights=...][,activations=...]``. No torch here."""
 
 from __future__ import annotations
 
@@ -18,6 +18,8 @@ WEIGHTS = ("half", "int8", "int4")
 """How weights can be held on the CPU in less than the model's dtype, see :mod:`inferd_runtime.models.weights`."""
 DEVICE_WEIGHTS = ("fp8", "int8", "int4")
 """The same on a GPU."""
+ACTIVATIONS = ("int8",)
+"""What rows can be rounded to before weights in blocks on the CPU."""
 DEVICE = re.compile(r"cpu|cuda(:\d+)?")
 
 
@@ -30,11 +32,14 @@ class ModelOptions:
     device: str = ""
     pages: int = 0
     weights: str = ""
+    activations: str = ""
 
     @property
-    def rows16(self) -> bool:
-        """True if rows may be rounded to 16 bits where weights are in blocks on the CPU: nobody has asked for float32."""
-        return self.dtype in ("", AUTO) and not self.weights and self.device in ("", "cpu")
+    def row_bits(self) -> int:
+        """How many bits of a row are enough where weights are in blocks on the CPU: 16, unless somebody has asked for float32."""
+        if self.activations:
+            return 8
+        return 16 if self.dtype in ("", AUTO) and not self.weights and self.device in ("", "cpu") else 32
 
     @classmethod
     def parse(cls, text: str) -> ModelOptions:
@@ -52,18 +57,18 @@ class ModelOptions:
         if unknown:
             raise InvalidRequest(f"model {name!r} has no option {unknown[0]!r}; there are {', '.join(names[1:])}")
         pages = _positive(name, values["pages"]) if "pages" in values else 0
-        texts = {key: str(values[key]) for key in ("dtype", "device", "weights") if key in values}
+        texts = {key: str(values[key]) for key in ("dtype", "device", "weights", "activations") if key in values}
         return cls(name, pages=pages, **texts).checked()
 
     def over(self, defaults: ModelOptions) -> ModelOptions:
         """Return the same options, with those that are not set taken from ``defaults``."""
         return ModelOptions(
             self.name, self.dtype or defaults.dtype, self.device or defaults.device, self.pages or defaults.pages,
-            self.weights or defaults.weights,
+            self.weights or defaults.weights, self.activations or defaults.activations,
         )  # fmt: skip
 
     def checked(self) -> ModelOptions:
-        """Return itself. Raises InvalidRequest for a dtype, device or way to hold weights that does not exist anywhere."""
+        """Return itself. Raises InvalidRequest for a dtype, device or way to hold weights or rows that exists nowhere."""
         if self.dtype and self.dtype not in (*DTYPES, AUTO):
             raise InvalidRequest(f"dtype {self.dtype!r} is not one of {', '.join((*DTYPES, AUTO))}")
         every = dict.fromkeys((*WEIGHTS, *DEVICE_WEIGHTS))
@@ -73,6 +78,10 @@ class ModelOptions:
         if self.weights and self.device and self.weights not in there:
             where = "a GPU" if there is DEVICE_WEIGHTS else "the CPU"
             raise InvalidRequest(f"weights {self.weights!r}: on {where} weights are held as {', '.join(there)}")
+        if self.activations and self.activations not in ACTIVATIONS:
+            raise InvalidRequest(f"activations {self.activations!r} is not one of {', '.join(ACTIVATIONS)}")
+        if self.activations and (self.device.startswith("cuda") or self.weights == "half"):
+            raise InvalidRequest("activations can be int8 only on the CPU, before weights in blocks of few bits")
         if self.device and not DEVICE.fullmatch(self.device):
             raise InvalidRequest(f"device {self.device!r} is not one of cpu, cuda, cuda:N")
         return self

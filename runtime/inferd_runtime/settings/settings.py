@@ -53,6 +53,11 @@ class EngineSettings:
         "how weights are held: half, int8 or int4 on the CPU, fp8, int8 or int4 on a GPU; default: exactly, on the CPU in the "
         "form measured to be fastest",
     )
+    activations: Literal["", "int8"] = setting(
+        "",
+        "int8: on the CPU rows are rounded to 8 bits for each group of inputs before weights in blocks (a GGUF file's, or by "
+        "--weights int4 or int8), as llama.cpp does; default: to 16 bits at most",
+    )
     threads: int | None = setting(None, "threads of the engine; default: by the models' sizes")
     pages: int | None = setting(None, "pages of the KV cache; default: by the memory that is free")
     page_size: int = setting(16, "tokens per page")
@@ -128,7 +133,7 @@ class EngineSettings:
     @property
     def defaults(self) -> ModelOptions:
         """Return the options of models that say nothing else."""
-        return ModelOptions("", self.dtype, self.device, self.pages or 0, self.weights)
+        return ModelOptions("", self.dtype, self.device, self.pages or 0, self.weights, self.activations)
 
     @property
     def models(self) -> tuple[ModelOptions, ...]:

@@ -21,6 +21,8 @@ from inferd_runtime.engine.drivers.torch_driver import TorchDriver
 from inferd_runtime.engine.drivers.watched_kernels import launch_marks, may_record, watched
 from inferd_runtime.kernels.cache import FP8, CacheBlock
 from inferd_runtime.kernels.failures import kernel_failures
+from inferd_runtime.kernels.native.blocks import WHOLE
+from inferd_runtime.kernels.native.compiler import hindrance
 from inferd_runtime.kernels.suite import KernelSuite, triton_kernels
 from inferd_runtime.launch_marks import LaunchMarks
 from inferd_runtime.models.batch import Batch, FloatRows, Ids, Span
@@ -34,7 +36,7 @@ from inferd_runtime.models.passes.plain import ModelPass, PlainPass
 from inferd_runtime.models.passes.products import DenseProduct, Product
 from inferd_runtime.models.passes.quantized_product import QuantizedProduct
 from inferd_runtime.models.passes.ranks import ranks_agree
-from inferd_runtime.models.weights.held import hold_as
+from inferd_runtime.models.weights.held import hold_as, row_bits_of
 from inferd_runtime.models.weights.packed_store import PackedStore
 from inferd_runtime.models.weights.stored import host_blocks
 
@@ -56,8 +58,8 @@ class DriverOptions:
     see :class:`~inferd_runtime.engine.engine.EngineOptions`. ``kv_dtype`` "" is the model's own, or fp8. ``graphs``: whether
     steps are recorded as CUDA graphs. ``products``: how few rows are multiplied, see
     :func:`~inferd_runtime.engine.drivers.product_choice.choose_products`. ``weights``: how they are held on the CPU, see
-    :func:`~inferd_runtime.models.weights.held.plan_holding`, as ``rows16``. ``beside``: steps run beside another model's on the
-    same GPU, on a stream of their own, and before what waits there.
+    :func:`~inferd_runtime.models.weights.held.plan_holding`, as ``row_bits``; 8 of them are never more. ``beside``: steps run
+    beside another model's on the same GPU, on a stream of their own, and before what waits there.
     """
 
     pages: int
@@ -69,7 +71,7 @@ class DriverOptions:
     graphs: bool = True
     products: str = "auto"
     weights: str = ""
-    rows16: bool = False
+    row_bits: int = WHOLE
     beside: bool = False
 
 
@@ -191,13 +193,22 @@ def fused_pass(loaded: LoadedModel, options: DriverOptions) -> ModelPass | None:
     if options.weights and (fused is None or not on_cpu):
         where = "the fused pass, which this model has not" if on_cpu else "one device, by the fused pass"
         raise InvalidRequest(f"model {loaded.name!r}: weights can be held as {options.weights} only on {where}")
+    if options.row_bits == 8 and not on_cpu:
+        raise InvalidRequest(f"model {loaded.name!r}: activations can be int8 only on the CPU")
     if fused is not None:
         loaded.keep_proof()
-    if fused is None or not on_cpu:
-        return fused
-    store = PackedStore(loaded.source, next(loaded.module.parameters()).dtype, options.weights)
+    held = _held_on_cpu(loaded, fused, options) if fused is not None and on_cpu else fused
+    if options.row_bits == 8 and (held is None or row_bits_of(held) > 8):
+        why = hindrance() or "no weight of it is in blocks of few bits; --weights int4 or int8 brings them into those"
+        raise InvalidRequest(f"model {loaded.name!r}: activations cannot be int8: {why}")
+    return held
+
+
+def _held_on_cpu(loaded: LoadedModel, fused: FusedPass, options: DriverOptions) -> FusedPass:
+    held_as = f"{options.weights}, rows of 8 bits" if options.weights and options.row_bits == 8 else options.weights
+    store = PackedStore(loaded.source, next(loaded.module.parameters()).dtype, held_as)
     blocks = host_blocks(len(fused.layers), loaded.stored or {})
-    return hold_as(fused, loaded.module, options.weights, store, blocks, loaded.source, rows16=options.rows16)
+    return hold_as(fused, loaded.module, options.weights, store, blocks, loaded.source, row_bits=options.row_bits)
 
 
 def measured_step_bytes(

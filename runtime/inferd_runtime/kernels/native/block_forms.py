@@ -65,7 +65,8 @@ class BlockForm:
 
     def defines(self) -> tuple[str, ...]:
         """Return what `blocks.c` is compiled with."""
-        values = {"BITS": self.bits, "SPAN": self.span, "GROUP": self.group, "OFFSETS": int(self.offsets)}
+        values = {"BITS": self.bits, "SPAN": self.span, "GROUP": self.group}
+        values |= {"OFFSETS": int(self.offsets), "LISTED": int(bool(self.book))}
         book = ",".join(map(str, self.book or (at % (1 << self.low) - self.middle for at in range(16))))
         return (*(f"-D{name}={value}" for name, value in values.items()), f"-DBOOK={book}")
 

@@ -1,7 +1,7 @@
 // Products of rows in float32 with weights in blocks, which are unpacked in registers and multiplied as float32.
 //
 // Compiled for one form of blocks at a time (BlockForm in block_forms.py): numbers of BITS bits, blocks of SPAN inputs, GROUP of which
-// share a scale; OFFSETS: and an offset; BOOK: what the 16 lowest numbers stand for.
+// share a scale; OFFSETS: and an offset; BOOK: what the 16 lowest numbers stand for, LISTED: which do not count from the first one on.
 //
 // The 16 outputs of a tile stand side by side. A tile is a list of blocks:
 //   scale float16[16], with OFFSETS offset float16[16], and for each PART inputs
@@ -213,7 +213,7 @@ void product(const uint8_t *weight, const float *in, float *out, long count, lon
 }
 
 #if BITS < 16
-#include "rows16.h"
+#include "whole_rows.h"
 #if WIDE && __AVX512VBMI__ && __linux__ && __AMX_BF16__
 #include "tiles.h"
 #endif

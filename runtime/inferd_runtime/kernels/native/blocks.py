@@ -14,9 +14,13 @@ from inferd_runtime.kernels.native.compiler import compiled, source_digest
 
 SOURCE = Path(__file__).with_name("blocks.c")
 FLOAT_BYTES = 4
-PLAIN, TILED, ROWS16 = "product", "product_in_tiles", "product_of_rows16"
-"""The functions of a library. The second one is taken where this process may use a matrix unit of the processor (AMX), the third
-one for weights whose rows may be rounded to 16 bits."""
+PLAIN, TILED = "product", "product_in_tiles"
+"""The functions of a library that round no row. The second one is taken where this process may use a matrix unit of the processor
+(AMX)."""
+ROUNDED = {16: "product_of_rows16", 8: "product_of_rows8"}
+"""Those that round rows, by the bits of their numbers. A library has the last one where the processor can multiply so."""
+WHOLE = 32
+"""The bits of rows that are not rounded."""
 
 
 class BlockKernels:
@@ -30,16 +34,17 @@ class BlockKernels:
 class BlockWeight:
     """A packed weight with the function of its form: looked up once, because a step of a small model has hundreds of products.
 
-    ``rows16``: rows may be rounded to 16 bits for each group of inputs, where that is faster; then whether they are.
+    ``row_bits``: how many of a row's numbers are enough, for each group of inputs; then how many there are: more, where that is
+    as fast.
     """
 
-    def __init__(self, packed: Tensor, *, rows16: bool = False) -> None:
-        product = _product(form_of(packed), rows16=rows16)
+    def __init__(self, packed: Tensor, row_bits: int = WHOLE) -> None:
+        product = _product(form_of(packed), row_bits)
         assert product is not None, "blocks are chosen only where there are kernels"
         self.outputs = packed.shape[0] * LANES
         self._packed = packed
         self._product, self._at = product, packed.data_ptr()
-        self.rows16 = rows16 and product.__name__ == ROWS16
+        self.row_bits = next((bits for bits, name in ROUNDED.items() if product.__name__ == name), WHOLE)
 
     def multiply(self, rows: Tensor, onto: Tensor, first: int = 0, *, add: bool = False) -> None:
         """Write the products of rows float32[T, in] to ``onto`` float32[T, n], its columns from ``first`` on.
@@ -52,17 +57,23 @@ class BlockWeight:
 
 
 @functools.cache
-def _product(form: str, *, rows16: bool = False) -> Any:
+def _product(form: str, row_bits: int = WHOLE) -> Any:
     """Return the function of a form; None on a machine without a compiler or of another kind."""
     library = compiled(SOURCE, defines=FORMS[form].defines())
     if library is None:
         return None
-    in_tiles = hasattr(library, TILED) and library.ask_for_tiles() == 0
-    in_16_bits = rows16 and hasattr(library, ROWS16)
-    product = getattr(library, TILED if in_tiles else ROWS16 if in_16_bits else PLAIN)
+    product = getattr(library, _name_of_product(library, row_bits))
     product.argtypes = [ctypes.c_void_p] * 3 + [ctypes.c_long] * 4 + [ctypes.c_int]
     product.restype = None
     return product
+
+
+def _name_of_product(library: ctypes.CDLL, row_bits: int) -> str:
+    if row_bits <= 8 and hasattr(library, ROUNDED[8]):
+        return ROUNDED[8]
+    if hasattr(library, TILED) and library.ask_for_tiles() == 0:
+        return TILED
+    return ROUNDED[16] if row_bits <= 16 and hasattr(library, ROUNDED[16]) else PLAIN
 
 
 @functools.cache

@@ -1,7 +1,7 @@
 """Products of weights in blocks by code of our own: rows, unpacked weights and sums are float32.
 
 So weights that came in such blocks are multiplied as exactly as in float32, at a fifth of the bytes. Where nobody has asked for
-float32, rows may have 16 bits.
+float32, rows may have 16 bits; and 8, where those are asked for.
 """
 
 from __future__ import annotations
@@ -10,28 +10,29 @@ import torch
 from torch import Tensor
 
 from inferd_runtime.kernels.native.block_forms import pack4, pack16, unpack
-from inferd_runtime.kernels.native.blocks import BlockWeight
+from inferd_runtime.kernels.native.blocks import WHOLE, BlockWeight
 from inferd_runtime.models.weights.exact_blocks import Packed, packed8, packed_exactly
 from inferd_runtime.models.weights.held_product import HeldProduct, filled, finished
 from inferd_runtime.models.weights.quantize import MIDDLE, Blocks
 
-A16_WAYS = {"w4a16": "blocks4", "w8a16": "blocks8"}
-"""The forms of weights that are multiplied with rows of 16 bits, where the processor is faster with those."""
-BLOCK_WAYS = {"blocks4": "blocks4", "blocks8": "blocks8", "blocks16": "blocks16", **A16_WAYS}
-"""The forms that any weight can be rounded to."""
+BLOCK_WAYS = {
+    "blocks4": ("blocks4", WHOLE), "blocks8": ("blocks8", WHOLE), "blocks16": ("blocks16", WHOLE), "w4a16": ("blocks4", 16),
+    "w8a16": ("blocks8", 16), "w4a8": ("blocks4", 8), "w8a8": ("blocks8", 8),
+}  # fmt: skip
+"""The ways to hold any weight in blocks: its form, and how many bits of a row are enough where that is faster."""
 PackedParts = tuple[Packed, ...]
 """A weight in tiles, the parts of several forms one below the other."""
 
 
 class BlockProduct(HeldProduct):
-    """See the head of this file. ``outputs``: how many of the tiles' are the weight's, all if 0. ``rows16``: see BlockWeight."""
+    """See the head of this file. ``outputs``: how many of the tiles' are the weight's, all if 0. ``row_bits``: BlockWeight's."""
 
     def __init__(
-        self, packed: PackedParts, outputs: int = 0, bias: Tensor | None = None, *, rows16: bool = False
+        self, packed: PackedParts, outputs: int = 0, bias: Tensor | None = None, *, row_bits: int = WHOLE
     ) -> None:
         self.packed, self.bytes = packed, sum(part.nbytes for part in packed)
-        self._parts, self._bias = [BlockWeight(part, rows16=rows16) for part in packed], bias
-        self.rows16 = any(part.rows16 for part in self._parts)
+        self._parts, self._bias = [BlockWeight(part, row_bits) for part in packed], bias
+        self.row_bits = min(part.row_bits for part in self._parts)
         self._width = sum(part.outputs for part in self._parts)
         self._outputs = outputs or self._width
 
@@ -59,7 +60,7 @@ class BlockProduct(HeldProduct):
 
 def rounded(name: str, weight: Tensor) -> Packed:
     """Return a weight in tiles: as it is where blocks hold it exactly, else rounded."""
-    weight, form = filled(weight).float(), BLOCK_WAYS[name]
+    weight, (form, _) = filled(weight).float(), BLOCK_WAYS[name]
     if form == "blocks16":
         return pack16(weight)
     if form == "blocks8":
@@ -73,7 +74,7 @@ def rounded(name: str, weight: Tensor) -> Packed:
 
 def block_product(name: str, weight: Tensor, bias: Tensor | None) -> BlockProduct:
     """Return the product of a weight that is held in the way of this name."""
-    return BlockProduct((rounded(name, weight),), len(weight), bias, rows16=name in A16_WAYS)
+    return BlockProduct((rounded(name, weight),), len(weight), bias, row_bits=BLOCK_WAYS[name][1])
 
 
 def kept_in_blocks(name: str, weight: Tensor) -> Tensor:

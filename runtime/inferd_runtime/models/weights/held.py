@@ -13,12 +13,12 @@ from torch import Tensor, nn
 
 from inferd.protocol import InvalidRequest
 from inferd_runtime.kernels.native.block_forms import form_of
-from inferd_runtime.kernels.native.blocks import block_kernels
+from inferd_runtime.kernels.native.blocks import WHOLE, block_kernels
 from inferd_runtime.models.host_memory import LARGE, forget_file_pages, huge_pages_later
 from inferd_runtime.models.passes.device import dense_products
 from inferd_runtime.models.passes.fused import PRODUCTS, FusedLayer, FusedPass
 from inferd_runtime.models.passes.products import DenseProduct, Product
-from inferd_runtime.models.weights.block_products import A16_WAYS, BlockProduct, PackedParts
+from inferd_runtime.models.weights.block_products import BlockProduct, PackedParts
 from inferd_runtime.models.weights.choice import HALF_WAYS, PLAIN_WAYS, Shape, ways_of
 from inferd_runtime.models.weights.exact_blocks import Packed, exact_blocks, packed_exactly
 from inferd_runtime.models.weights.file_blocks import file_blocks
@@ -32,6 +32,8 @@ SMALLEST = 2.0**-25
 """Half of the step between float16's smallest numbers: what an exact weight may be off by there, far below its row's sums."""
 FORMS = {"half": HALF_WAYS, "int8": ("int8", "w8a16"), "int4": ("int4", "w4a16")}
 """By the name of a setting the ways to hold weights so, of which the fastest is taken."""
+FORMS_OF_ROWS8 = {"int8": ("w8a8",), "int4": ("w4a8",)}
+"""The same, where 8 bits of a row are enough."""
 HEAD_FORMS = {"half": "half", "int8": "int8", "int4": "int8"}
 """The head in 4 bits would cost more text than it saves time, but where it came so: other quantized models keep it in more."""
 NARROW_EMBEDDING = torch.float16
@@ -41,14 +43,14 @@ NARROW_EMBEDDING = torch.float16
 class HoldingPlan:
     """The way for each product by its name: "head", or a layer's number and a name of PRODUCTS, as in "3.qkv".
 
-    ``packed``: weights that are in blocks already, and are held so; ``rows16``: and multiplied with rows of 16 bits.
+    ``packed``: weights that are in blocks already, and are held so; ``row_bits``: of which rows they are multiplied with.
     ``narrow``: the embedding is held in 16 bits.
     """
 
     ways: Mapping[str, Way]
     packed: Mapping[str, PackedParts] = field(default_factory=dict)
     narrow: bool = False
-    rows16: bool = False
+    row_bits: int = WHOLE
 
     @classmethod
     def uniform(cls, fused: FusedPass, way: Way, head: Way | None = None) -> HoldingPlan:
@@ -64,27 +66,28 @@ def named_products(fused: FusedPass) -> dict[str, DenseProduct]:
 
 
 def plan_holding(
-    fused: FusedPass, weights: str = "", kept: Mapping[str, PackedParts] | None = None, *, rows16: bool = False
+    fused: FusedPass, weights: str = "", kept: Mapping[str, PackedParts] | None = None, *, row_bits: int = WHOLE
 ) -> HoldingPlan:
     """Return how the weights of a dense pass are held: "half", "int8", "int4", or "" for what is fastest here and exact.
 
-    ``kept``: which weights an earlier start held in blocks; None if there was none. ``rows16``: of rows that are multiplied with
-    weights in blocks 16 bits are enough. Raises InvalidRequest that names a shape
-    which cannot be held so.
+    ``kept``: which weights an earlier start held in blocks; None if there was none. ``row_bits``: so many bits of the rows that
+    are multiplied with weights in blocks are enough. Raises InvalidRequest that names a shape which cannot be held so.
     """
     products = named_products(fused)
     packed = {**(kept or {}), **(_head_as_it_came(products[HEAD], weights) if kept is None else {})}
     open_ = {name: product for name, product in products.items() if name not in packed}
     if weights:
-        found = {name: _ways_that_hold(name, product, weights) for name, product in open_.items()}
-        rows16 = rows16 or not A16_WAYS.keys().isdisjoint(FORMS[weights])
-        return HoldingPlan(_fastest(open_, found), packed, narrow=True, rows16=rows16)
+        forms = FORMS_OF_ROWS8 if row_bits == 8 else FORMS
+        found = {name: _ways_that_hold(name, product, weights, forms) for name, product in open_.items()}
+        row_bits = row_bits if weights == "half" else min(row_bits, 16)
+        return HoldingPlan(_fastest(open_, found), packed, narrow=True, row_bits=row_bits)
     exact = _exact(open_) if kept is None else {}
     plain = PLAIN_WAYS + (HALF_WAYS if _all_half([each for name, each in open_.items() if name not in exact]) else ())
-    found = {name: (*PLAIN_WAYS, form_of(exact[name])) if name in exact else plain for name in open_}
+    beside = () if row_bits == 8 else PLAIN_WAYS
+    found = {name: (*beside, form_of(exact[name])) if name in exact else plain for name in open_}
     ways = _fastest(open_, found)
     packed |= {name: (one,) for name, one in exact.items() if ways[name].name == form_of(one)}
-    return HoldingPlan(ways, packed, rows16=rows16)
+    return HoldingPlan(ways, packed, row_bits=row_bits)
 
 
 def _exact(products: Mapping[str, DenseProduct]) -> dict[str, Packed]:
@@ -103,9 +106,11 @@ def _head_as_it_came(head: DenseProduct, weights: str) -> dict[str, PackedParts]
     return {} if found is None else {HEAD: (found,)}
 
 
-def _ways_that_hold(name: str, product: DenseProduct, weights: str) -> tuple[str, ...]:
+def _ways_that_hold(
+    name: str, product: DenseProduct, weights: str, forms: Mapping[str, Sequence[str]]
+) -> tuple[str, ...]:
     form = HEAD_FORMS[weights] if name == HEAD else weights
-    found = tuple(way for way in FORMS[form] if can_hold(way, product.shape, product.dtype))
+    found = tuple(way for way in forms[form] if can_hold(way, product.shape, product.dtype))
     if not found:
         raise InvalidRequest(f"weights of {list(product.shape)} cannot be held as {form} here")
     return found
@@ -152,7 +157,7 @@ def hold_as(
     blocks: Mapping[str, PackedParts] | None = None,
     source: str = "",
     *,
-    rows16: bool = False,
+    row_bits: int = WHOLE,
 ) -> FusedPass:
     """Return the pass over weights that are held as :func:`plan_holding` plans. What has to be packed for it is kept.
 
@@ -163,7 +168,7 @@ def hold_as(
     found = kept
     if kept is None and not weights and products_dtype(named_products(fused)) == torch.float32:
         found = file_blocks(source, len(fused.layers)) or None
-    held_pass = hold(fused, module, plan_holding(fused, weights, found, rows16=rows16))
+    held_pass = hold(fused, module, plan_holding(fused, weights, found, row_bits=row_bits))
     if kept is None:
         products = {
             f"{at}.{name}": each for at, layer in enumerate(held_pass.layers) for name, each in layer.products().items()
@@ -182,9 +187,9 @@ def all_products(run: FusedPass) -> list[Product]:
     return [*(product for layer in run.layers for product in layer.products().values()), run.head]
 
 
-def rounds_rows(run: FusedPass) -> bool:
-    """Return True if rows are rounded to 16 bits for some of a pass's products."""
-    return any(isinstance(product, BlockProduct) and product.rows16 for product in all_products(run))
+def row_bits_of(run: FusedPass) -> int:
+    """Return the fewest bits that rows are rounded to for any of a pass's products; WHOLE: none are by products in blocks."""
+    return min((product.row_bits for product in all_products(run) if isinstance(product, BlockProduct)), default=WHOLE)
 
 
 def held_bytes(run: FusedPass) -> int:
@@ -223,7 +228,9 @@ def _held(product: Product, owners: Sequence[Any], plan: HoldingPlan, name: str)
         return product
     way = plan.ways.get(name, DENSE)
     if name in plan.packed:
-        made: HeldProduct | None = BlockProduct(plan.packed[name], product.shape[0], product.bias, rows16=plan.rows16)
+        made: HeldProduct | None = BlockProduct(
+            plan.packed[name], product.shape[0], product.bias, row_bits=plan.row_bits
+        )
     elif way == DENSE:
         return product
     else:

@@ -40,6 +40,8 @@ TOLERANCES = {
     "blocks4": 1e-4,
     "w8a16": 1e-3,
     "w4a16": 1e-3,
+    "w8a8": 5e-2,
+    "w4a8": 5e-2,
 }
 """How far a product may be from the dense one of the same weight (of what is left of it), as a share of the largest output."""
 ROUNDED = 2e-2

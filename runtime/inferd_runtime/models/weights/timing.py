@@ -19,7 +19,7 @@ from inferd_runtime.file_cache import cache_folder
 from inferd_runtime.kept_results import KeptResults, key_of
 from inferd_runtime.kernels.native.blocks import kernels_version
 from inferd_runtime.models.passes.products import Product
-from inferd_runtime.models.weights.block_products import A16_WAYS, BLOCK_WAYS, BlockProduct, rounded
+from inferd_runtime.models.weights.block_products import BLOCK_WAYS, BlockProduct, rounded
 from inferd_runtime.models.weights.host_products import Way, can_hold, steady_least
 
 logger = logging.getLogger(__name__)
@@ -126,8 +126,8 @@ def _copies(way: Way, weight: Tensor, count: int) -> list[Product]:
         return [way.product(weight.clone()) for _ in range(count)]
     # Zeros are packed in no time, and take as long to multiply.
     packed = rounded(way.name, torch.zeros_like(weight))
-    rows16 = way.name in A16_WAYS
-    return [BlockProduct((packed.clone(),), len(weight), rows16=rows16) for _ in range(count)]
+    _, row_bits = BLOCK_WAYS[way.name]
+    return [BlockProduct((packed.clone(),), len(weight), row_bits=row_bits) for _ in range(count)]
 
 
 def _seconds(products: Sequence[Product], rows: Tensor, clock: Callable[[], float]) -> float:

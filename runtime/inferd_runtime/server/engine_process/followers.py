@@ -94,6 +94,7 @@ class Followers:
             (settings.fixed_rows, "--fixed-rows: that sums over ranks stay equal to the bit is not proven"),
             (settings.kv_dtype == "fp8", "--kv-dtype fp8"),
             (settings.models[0].weights, f"--weights {settings.models[0].weights}"),
+            (settings.models[0].activations, "--activations int8"),
         )
         for given, what in refused:
             if given:

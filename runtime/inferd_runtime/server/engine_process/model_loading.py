@@ -19,6 +19,7 @@ from inferd_runtime.engine.scheduling.costs import MEASURED_ROWS, measure_cost, 
 from inferd_runtime.engine.scheduling.fairness import StepCost
 from inferd_runtime.engine.scheduling.kept_costs import KeptCosts, known_costs
 from inferd_runtime.kept_results import KeptResults
+from inferd_runtime.kernels.native.blocks import WHOLE
 from inferd_runtime.models.devices import available_bytes, check_device
 from inferd_runtime.models.fitting.fit import Placed, check_fit, divide_with_drafts
 from inferd_runtime.models.fitting.sizing import default_threads
@@ -28,7 +29,7 @@ from inferd_runtime.models.options import ModelOptions
 from inferd_runtime.models.parallel import use_threads
 from inferd_runtime.models.passes.fused import FusedPass
 from inferd_runtime.models.proved.store import ProofStore
-from inferd_runtime.models.weights.held import rounds_rows
+from inferd_runtime.models.weights.held import row_bits_of
 from inferd_runtime.phases import Phases
 from inferd_runtime.server.engine_process.draft_models import draft_engine_settings
 from inferd_runtime.server.engine_process.followers import Followers
@@ -80,7 +81,7 @@ class DrivenModel:
         fewer bits, that could change a token.
         """
         like = next(self.loaded.module.parameters())
-        exact = like.dtype == torch.float32 and self.options.weights in ("", "half") and not _rounds_rows(self.driver)
+        exact = like.dtype == torch.float32 and self.options.weights in ("", "half") and _row_bits(self.driver) == WHOLE
         return exact or like.device.type != "cpu"
 
 
@@ -115,15 +116,16 @@ def _with_weights(model: ModelOptions, loaded: LoadedModel) -> LoadedModel:
 
 
 def _driven(settings: EngineSettings, model: ModelOptions, loaded: LoadedModel, driver: ServingDriver) -> DrivenModel:
-    """Return a model with its driver, under a fingerprint of its own where rows are rounded although weights are not."""
-    if not model.weights and _rounds_rows(driver):
-        loaded = replace(loaded, fingerprint=f"{loaded.fingerprint}-rows16")
+    """Return a model with its driver, under a fingerprint of its own where rows are rounded more than weights say."""
+    bits = _row_bits(driver)
+    if bits < (16 if model.weights else WHOLE):
+        loaded = replace(loaded, fingerprint=f"{loaded.fingerprint}-rows{bits}")
     return DrivenModel(settings, model, loaded, driver)
 
 
-def _rounds_rows(driver: ServingDriver) -> bool:
+def _row_bits(driver: ServingDriver) -> int:
     run = driver.run if isinstance(driver, TorchDriver) else None
-    return isinstance(run, FusedPass) and rounds_rows(run)
+    return row_bits_of(run) if isinstance(run, FusedPass) else WHOLE
 
 
 def step_costs(model: DrivenModel) -> tuple[StepCost, StepTimes]:
@@ -199,5 +201,5 @@ def _build_driver(
     settings: EngineSettings, model: ModelOptions, loaded: LoadedModel, pages: int, beside: bool, followers: Followers
 ) -> ServingDriver:
     options = driver_options(settings, pages, model.weights, model.device)
-    options = replace(options, beside=beside, rows16=model.rows16)
+    options = replace(options, beside=beside, row_bits=model.row_bits)
     return followers.lead(loaded, options) if settings.tensor_parallel > 1 else build_driver(loaded, options)

@@ -1,0 +1,160 @@
+// Products of rows of 16 or 8 bits as whole numbers, for weights that were rounded to few.
+//
+// The numbers of a group of a row are rounded to so many bits that its largest one takes all but one of them. Sums over a group are exact.
+// They are added up as float32, in the order of the inputs: no bit of a row depends on the rows beside it. A word of 32 bits holds as many
+// inputs, EACH, as fit into it; where that is four, weights are multiplied as unsigned numbers, and what that is too much is taken off.
+
+#include <omp.h>
+
+#include "pairs.h"
+#include "fours.h"
+
+#define MOST_FOUND (REGISTERS * 3 / 4)           // sums of a group in registers
+#define MOST_TOGETHER(each) (REGISTERS == 8 ? 5 : (each) == 4 ? 6 : 9)  // rows that share the unpacking of a weight
+#define MOST_TILES 24                            // that a thread takes at a time: what as many as are multiplied at once divide
+#define LARGEST(each) ((each) == 4 ? 127.0f : 32767.0f)
+#define SMALLEST 1e-30f   // a group of smaller numbers counts as zeros
+
+typedef struct {
+  uint8_t *numbers;  // of 4 / each bytes, [inputs / GROUP][count][GROUP]
+  float *scales;     // [inputs / GROUP][count]
+  float *sums;       // the same, what offsets are multiplied with
+  int32_t *begins;   // the same, what sums of products begin with
+  long count, inputs;
+} Rounded;
+
+INLINE Rounded rounded_rows(const int each, const float *in, long count, long inputs) {
+  const long groups = inputs / GROUP;
+  float *all_of = malloc(3 * count * groups * sizeof(float));
+  Rounded rows = {malloc(count * inputs * 4 / each), all_of, all_of + count * groups, (int32_t *)all_of + 2 * count * groups, count, inputs};
+  for (long row = 0; row < count; row++)
+    for (long group = 0; group < groups; group++, in += GROUP) {
+      const long place = group * count + row;
+      Lanes most = all(0), sum = all(0), wholes = all(0);
+      UNROLL for (int at = 0; at < GROUP; at += LANES) {
+        most = larger(most, larger(load(in + at), minus(all(0), load(in + at))));
+        sum = plus(sum, load(in + at));
+      }
+      const float top = largest_of(most), total = sum_of(sum);
+      const Lanes times_of = all(top < SMALLEST ? 0 : LARGEST(each) / top);
+      UNROLL for (int at = 0; at < GROUP; at += LANES) {
+        const Lanes whole = rounded(times(load(in + at), times_of));
+        uint8_t *to = rows.numbers + (place * GROUP + at) * 4 / each;
+        if (each == 4) store_in_fours(to, whole);
+        else store_in_pairs(to, whole);
+        wholes = plus(wholes, whole);
+      }
+      rows.scales[place] = total - total == 0 ? top / LARGEST(each) : NAN;  // what is no number, or has no end, is passed on
+      rows.sums[place] = total;
+      rows.begins[place] = each == 4 ? -MIDDLE * (int)sum_of(wholes) : 0;
+    }
+  return rows;
+}
+
+INLINE Words in_every_lane(const uint8_t *word) {
+  int32_t both;
+  memcpy(&both, word, sizeof both);
+  return word_in_all(both);
+}
+
+// Multiplies `count` rows from `from` on with `tiles` tiles, which are constants where this is called. What is found for a group is in
+// registers, what is added up over groups in memory: so two tiles share what is read of a row.
+INLINE void multiply_tiles_whole(const int each, const int count, const int tiles, const uint8_t *weight, const Rounded rows, long from,
+                                 float *out, long width, int add) {
+  const long inputs = rows.inputs, tile = inputs / SPAN * BLOCK;
+  const int bytes = 4 / each;
+  float sums[MOST_FOUND * LANES] __attribute__((aligned(64)));
+  for (int one = 0; one < count * tiles; one++) store(sums + one * LANES, all(0));
+  for (long first = 0; first < inputs; first += GROUP) {
+    const long at_row = first / GROUP * rows.count + from;
+    const uint8_t *part = part_of(weight, first);
+    const uint8_t *ahead = part + AHEAD(tiles) + (part + AHEAD(tiles) < weight + tile ? 0 : (tiles - 1) * tile);
+    const uint8_t *at = rows.numbers + at_row * GROUP * bytes;
+    const int eights = first % PART / 8;
+    Words found[MOST_FOUND], lowest[TILES], words[TILES];
+    UNROLL for (int one = 0; one < count * tiles; one++) found[one] = each == 4 ? word_in_all(rows.begins[at_row + one / tiles]) : no_words();
+    for (int eight = eights; eight < eights + GROUP / 8; eight++, at += 8 * bytes) {
+      UNROLL for (int t = 0; t < tiles; t++)
+        UNROLL for (int line = 0; line < PART_BYTES / 4; line += 64)
+          _mm_prefetch(ahead + t * tile + eight * (PART_BYTES / 4) + line, _MM_HINT_T0);
+      UNROLL for (int t = 0; t < tiles; t++)
+        if (BITS < 8) lowest[t] = each == 4 ? lowest_in_fours(part + t * tile, eight) : lowest_in_pairs(part + t * tile, eight);
+      UNROLL for (int j = 0; j < 8 / each; j++) {
+        UNROLL for (int t = 0; t < tiles; t++)
+          words[t] = each == 4 ? four_of(part + t * tile, lowest[t], eight, j) : pair_of(part + t * tile, lowest[t], eight, j);
+        UNROLL for (int r = 0; r < count; r++) {
+          const Words row = in_every_lane(at + r * GROUP * bytes + 4 * j);
+          UNROLL for (int t = 0; t < tiles; t++) {
+            Words *sum = found + r * tiles + t;
+            *sum = each == 4 ? plus_fours(*sum, words[t], row) : plus_products(*sum, words[t], row);
+          }
+        }
+      }
+    }
+    UNROLL for (int t = 0; t < tiles; t++) {
+      const Group group = group_of(weight + t * tile, first);
+      UNROLL for (int r = 0; r < count; r++) {
+        Lanes sum = load(sums + (r * tiles + t) * LANES);
+        if (OFFSETS) sum = times_plus(group.offset, all(rows.sums[at_row + r]), sum);
+        Lanes scale = times(group.scale, all(rows.scales[at_row + r]));
+        store(sums + (r * tiles + t) * LANES, times_plus(from_whole(found[r * tiles + t]), scale, sum));
+      }
+    }
+  }
+  for (int one = 0; one < count * tiles; one++) {
+    float *to = out + one / tiles * width + one % tiles * LANES;
+    const Lanes sum = load(sums + one * LANES);
+    store(to, add ? plus(load(to), sum) : sum);
+  }
+}
+
+INLINE void multiply_by_tiles(const int each, const int count, const int tiles, int every, const uint8_t *weight, const Rounded rows, long from,
+                              float *out, long width, int add) {
+  const long tile = rows.inputs / SPAN * BLOCK;
+  int t = 0;
+  for (; t + tiles <= every; t += tiles)
+    multiply_tiles_whole(each, count, tiles, weight + t * tile, rows, from, out + t * LANES, width, add);
+  if (tiles > 1)
+    for (; t < every; t++) multiply_tiles_whole(each, count, 1, weight + t * tile, rows, from, out + t * LANES, width, add);
+}
+
+// Multiplies all rows with `every` tiles, divided evenly.
+INLINE void multiply_all_whole(const int each, int every, const uint8_t *weight, const Rounded rows, float *out, long width, int add) {
+  for (long from = 0; from < rows.count;) {
+    const long left = rows.count - from, passes = (left + MOST_TOGETHER(each) - 1) / MOST_TOGETHER(each), count = (left + passes - 1) / passes;
+    float *to = out + from * width;
+#define SIDE_BY_SIDE(pairs, fours) (REGISTERS == 8 ? 1 : each == 2 ? pairs : BITS == 8 ? 1 : fours)
+#define ROWS_BY(rows_, pairs, fours)                                                                                  \
+  case rows_:                                                                                                         \
+    if (rows_ <= MOST_TOGETHER(each)) multiply_by_tiles(each, rows_, SIDE_BY_SIDE(pairs, fours), every, weight, rows, from, to, width, add); \
+    break;
+    switch (count) {
+      ROWS_BY(1, 1, 1) ROWS_BY(2, 1, 1) ROWS_BY(3, 4, 3) ROWS_BY(4, 4, 3) ROWS_BY(5, 3, 2) ROWS_BY(6, 2, 2)
+      ROWS_BY(7, 2, 1) ROWS_BY(8, 2, 1) ROWS_BY(9, 2, 1)
+    }
+    from += count;
+  }
+}
+
+INLINE void product_of_whole_rows(const int each, const uint8_t *weight, const float *in, float *out, long count, long inputs, long outputs,
+                                  long width, int add) {
+  const long tiles = outputs / LANES, tile = inputs / SPAN * BLOCK, every = (tiles + omp_get_max_threads() - 1) / omp_get_max_threads();
+  const long span = every < MOST_TILES ? every : MOST_TILES;
+  const Rounded rows = rounded_rows(each, in, count, inputs);
+  _Pragma("omp parallel for schedule(static) if (inputs * outputs >= SMALL)")
+  for (long first = 0; first < tiles; first += span)
+    multiply_all_whole(each, tiles - first < span ? tiles - first : span, weight + first * tile, rows, out + first * LANES, width, add);
+  free(rows.numbers), free(rows.scales);
+}
+
+// As `product`, with rows of 16 bits.
+void product_of_rows16(const uint8_t *weight, const float *in, float *out, long count, long inputs, long outputs, long width, int add) {
+  product_of_whole_rows(2, weight, in, out, count, inputs, outputs, width, add);
+}
+
+#if FOURS
+// As `product`, with rows of 8 bits.
+void product_of_rows8(const uint8_t *weight, const float *in, float *out, long count, long inputs, long outputs, long width, int add) {
+  product_of_whole_rows(4, weight, in, out, count, inputs, outputs, width, add);
+}
+#endif
