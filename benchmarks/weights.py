@@ -35,13 +35,13 @@ from inferd_runtime.speculation.bridge import common_prefix
 PAGE_SIZE = 16
 CONTEXT = 100
 """Tokens before the row of a step."""
-ROWS = (1, 4, 8, 32)
+ROWS = (1, 4, 8, 17, 32)
 ROUNDS = 7
 ARMS = {
-    "float32": ("float32", ""), "bfloat16": ("bfloat16", ""), "half": ("float32", "half"), "int8": ("float32", "int8"),
-    "int4": ("float32", "int4"),
+    "float32": ("float32", "", 32), "rows16": ("float32", "", 16), "rows8": ("float32", "", 8), "bfloat16": ("bfloat16", "", 32),
+    "half": ("float32", "half", 32), "int8": ("float32", "int8", 16), "int4": ("float32", "int4", 16),
 }  # fmt: skip
-"""Of each arm the dtype and the way in which weights are held."""
+"""Of each arm the dtype, the way in which weights are held, and how many bits of a row are enough before weights in blocks."""
 MODULES = (
     "asyncio.base_events", "argparse", "decimal", "datetime", "random", "statistics", "string", "heapq", "inspect",
 )  # fmt: skip
@@ -64,10 +64,11 @@ class Arm:
     @classmethod
     def of(cls, model: str, name: str) -> Arm:
         """Load the model and hold its weights so."""
-        dtype, weights = ARMS[name]
+        dtype, weights, row_bits = ARMS[name]
         loaded = load(model, dtype=dtype)
         pages = max(ROWS) * (CONTEXT // PAGE_SIZE + 2)
-        driver = build_driver(loaded, DriverOptions(pages=pages, page_size=PAGE_SIZE, most_rows=512, weights=weights))
+        options = DriverOptions(pages, PAGE_SIZE, most_rows=512, weights=weights, row_bits=row_bits)
+        driver = build_driver(loaded, options)
         assert isinstance(driver, TorchDriver)
         assert isinstance(driver.run, FusedPass)
         gc.collect()

@@ -18,7 +18,7 @@
 typedef struct {
   uint8_t *numbers;  // of 4 / each bytes, [inputs / GROUP][count][GROUP]
   float *scales;     // [inputs / GROUP][count]
-  float *sums;       // the same, what offsets are multiplied with
+  float *sums;       // the same, of the rounded numbers: with those offsets are multiplied, which are eight times a number's scale
   int32_t *begins;   // the same, what sums of products begin with
   long count, inputs;
 } Rounded;
@@ -35,7 +35,7 @@ INLINE Rounded rounded_rows(const int each, const float *in, long count, long in
         most = larger(most, larger(load(in + at), minus(all(0), load(in + at))));
         sum = plus(sum, load(in + at));
       }
-      const float top = largest_of(most), total = sum_of(sum);
+      const float top = largest_of(most), total = sum_of(sum), scale = total - total == 0 ? top / LARGEST(each) : NAN;
       const Lanes times_of = all(top < SMALLEST ? 0 : LARGEST(each) / top);
       UNROLL for (int at = 0; at < GROUP; at += LANES) {
         const Lanes whole = rounded(times(load(in + at), times_of));
@@ -44,8 +44,8 @@ INLINE Rounded rounded_rows(const int each, const float *in, long count, long in
         else store_in_pairs(to, whole);
         wholes = plus(wholes, whole);
       }
-      rows.scales[place] = total - total == 0 ? top / LARGEST(each) : NAN;  // what is no number, or has no end, is passed on
-      rows.sums[place] = total;
+      rows.scales[place] = scale;  // what is no number, or has no end, is passed on
+      rows.sums[place] = sum_of(wholes) * scale;
       rows.begins[place] = each == 4 ? -MIDDLE * (int)sum_of(wholes) : 0;
     }
   return rows;
@@ -118,20 +118,36 @@ INLINE void multiply_by_tiles(const int each, const int count, const int tiles, 
     for (; t < every; t++) multiply_tiles_whole(each, count, 1, weight + t * tile, rows, from, out + t * LANES, width, add);
 }
 
+// Literal numbers, without which the compiler keeps sums in memory.
+#define ROWS_BY(each, rows_, tiles) \
+  case rows_: multiply_by_tiles(each, rows_, REGISTERS == 32 ? tiles : 1, every, weight, rows, from, out, width, add); break;
+
+INLINE void multiply_by_pairs(long count, int every, const uint8_t *weight, const Rounded rows, long from, float *out, long width, int add) {
+  switch (count) {
+    ROWS_BY(2, 1, 1) ROWS_BY(2, 2, 1) ROWS_BY(2, 3, 4) ROWS_BY(2, 4, 4) ROWS_BY(2, 5, 3)
+#if REGISTERS == 32
+    ROWS_BY(2, 6, 2) ROWS_BY(2, 7, 2) ROWS_BY(2, 8, 2) ROWS_BY(2, 9, 2)
+#endif
+  }
+}
+
+INLINE void multiply_by_fours(long count, int every, const uint8_t *weight, const Rounded rows, long from, float *out, long width, int add) {
+  switch (count) {
+#if BITS == 8
+    ROWS_BY(4, 1, 1) ROWS_BY(4, 2, 1) ROWS_BY(4, 3, 1) ROWS_BY(4, 4, 1) ROWS_BY(4, 5, 1) ROWS_BY(4, 6, 1)
+#else
+    ROWS_BY(4, 1, 1) ROWS_BY(4, 2, 1) ROWS_BY(4, 3, 3) ROWS_BY(4, 4, 3) ROWS_BY(4, 5, 2) ROWS_BY(4, 6, 2)
+#endif
+  }
+}
+
 // Multiplies all rows with `every` tiles, divided evenly.
 INLINE void multiply_all_whole(const int each, int every, const uint8_t *weight, const Rounded rows, float *out, long width, int add) {
   for (long from = 0; from < rows.count;) {
     const long left = rows.count - from, passes = (left + MOST_TOGETHER(each) - 1) / MOST_TOGETHER(each), count = (left + passes - 1) / passes;
     float *to = out + from * width;
-#define SIDE_BY_SIDE(pairs, fours) (REGISTERS == 8 ? 1 : each == 2 ? pairs : BITS == 8 ? 1 : fours)
-#define ROWS_BY(rows_, pairs, fours)                                                                                  \
-  case rows_:                                                                                                         \
-    if (rows_ <= MOST_TOGETHER(each)) multiply_by_tiles(each, rows_, SIDE_BY_SIDE(pairs, fours), every, weight, rows, from, to, width, add); \
-    break;
-    switch (count) {
-      ROWS_BY(1, 1, 1) ROWS_BY(2, 1, 1) ROWS_BY(3, 4, 3) ROWS_BY(4, 4, 3) ROWS_BY(5, 3, 2) ROWS_BY(6, 2, 2)
-      ROWS_BY(7, 2, 1) ROWS_BY(8, 2, 1) ROWS_BY(9, 2, 1)
-    }
+    if (each == 4) multiply_by_fours(count, every, weight, rows, from, to, width, add);
+    else multiply_by_pairs(count, every, weight, rows, from, to, width, add);
     from += count;
   }
 }
