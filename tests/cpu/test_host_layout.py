@@ -126,6 +126,23 @@ def rows_from(start: int, count: int) -> AttendedRows:
     return AttendedRows(torch.tensor([[7, 3, 11, 2, 5, 1]]), zeros, zeros, ends, start + count)
 
 
+@pytest.mark.parametrize(("queries", "shared"), [(6, 2), (80, 1)])
+def test_no_bit_of_attention_depends_on_the_number_of_threads(queries: int, shared: int) -> None:
+    """Threads divide the rows of a sequence into other blocks."""
+    assert kernels is not None
+    keys, values = random(12, PAGE, shared, 64, seed=1), random(12, PAGE, shared, 64, seed=2)
+    query, rows, before = random(47, queries, 64, seed=3), rows_from(40, 47), torch.get_num_threads()
+    try:
+        found = []
+        for threads in (1, 2, 5):
+            torch.set_num_threads(threads)
+            found.append(kernels.attend(query, keys, values, rows, 0.3))
+    finally:
+        torch.set_num_threads(before)
+    assert torch.equal(found[0], found[1])
+    assert torch.equal(found[0], found[2])
+
+
 @pytest.mark.parametrize("width", WIDTHS)
 @pytest.mark.parametrize(("queries", "shared"), [(2, 2), (6, 2), (14, 2), (16, 1)])
 def test_a_head_attends_alone_as_beside_those_that_share_its_keys(queries: int, shared: int, width: int) -> None:

@@ -37,7 +37,7 @@ DESCRIPTION = """Answer the requests of INPUT, a file in OpenAI's batch format, 
 and append a line to OUTPUT for each. What OUTPUT has already is not asked again: a second start goes on where the first ended.
 Requests go to a server (--url), or with --model to one that is found or started, and stays for --keep-warm minutes."""
 JSON_HELP = "print one JSON object {requests, kept, answered, failed}; failed ones are answered, with an error's status"
-OWN_SERVER = ("model", "server", "keep_warm", "device", "dtype", "weights", "threads")
+OWN_SERVER = ("model", "server", "keep_warm", "device", "dtype", "weights", "activations", "threads")
 AT_ONCE = 8
 MOST_AT_ONCE = 512
 OWN_SERVER_MINUTES = 10.0

@@ -34,8 +34,8 @@ from inferd_runtime.settings.settings import Settings
 
 SETTINGS = (
     "model", "server", "keep_warm", "timings", "state_dir", "adapter", "draft", "draft_key_file", "ca", "device",
-    "dtype", "weights", "threads", "pages", "data_dir", "http_allow", "http_body_bytes", "http_ca", "secrets_file", "mcp_file",
-    *LIMIT_SETTINGS,
+    "dtype", "weights", "activations", "threads", "pages", "data_dir", "http_allow", "http_body_bytes", "http_ca",
+    "secrets_file", "mcp_file", *LIMIT_SETTINGS,
 )  # fmt: skip
 MAX_VERSION = 40
 """Characters of a program's version that stand in the one of a single run on a server."""

@@ -14,8 +14,8 @@ from inferd_runtime.log_lines import configure_logging
 from inferd_runtime.server.draft_server import DraftServer, draft_server
 
 SETTINGS = (
-    "model", "device", "dtype", "weights", "threads", "pages", "page_size", "token_budget", "kv_dtype", "graphs", "products",
-    "engine_read", "engine_write", "draft_key_file", "tls_cert", "tls_key", "insecure", "log_format", "log_level",
+    "model", "device", "dtype", "weights", "activations", "threads", "pages", "page_size", "token_budget", "kv_dtype", "graphs",
+    "products", "engine_read", "engine_write", "draft_key_file", "tls_cert", "tls_key", "insecure", "log_format", "log_level",
 )  # fmt: skip
 LISTEN = "127.0.0.1:7071"
 DESCRIPTION = """Draft for targets on other machines until Ctrl+C or SIGTERM.

@@ -10,7 +10,7 @@
 #include "lanes.h"
 
 #define MOST_CHUNKS 8
-#define MOST_QUERIES 24  // that are attended from at a time
+#define MOST_QUERIES 64  // that are attended from at a time
 #define MOST_SCORED 4    // queries whose scores are found side by side
 #define MOST_SUMS (REGISTERS == 32 ? 24 : 8)
 #define BESIDE(chunks) (MOST_SUMS / 2 / (chunks))
@@ -305,11 +305,24 @@ INLINE void attend_queries(const int chunks, const Queries *all_of, const Pages 
       store(all_of->out[q] + at, times(plus(load(even + q * width + at), load(odd + q * width + at)), parts[q]));
 }
 
-// Returns how many rows from `row` on, `most` at most, attend to the same pages from the same key on.
-static long alike(const int64_t *which, const int64_t *firsts, long row, long count, long most) {
+// Returns how many rows from `row` on attend to the same pages from the same key on.
+static long alike(const int64_t *which, const int64_t *firsts, long row, long count) {
   long found = 1;
-  while (found < most && row + found < count && which[row + found] == which[row] && firsts[row + found] == firsts[row]) found++;
+  while (row + found < count && which[row + found] == which[row] && firsts[row + found] == firsts[row]) found++;
   return found;
+}
+
+// Writes where blocks of rows that are attended from together begin, and the end. Of rows that attend to the same pages there are as few
+// blocks as `most` rows allow and `least` blocks, divided evenly. Returns how many there are.
+static long divide_rows(const int64_t *which, const int64_t *firsts, long count, long most, long least, long *starts) {
+  long blocks = 0;
+  for (long row = 0; row < count;) {
+    const long found = alike(which, firsts, row, count), wanted = (found + most - 1) / most;
+    const long each = wanted < least ? (found + least - 1) / least : (found + wanted - 1) / wanted;
+    for (const long end = row + found; row < end; row += each) starts[blocks++] = row, starts[blocks] = row + each < end ? row + each : end;
+    row = starts[blocks];
+  }
+  return blocks;
 }
 
 // query, out [count, queries, width]; keys, values [pages, 2^page_bits, shared, width]. Row i attends to the keys from firsts[i] to
@@ -317,10 +330,9 @@ static long alike(const int64_t *which, const int64_t *firsts, long row, long co
 void attend(const float *query, const float *keys, const float *values, float *out, const int64_t *tables, const int64_t *which,
             const int64_t *firsts, const int64_t *ends, float *scores, long most, long count, long queries, long shared, long width,
             long page_bits, long table_width, float scaling) {
-  const long heads = queries / shared, rows = heads < MOST_QUERIES ? MOST_QUERIES / heads : 1;
-  long *starts = malloc((count + 1) * sizeof(long)), blocks = 0;
-  for (long row = 0; row < count; row += alike(which, firsts, row, count, rows)) starts[blocks++] = row;
-  starts[blocks] = count;
+  const long heads = queries / shared, rows = heads < MOST_QUERIES ? MOST_QUERIES / heads : 1, threads = omp_get_max_threads();
+  long *starts = malloc((count + 1) * sizeof(long));
+  const long blocks = divide_rows(which, firsts, count, rows, threads > 1 ? (2 * threads + shared - 1) / shared : 1, starts);
 #pragma omp parallel for schedule(static) if (count * most > 512)
   for (long each = 0; each < blocks * shared; each++) {
     const long row = starts[each / shared], own = each % shared, all_of = (starts[each / shared + 1] - row) * heads;

@@ -18,7 +18,7 @@ SOURCE = Path(__file__).with_name("steps.c")
 LANES = 16
 WIDTHS = (32, 64, 96, 128)
 """Of heads."""
-MOST_QUERIES = 24
+MOST_QUERIES = 64
 """Heads of rows that are attended from at a time, as in `steps.c`."""
 POINTER, WHOLE = ctypes.c_void_p, ctypes.c_long
 SIGNATURES = {
