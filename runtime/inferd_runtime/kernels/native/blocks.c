@@ -213,7 +213,7 @@ void product(const uint8_t *weight, const float *in, float *out, long count, lon
 }
 
 #if BITS < 16
-#include "whole_rows.h"
+#include "rounded.h"
 #if WIDE && __AVX512VBMI__ && __linux__ && __AMX_BF16__
 #include "tiles.h"
 #endif

@@ -188,8 +188,9 @@ def all_products(run: FusedPass) -> list[Product]:
 
 
 def row_bits_of(run: FusedPass) -> int:
-    """Return the fewest bits that rows are rounded to for any of a pass's products; WHOLE: none are by products in blocks."""
-    return min((product.row_bits for product in all_products(run) if isinstance(product, BlockProduct)), default=WHOLE)
+    """Return the fewest bits that rows are rounded to before weights in blocks; 0 if none are rounded there."""
+    found = [product.row_bits for product in all_products(run) if isinstance(product, BlockProduct)]
+    return min((bits for bits in found if bits < WHOLE), default=0)
 
 
 def held_bytes(run: FusedPass) -> int:

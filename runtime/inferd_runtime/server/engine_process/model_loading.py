@@ -19,7 +19,6 @@ from inferd_runtime.engine.scheduling.costs import MEASURED_ROWS, measure_cost, 
 from inferd_runtime.engine.scheduling.fairness import StepCost
 from inferd_runtime.engine.scheduling.kept_costs import KeptCosts, known_costs
 from inferd_runtime.kept_results import KeptResults
-from inferd_runtime.kernels.native.blocks import WHOLE
 from inferd_runtime.models.devices import available_bytes, check_device
 from inferd_runtime.models.fitting.fit import Placed, check_fit, divide_with_drafts
 from inferd_runtime.models.fitting.sizing import default_threads
@@ -81,7 +80,7 @@ class DrivenModel:
         fewer bits, that could change a token.
         """
         like = next(self.loaded.module.parameters())
-        exact = like.dtype == torch.float32 and self.options.weights in ("", "half") and _row_bits(self.driver) == WHOLE
+        exact = like.dtype == torch.float32 and self.options.weights in ("", "half") and not _row_bits(self.driver)
         return exact or like.device.type != "cpu"
 
 
@@ -118,14 +117,14 @@ def _with_weights(model: ModelOptions, loaded: LoadedModel) -> LoadedModel:
 def _driven(settings: EngineSettings, model: ModelOptions, loaded: LoadedModel, driver: ServingDriver) -> DrivenModel:
     """Return a model with its driver, under a fingerprint of its own where rows are rounded more than weights say."""
     bits = _row_bits(driver)
-    if bits < (16 if model.weights else WHOLE):
+    if bits and (bits < 16 or not model.weights):
         loaded = replace(loaded, fingerprint=f"{loaded.fingerprint}-rows{bits}")
     return DrivenModel(settings, model, loaded, driver)
 
 
 def _row_bits(driver: ServingDriver) -> int:
     run = driver.run if isinstance(driver, TorchDriver) else None
-    return row_bits_of(run) if isinstance(run, FusedPass) else WHOLE
+    return row_bits_of(run) if isinstance(run, FusedPass) else 0
 
 
 def step_costs(model: DrivenModel) -> tuple[StepCost, StepTimes]:
