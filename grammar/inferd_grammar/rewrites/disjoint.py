@@ -13,7 +13,7 @@ from typing import Any
 from inferd_grammar.rewrites.base import Schema, Translator, View
 from inferd_grammar.rewrites.formats import wide
 from inferd_grammar.rewrites.kinds import ALL, NUMBER, OBJECT, Kinds, canonical, of_types, of_value
-from inferd_grammar.rewrites.patterns import are_apart
+from inferd_grammar.rewrites.patterns import are_apart, found_in
 from inferd_grammar.rewrites.regex_syntax import literal_prefix
 
 _DEPTH = 12
@@ -212,7 +212,8 @@ def _members(views: list[View], key: str, to: Translator) -> list[View] | None:
     found: list[View] = []
     for view in views:
         place, schema = view.at("properties", key), view.words.get("properties", {}).get(key, True)
-        if key not in view.words.get("properties", {}) and not view.words.get("patternProperties"):
+        matched = any(found_in(key, pattern) is not False for pattern in view.words.get("patternProperties", ()))
+        if key not in view.words.get("properties", {}) and not matched:
             place, schema = view.at("additionalProperties"), view.words.get("additionalProperties", True)
         inner = views_of(schema, place, to)
         if inner is None:

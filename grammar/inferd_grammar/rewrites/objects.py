@@ -14,6 +14,7 @@ from inferd_grammar.rewrites.name_patterns import NamesCondition
 from inferd_grammar.rewrites.patterns import (
     NOTHING,
     finds,
+    found_in,
     in_doubt,
     is_plain,
     looks_around,
@@ -54,7 +55,7 @@ def negative_properties(view: View, to: Translator, others: bool) -> list[Schema
         raise refusals[0]
     for pattern, schema in view.words.get("patternProperties", {}).items():
         other = to.negative(schema, view.at("patternProperties", pattern))
-        names = [name for name in to.names() if _finds(pattern, name) is True] if other is not False else []
+        names = [name for name in to.names() if found_in(name, pattern) is True] if other is not False else []
         if other is not False and not names:
             raise CannotRewrite("that some key matches has no rewrite", view.at("patternProperties", pattern))
         options += [_with(name, other) for name in names]
@@ -72,7 +73,7 @@ def _another_key(view: View, value: Schema, to: Translator) -> list[Schema]:
     listed, patterns = list(view.words.get("properties", {})), list(view.words.get("patternProperties", {}))
     if value is True and not patterns and 2 ** len(listed) <= _MAX_NAMES:
         return [_exactly(listed, kept, minProperties=len(kept) + 1) for kept in _subsets(listed)]
-    others = (n for n in to.names() if n not in listed and all(_finds(pattern, n) is False for pattern in patterns))
+    others = (n for n in to.names() if n not in listed and all(found_in(n, pattern) is False for pattern in patterns))
     names = list(islice(others, _MAX_NAMES + 1))
     if not 0 < len(names) <= _MAX_NAMES:
         raise CannotRewrite("that some other key is there has no rewrite", view.at("additionalProperties"))
@@ -81,14 +82,6 @@ def _another_key(view: View, value: Schema, to: Translator) -> list[Schema]:
 
 def _with(name: str, value: Schema) -> Schema:
     return {"type": "object", "required": [name], "properties": {name: value}}
-
-
-def _finds(pattern: str, name: str) -> bool | None:
-    """Return True if a pattern is found in a name; None for a pattern that is not understood."""
-    try:
-        return finds(pattern, name)
-    except NotUnderstood:
-        return None
 
 
 def positive_names(view: View, to: Translator) -> list[Schema]:

@@ -362,6 +362,15 @@ def finds(pattern: str, text: str) -> bool:
     return _is_found(searcher, text)
 
 
+@kept_for_work(10_000)
+def found_in(text: str, pattern: str) -> bool | None:
+    """Return `finds`; None where that is not known."""
+    try:
+        return finds(pattern, text)
+    except NotUnderstood:
+        return None
+
+
 def may_find(pattern: str, text: str) -> bool:
     """Return True if a pattern may be found in a text in some dialect; False for one that is not understood."""
     searcher, wide = _searcher(pattern, False), _searcher(pattern, True)
