@@ -92,15 +92,16 @@ class Translator(Protocol):
 
 def any_of(options: list[Schema]) -> Schema:
     """Return one schema for the union; a union of nothing is false."""
-    flat: list[Schema] = []
+    flat: dict[str, Schema] = {}  # by what is written: {"const": 1} equals {"const": True} in Python
     for option in options:
         if option is True or option == {}:
             return True
         nested = option.get("anyOf") if isinstance(option, dict) and option.keys() == {"anyOf"} else [option]
-        flat += [item for item in nested or [] if item is not False and item not in flat]
-    if not flat:
+        flat |= {repr(item): item for item in nested or [] if item is not False}
+    kept = list(flat.values())
+    if not kept:
         return False
-    return flat[0] if len(flat) == 1 else {"anyOf": flat}
+    return kept[0] if len(kept) == 1 else {"anyOf": kept}
 
 
 def all_of(parts: list[Schema]) -> Schema:
