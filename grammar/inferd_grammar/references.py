@@ -10,9 +10,10 @@ from urllib.parse import quote, unquote, urldefrag, urljoin, urlsplit
 
 from inferd_grammar.errors import GrammarError
 from inferd_grammar.limits import CompileLimits
-from inferd_grammar.schema import check_keywords, escape, nested_schemas, read_schema, resolve
+from inferd_grammar.schema import check_keywords, escape, map_schemas, nested_schemas, read_schema, resolve
 
 _DRAFT = re.compile(r"json-schema\.org/draft")
+_BY_NAME = re.compile(r"https?://json-schema\.org/(draft(-0[467]|/20(19-09|20-12)))/schema#?")
 _OLD = ("draft-04", "draft-06", "draft-07")
 _DIALECTS = re.compile(r"http://json-schema\.org/draft-0[467]/schema")
 """Drafts that one schema describes; those of later ones are several, which refer to each other dynamically."""
@@ -46,6 +47,8 @@ def read_by_place(text: str, limits: CompileLimits) -> Any:
         root.pop(
             "$schema", None
         )  # a dialect that nobody knows is read as the latest; libraries would look for its document
+    elif found := _BY_NAME.fullmatch(str(root["$schema"])):
+        root = _of_draft(root, f"{'http' if found[3] is None else 'https'}://json-schema.org/{found[1]}/schema")
     document = _Document(root)
     if document.has_names:
         document.refer_by_place()
@@ -53,6 +56,22 @@ def read_by_place(text: str, limits: CompileLimits) -> Any:
     else:
         document.forget_address()
     return root
+
+
+def _of_draft(root: dict[str, Any], address: str) -> dict[str, Any]:
+    """Return the document with its draft by that address. By another one, such as https for http, some readers take the latest
+    draft: siblings of a reference count then.
+    """
+    if root["$schema"].startswith(address):
+        return root
+    return {**map_schemas(root, _with_siblings), "$schema": address}
+
+
+def _with_siblings(schema: dict[str, Any]) -> dict[str, Any]:
+    if "$ref" not in schema or len(schema) == 1:
+        return schema
+    rest = {key: value for key, value in schema.items() if key != "$ref"}
+    return {**rest, "allOf": [{"$ref": schema["$ref"]}, *schema.get("allOf", ())]}
 
 
 def _dialect(uri: str) -> dict[str, Any] | None:

@@ -150,11 +150,11 @@ class LlguidanceBackend:
             try:
                 return self._compile_exactly(schema, changed, exact)
             except GrammarError as refusal:
-                circular = isinstance(changed.schema, dict) and _CIRCULAR in refusal.reason
-                if not circular and empty_definition(refusal) is None:
+                joined = isinstance(changed.schema, dict) and _JOINED.search(refusal.reason)
+                if not joined and empty_definition(refusal) is None:
                     raise
             named = _softened(rewrite(schema, hold_unique=True, always=True), constraint)
-            changed = named._replace(schema=inlined(named.schema)) if circular else self._without_empty(named)
+            changed = named._replace(schema=inlined(named.schema)) if joined else self._without_empty(named)
             return self._compile_exactly(schema, changed, exact)
         except GrammarError as refusal:
             if _unsatisfiable(schema, refusal):
@@ -273,7 +273,8 @@ _COMPOSED = (
     TaggedGrammar, AllOfGrammar, PrefixedGrammar, TextGrammar, UntilGrammar, SequenceGrammar, AnyOfGrammar, RepeatedGrammar,
 )  # fmt: skip
 _GREEDY = (RegexGrammar, LarkGrammar, GbnfGrammar, AllOfGrammar)
-_CIRCULAR = "circular references with sibling keys"
+_JOINED = re.compile("circular references with sibling keys|intersection stack level")
+"""What the library says where it cannot join what holds together."""
 
 
 def _is_walked(constraint: Constraint) -> bool:

@@ -7,7 +7,7 @@ from typing import Any
 
 from inferd_grammar.errors import GrammarError
 from inferd_grammar.rewrites.base import Schema
-from inferd_grammar.rewrites.inline import Inliner, loosened, parted
+from inferd_grammar.rewrites.inline import Joiner, loosened, parted
 from inferd_grammar.rewrites.rewrite import Rewritten, rewrite
 
 Form = Callable[[], Rewritten]
@@ -43,7 +43,7 @@ def loosened_forms(schema: Any, without_empty: Callable[[Rewritten], Rewritten])
 
 def inlined(schema: Schema) -> Schema:
     """Return a translated schema with definitions in the place of references that stand beside something."""
-    return Inliner(schema).document() if isinstance(schema, dict) else schema
+    return Joiner(schema).document() if isinstance(schema, dict) else schema
 
 
 def _less(schema: Any, *, always: bool = False) -> Rewritten | None:

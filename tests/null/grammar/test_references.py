@@ -97,6 +97,18 @@ def test_a_dialect_that_nobody_knows_is_read_as_the_latest(dialect: str) -> None
     assert compiled.matcher().accept([byte + 1 for byte in b'"']) == 0
 
 
+@pytest.mark.parametrize("draft", ["draft-04", "draft-07"])
+def test_by_another_address_of_a_draft_nothing_beside_a_reference_is_passed_over(draft: str) -> None:
+    """`https` for `http`, which `jsonschema` does not know and reads as the latest draft; we passed it over as the draft does."""
+    parts = {"a": {"minimum": 3, "exclusiveMinimum": True} if draft == "draft-04" else {"exclusiveMinimum": 3}}
+    named = {"$ref": "#/definitions/a", "type": "integer", "maximum": 9}
+    compiled = BYTES.compile(
+        JsonSchemaGrammar({"$schema": f"https://json-schema.org/{draft}/schema#", **named, "definitions": parts})
+    )
+    taken = [n for n in (3, 4, 9, 10, 4.5) if compiled.matcher().ends_with([byte + 1 for byte in str(n).encode()])]
+    assert taken == [4, 9]
+
+
 @pytest.mark.parametrize("draft", ["draft-04", "draft-06", "draft-07"])
 def test_a_document_may_refer_to_the_schema_of_its_draft(draft: str) -> None:
     """As that of OpenAPI 3.0 does: it was refused as one that refers to another document."""
