@@ -12,7 +12,7 @@ from typing import Any
 
 from inferd_grammar.rewrites.base import Schema, Translator, View, all_of, any_of
 from inferd_grammar.rewrites.disjoint import kinds_of, overlap, told_apart, views_of
-from inferd_grammar.rewrites.kinds import NUMBER, OBJECT, Kinds, typed
+from inferd_grammar.rewrites.kinds import ALL, NUMBER, OBJECT, Kinds, typed
 
 SchemaPlace = tuple[Any, str]
 """A subschema and its pointer."""
@@ -76,7 +76,7 @@ def exclusive_cases(parts: list[SchemaPlace], beside: tuple[View, ...], to: Tran
     cases = [place for place in parts if _is_case(place, to)]
     conditions = [_condition(place, to) for place in cases]
     there = View({"type": "object", "required": _keys(conditions)}, "")
-    apart = all(
+    apart = told_apart([[there, condition] for condition in conditions], to) or all(
         not overlap([*beside, there, left], [*beside, there, right], to)
         for n, left in enumerate(conditions)
         for right in conditions[n + 1 :]
@@ -92,7 +92,7 @@ def positive_cases(cases: list[SchemaPlace], kinds: Kinds, beside: tuple[View, .
         all_of([to.positive(part["if"], f"{at}/if", kinds), there, to.positive(part["then"], f"{at}/then", kinds)])
         for part, at in cases
     ]
-    options.append(all_of([there, *(to.negative(part["if"], f"{at}/if", kinds) for part, at in cases)]))
+    options.append(all_of([there, *_missed(cases, conditions, kinds, to)]))
 
     def asked(within: Kinds, missed: str) -> list[Schema]:
         held = [place for place, view in zip(cases, conditions, strict=True) if not view.words.get(missed)]
@@ -103,6 +103,26 @@ def positive_cases(cases: list[SchemaPlace], kinds: Kinds, beside: tuple[View, .
     if kinds - OBJECT and all(map(_is_plain, conditions)):
         options.append(all_of([typed(kinds - OBJECT, kinds), *asked(kinds - OBJECT, "type")]))
     return any_of(options)
+
+
+def _missed(cases: list[SchemaPlace], conditions: list[View], kinds: Kinds, to: Translator) -> list[Schema]:
+    """Return the complements of conditions among objects that have the keys which these look at, of listed values together."""
+    listed: dict[str, list[Any]] = {}
+    others: list[Schema] = []
+    for (part, at), condition in zip(cases, conditions, strict=True):
+        keys = _keys([condition])
+        if len(keys) > 1 or not _is_plain(condition):
+            others.append(to.negative(part["if"], f"{at}/if", kinds))
+            continue
+        asked, place = condition.words["properties"][keys[0]], condition.at("properties", keys[0])
+        words = to.view(asked, place).words if isinstance(asked, dict) else {}
+        if words.keys() in ({"const"}, {"enum"}):
+            listed.setdefault(keys[0], []).extend(words.get("enum", [words.get("const")]))
+        else:
+            others.append({"properties": {keys[0]: to.negative(asked, place)}})
+    for key, values in listed.items():
+        others.append({"properties": {key: to.negative_view(View({"enum": values}, cases[0][1]), ALL)}})
+    return others
 
 
 def _are_known_without(conditions: list[View], beside: tuple[View, ...]) -> bool:

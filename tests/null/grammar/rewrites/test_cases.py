@@ -78,3 +78,28 @@ def test_nor_one_without_one_of_two_keys(cases: list[dict[str, Any]], needed: li
         text = [byte + 1 for byte in json.dumps(value, separators=(",", ":")).encode()]
         matcher = compiled.matcher()
         assert (matcher.accept(text) == len(text) and matcher.may_end()) == validator.is_valid(value), value
+
+
+@pytest.mark.parametrize(
+    "kind", [{"enum": [f"v{n}" for n in range(41)]}, {"type": "string"}, {}], ids=["enum", "string", "any"]
+)
+@pytest.mark.parametrize("needed", [["t"], []], ids=str)
+def test_forty_cases_are_held_by_masks(kind: dict[str, Any], needed: list[str]) -> None:
+    """From 16 on they were held at the end of the text alone: to have none of them was one of two to the 16th ways."""
+    cases = [when(f"v{n}", {"required": [f"a{n}"]}, required=needed) for n in range(40)]
+    schema = {"type": "object", "properties": {"t": kind}, "allOf": cases}
+    compiled = BYTES.compile(JsonSchemaGrammar(schema))
+    validator = jsonschema.Draft202012Validator(schema)
+    assert compiled.refusal is None
+    values: list[dict[str, Any]] = [
+        {"t": "v7", "a7": 1},
+        {"t": "v7", "a8": 1},
+        {"t": "v40"},
+        {"t": "w"},
+        {"t": 1},
+        {},
+        {"a7": 1},
+    ]
+    for value in values:
+        text = [byte + 1 for byte in json.dumps(value, separators=(",", ":")).encode()]
+        assert compiled.matcher().ends_with(text) == validator.is_valid(value), value
