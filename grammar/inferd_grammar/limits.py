@@ -13,7 +13,8 @@ class CompileLimits:
         max_bytes: UTF-8 bytes of a schema, of a Lark grammar, or of all options of a choice together.
         max_depth: nesting of JSON arrays and objects in a schema.
         max_enum: members of one `enum`, or options of a choice.
-        max_all_of: branches of one `allOf`, or members of an intersection (llguidance needs more than 20 s for 50 patterns).
+        max_all_of: patterns in one `allOf`, or members of an intersection (llguidance needs more than 20 s for 50 patterns).
+        max_branches: branches of one `allOf`.
         max_multiple_of: largest `multipleOf`, its decimal point taken away (0.25 counts as 25), also for the least
             common multiple of those that must hold together (llguidance needs 6.5 s and 280 MB at 10**6).
         max_regex: characters of one regular expression, in a schema or alone.
@@ -24,10 +25,11 @@ class CompileLimits:
         max_checked: bytes of the keywords that masks do not hold, with their JSON pointers, as JSON.
     """
 
-    max_bytes: int = 1_000_000
+    max_bytes: int = 2_000_000
     max_depth: int = 128
     max_enum: int = 10_000
     max_all_of: int = 16
+    max_branches: int = 256
     max_multiple_of: int = 100_000
     max_regex: int = 10_000
     max_rules: int = 1000

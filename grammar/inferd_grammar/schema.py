@@ -193,22 +193,34 @@ def _check_caps(root: Any, limits: CompileLimits) -> None:
         if pointers > limits.max_pointers:  # before those of the parts are made
             raise GrammarError(f"keys with much under them are too long; max_pointers is {limits.max_pointers}")
         if isinstance(value, dict):
-            _check_object_caps(pointer, value, limits)
+            _check_object_caps(pointer, value, root, limits)
             stack.extend((f"{pointer}/{escape(key)}", item, depth + 1) for key, item in value.items())
         elif isinstance(value, list):
             stack.extend((f"{pointer}/{n}", item, depth + 1) for n, item in enumerate(value))
 
 
-def _check_object_caps(pointer: str, value: Mapping[str, Any], limits: CompileLimits) -> None:
-    for key, name, limit in (("enum", "max_enum", limits.max_enum), ("allOf", "max_all_of", limits.max_all_of)):
+def _check_object_caps(pointer: str, value: Mapping[str, Any], root: Any, limits: CompileLimits) -> None:
+    for key, name, limit in (("enum", "max_enum", limits.max_enum), ("allOf", "max_branches", limits.max_branches)):
         items = value.get(key)
         if isinstance(items, list) and len(items) > limit:
             raise GrammarError(f"{key} has {len(items)} members; {name} is {limit}", f"{pointer}/{key}")
+    branches = value.get("allOf")
+    count = sum(_has_pattern(part, root) for part in branches) if isinstance(branches, list) else 0
+    if count > limits.max_all_of:
+        raise GrammarError(f"allOf has {count} patterns; max_all_of is {limits.max_all_of}", f"{pointer}/allOf")
     if isinstance(pattern := value.get("pattern"), str):
         require_regex(pattern, limits, f"{pointer}/pattern")
     if isinstance(patterns := value.get("patternProperties"), dict):
         for key in patterns:
             require_regex(key, limits, f"{pointer}/patternProperties/{escape(key)}")
+
+
+def _has_pattern(schema: Any, root: Any) -> bool:
+    if not isinstance(schema, dict):
+        return False
+    return "pattern" in schema or any(
+        "pattern" in target for _, target in _target(root, schema) if isinstance(target, dict)
+    )
 
 
 def _check_keywords(schema: Any, pointer: str, draft4: bool) -> None:

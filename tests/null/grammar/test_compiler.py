@@ -209,7 +209,7 @@ def test_what_guidance_writes_around_a_grammar_changes_no_text(compiler: Grammar
         ('root ::= "a"', "with ::= is GBNF"),
         ("start: missing", "unknown name"),
         ("", "llguidance"),
-        ("x" * 1_000_001, "max_bytes"),
+        ("x" * 2_000_001, "max_bytes"),
     ],
 )
 def test_lark_that_cannot_be_held_is_refused(compiler: GrammarCompiler, text: str, reason: str) -> None:

@@ -76,7 +76,12 @@ def test_refused_with_reason_and_place(
         ('{"items":' * 9 + "{}" + "}" * 9, "max_depth 8"),
         ("[" * 900, "schema"),
         ({"items": {"enum": list(range(11))}}, "enum has 11 members; max_enum is 10"),
-        ({"allOf": [{}] * 4}, "allOf has 4 members; max_all_of is 3"),
+        ({"allOf": [{"pattern": "a"}] * 4}, "allOf has 4 patterns; max_all_of is 3"),
+        (
+            {"allOf": [{"$ref": "#/$defs/a"}] * 4, "$defs": {"a": {"pattern": "a"}}},
+            "allOf has 4 patterns; max_all_of is 3",
+        ),
+        ({"allOf": [{}] * 21}, "allOf has 21 members; max_branches is 20"),
         ({"multipleOf": 1001}, "multipleOf amounts to 1001; max_multiple_of is 1000"),
         ({"multipleOf": 0.12345}, "multipleOf amounts to 12345"),
         ({"multipleOf": 1e300}, "max_multiple_of"),
@@ -87,7 +92,9 @@ def test_refused_with_reason_and_place(
     ],
 )
 def test_limits_are_named(table: TokenTable, schema: Any, reason: str) -> None:
-    limits = CompileLimits(max_bytes=999, max_depth=8, max_enum=10, max_all_of=3, max_multiple_of=1000, max_regex=50)
+    limits = CompileLimits(
+        max_bytes=999, max_depth=8, max_enum=10, max_all_of=3, max_branches=20, max_multiple_of=1000, max_regex=50
+    )
     with pytest.raises(GrammarError, match=reason):
         GrammarCompiler(table, limits=limits).compile(JsonSchemaGrammar(schema))
 
