@@ -68,6 +68,7 @@ class SchemaValidator:
         nothing that is known, or there is a pattern that nothing matches.
         """
         try:
+            import attrs
             import jsonschema
             import referencing.exceptions
             from jsonschema_specifications import REGISTRY
@@ -94,6 +95,8 @@ class SchemaValidator:
         safe = jsonschema.validators.extend(
             kind, {name: self._budget.counted(name, check) for name, check in keywords.items()}
         )
+        safe.evolve = attrs.evolve  # the library's takes its own class for a schema with a `$schema`
+        _require_one_draft(schema, lambda part: jsonschema.validators.validator_for(part, default=kind) is kind)
         _require_guarded(schema)
         self._work = Work()
         with one_work(self._work):
@@ -146,6 +149,14 @@ class SchemaValidator:
                 yield
         finally:
             self.spent += looks - self._budget.left + self._budget.steps // _STEPS_A_LOOK
+
+
+def _require_one_draft(root: Any, is_of_it: Callable[[Any], bool]) -> None:
+    """Raise GrammarError with the pointer of a `$schema` that names another draft than the document's."""
+    for pointer, schema in iter_schemas(root):
+        if pointer and not is_of_it(schema):
+            reason = "best_effort cannot check this either: a schema of another draft inside of the document"
+            raise GrammarError(reason, f"{pointer}/$schema")
 
 
 def _require_guarded(root: Any) -> None:

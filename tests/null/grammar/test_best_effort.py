@@ -239,3 +239,29 @@ def test_a_search_for_a_large_pattern_costs_what_it_takes() -> None:
     assert spent_on({"pattern": large}, text) > 1000
     assert spent_on({"patternProperties": {small: True}}, {text: 1}) < 40
     assert spent_on({"patternProperties": {large: True}}, {text: 1}) > 1000
+
+
+DRAFT = "http://json-schema.org/draft-07/schema#"
+SLOW = {"pattern": "^(a|a)*$"}
+
+
+@pytest.mark.parametrize(
+    ("schema", "value"),
+    [
+        ({"$schema": DRAFT, **SLOW}, "a" * 60 + "b"),
+        ({"$schema": DRAFT, "properties": {"a": {"$schema": DRAFT, **SLOW}}}, {"a": "a" * 60 + "b"}),
+        ({"$schema": DRAFT, "properties": {"a": {"$ref": "#"}, "b": SLOW}}, {"a": {"b": "a" * 60 + "b"}}),
+    ],
+    ids=["root", "inside", "reference"],
+)
+def test_a_schema_that_names_its_draft_is_checked_in_linear_time(schema: dict[str, Any], value: Any) -> None:
+    """The library took a class of its own for it, whose patterns are Python's: 60 letters held the process for ever."""
+    validator = SchemaValidator(schema)
+    assert not validator.holds(schema, value)
+    assert validator.problem(json.dumps(value)) is not None
+
+
+def test_a_schema_of_another_draft_inside_is_refused() -> None:
+    with pytest.raises(GrammarError, match="another draft") as caught:
+        SchemaValidator({"properties": {"a": {"$schema": DRAFT, "type": "string"}}})
+    assert caught.value.pointer == "/properties/a/$schema"
