@@ -9,7 +9,6 @@ from __future__ import annotations
 import json
 import re
 from contextlib import suppress
-from itertools import chain
 from typing import TYPE_CHECKING, Any
 from urllib.parse import quote, unquote
 
@@ -52,7 +51,7 @@ from inferd_grammar.rewrites.endless import without_endless
 from inferd_grammar.rewrites.open_bounds import is_left_open
 from inferd_grammar.rewrites.regex_dialect import WITH_SPARED, Ambiguous, as_library, is_spared, with_classes_of_python
 from inferd_grammar.rewrites.soft_ends import SoftEnds, soften
-from inferd_grammar.rewrites.wider import inlined, loosened_forms, tight_forms
+from inferd_grammar.rewrites.wider import inlined, tight_forms
 from inferd_grammar.rules.core import JsonRules, RuledCore, RuleMasks
 from inferd_grammar.rules.exact_numbers import require_exact_numbers
 from inferd_grammar.rules.make import rules_for, rules_for_parts, rules_from, rules_of_value
@@ -179,7 +178,7 @@ class LlguidanceBackend:
             rules = rules_for(schema, refusal=refusal)
         except GrammarError:
             raise refusal from None
-        for attempt in chain(tight_forms(schema, self._without_empty), loosened_forms(schema, self._without_empty)):
+        for attempt in tight_forms(schema, self._without_empty, and_loosened=True):
             with suppress(GrammarError):
                 grammar = _json_grammar(attempt().schema)
                 return self._ruled(self._start(Recipe(_unforced(grammar)), schema), rules)

@@ -58,6 +58,7 @@ class SchemaTranslator:
         self._names: dict[tuple[str, Kinds | None], str] = {}
         self._refused: dict[tuple[str, Kinds | None], CannotRewrite] = {}
         self._defs: dict[str, Schema] = {}
+        self._views: dict[str, tuple[Mapping[str, Any], View]] = {}
         self._waiting: list[tuple[str, Any, str]] = []
         self._property_names = names
 
@@ -75,7 +76,11 @@ class SchemaTranslator:
         return self._property_names
 
     def view(self, schema: Mapping[str, Any], pointer: str) -> View:
-        return unevaluated.settled(self._dialect.view(schema, pointer), self)
+        known = self._views.get(pointer)
+        if known is None or known[0] is not schema:
+            view = unevaluated.settled(self._dialect.view(schema, pointer), self)
+            known = self._views[pointer] = schema, view
+        return known[1]
 
     @property
     def draft(self) -> str:

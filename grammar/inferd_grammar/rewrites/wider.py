@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from functools import cache
 from typing import Any
 
 from inferd_grammar.errors import GrammarError
@@ -14,8 +15,12 @@ Form = Callable[[], Rewritten]
 """Makes a form. Raises GrammarError where there is none."""
 
 
-def tight_forms(schema: Any, without_empty: Callable[[Rewritten], Rewritten]) -> Iterator[Form]:
-    """Yield the rewritten schema less what has no rewrite, and others that say as much.
+def tight_forms(
+    schema: Any, without_empty: Callable[[Rewritten], Rewritten], *, and_loosened: bool = False
+) -> Iterator[Form]:
+    """Yield the rewritten schema less what has no rewrite, and others that say as much; `and_loosened`, some that say less, too:
+    without patterns of names, which the library wants to be disjoint, without counts of properties, and, the last one, without
+    the references that it would have to write out.
 
     `without_empty` takes out what no value satisfies. Yields nothing for a schema that takes too much to rewrite.
     """
@@ -26,19 +31,12 @@ def tight_forms(schema: Any, without_empty: Callable[[Rewritten], Rewritten]) ->
     named = _less(schema, always=True) if changed.schema is schema else changed
     if named is None:
         return
+    joined = cache(lambda: inlined(named.schema))
     yield lambda: without_empty(named)
-    yield lambda: named._replace(schema=inlined(named.schema))
-
-
-def loosened_forms(schema: Any, without_empty: Callable[[Rewritten], Rewritten]) -> Iterator[Form]:
-    """Yield forms without patterns of names, which the library wants to be disjoint, without counts of properties, and, the last
-    one, without the references that it would have to write out.
-    """
-    named = _less(schema, always=True)
-    if named is None:
-        return
-    yield lambda: without_empty(named._replace(schema=loosened(inlined(named.schema))))
-    yield lambda: without_empty(named._replace(schema=loosened(parted(named.schema))))
+    yield lambda: named._replace(schema=joined())
+    if and_loosened:
+        yield lambda: without_empty(named._replace(schema=loosened(joined())))
+        yield lambda: without_empty(named._replace(schema=loosened(parted(named.schema))))
 
 
 def inlined(schema: Schema) -> Schema:
