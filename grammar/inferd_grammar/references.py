@@ -89,6 +89,7 @@ class _Document:
     def __init__(self, root: dict[str, Any]) -> None:
         draft = str(root.get("$schema", ""))
         self._root = root
+        self._draft = draft.rstrip("#")
         self._old = any(name in draft for name in _OLD)
         self._id = "id" if "draft-04" in draft else "$id"
         self._resources: dict[str, str] = {}
@@ -119,7 +120,7 @@ class _Document:
             return
         for place, found in zip(self._places, targets, strict=True):
             schema = place.schema
-            for name in (self._id, *_NAMES, *_REFERENCES):
+            for name in (self._id, *_NAMES, *_REFERENCES, *(["$schema"] if place.pointer else [])):
                 schema.pop(name, None)
             if found:
                 schema["$ref"] = f"#{quote(found[0])}"
@@ -168,7 +169,7 @@ class _Document:
 
     def _targets(self, place: _Place) -> Iterator[str]:
         """Yield the pointers that a schema refers to. Raises _Unknown."""
-        if self._id in place.schema and place.pointer and "$schema" in place.schema:
+        if self._id in place.schema and str(place.schema.get("$schema", self._draft)).rstrip("#") != self._draft:
             raise _Unknown  # a dialect of its own
         for key in _REFERENCES:
             reference = place.schema.get(key)

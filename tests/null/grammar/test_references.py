@@ -97,6 +97,19 @@ def test_a_dialect_that_nobody_knows_is_read_as_the_latest(dialect: str) -> None
     assert compiled.matcher().accept([byte + 1 for byte in b'"']) == 0
 
 
+def test_a_resource_that_names_the_draft_of_its_document_is_no_dialect_of_its_own() -> None:
+    """As in Backstage's schema: nothing was rewritten, and all of it was refused."""
+    draft = "http://json-schema.org/draft-07/schema"
+    inner = {"$id": "b", "$schema": draft, "not": {"type": "string"}, "properties": {"c": {"$ref": "#/definitions/n"}}}
+    schema = {"$schema": f"{draft}#", "$id": "https://a.example/a", "anyOf": [{**inner, "definitions": {"n": INTEGER}}]}
+    compiled = BYTES.compile(JsonSchemaGrammar(schema))
+    assert compiled.refusal is None
+    taken = [
+        text for text in (b'"s"', b"1", b'{"c":1}', b'{"c":"s"}') if compiled.matcher().ends_with([n + 1 for n in text])
+    ]
+    assert taken == [b"1", b'{"c":1}']
+
+
 @pytest.mark.parametrize("draft", ["draft-04", "draft-07"])
 def test_by_another_address_of_a_draft_nothing_beside_a_reference_is_passed_over(draft: str) -> None:
     """`https` for `http`, which `jsonschema` does not know and reads as the latest draft; we passed it over as the draft does."""
