@@ -25,7 +25,7 @@ _BRANCHES = ("allOf", "anyOf")
 _NAMED = ("properties", "patternProperties")
 _MEMBERS = (*_NAMED, "additionalProperties", "prefixItems", "items")
 _AT_VALUE = ("$ref", *_BRANCHES)
-_MAX_LOOKS = 5_000
+_MAX_LOOKS = 200_000
 _Parts = dict[int, dict[str, Any]]
 """Keywords of the schemas that meet, less references and branches; by the ids of those, which the document keeps alive."""
 
@@ -69,7 +69,8 @@ class Joiner:
         return self._one(value) if key in _MEMBERS else value
 
     def _together(self, schemas: list[Schema]) -> Schema:
-        return any_of([self._merged(list(parts.values())) for parts in self._ways(schemas, {}, [])])
+        ways = {frozenset(parts): list(parts.values()) for parts in self._ways(schemas, {}, [])}
+        return any_of([self._merged(parts) for parts in ways.values()])
 
     def _merged(self, parts: list[dict[str, Any]]) -> Schema:
         """Return one schema of what holds under all parts."""
@@ -86,6 +87,7 @@ class Joiner:
 
     def _properties(self, parts: list[dict[str, Any]]) -> dict[str, Any]:
         names = dict.fromkeys(name for words in parts for name in words.get("properties", ()))
+        self._look(len(names) * len(parts))
         named = {name: self._defined([one for words in parts for one in _of_name(words, name)]) for name in names}
         matched = {
             pattern: self._defined([one for words in parts for one in _of_pattern(words, held)])
@@ -113,15 +115,18 @@ class Joiner:
             waiting += schema.get("allOf", [])
             waiting += [self._target(schema)] if "$ref" in schema else []
             unions = [*unions, schema["anyOf"]] if "anyOf" in schema else unions
-        self._looks += 1
-        if self._looks > _MAX_LOOKS:
-            raise GrammarError("the schemas that hold together are too many to write out")
+        self._look(len(parts))
         if not _may_meet(parts):
             return
         if not unions:
             yield parts
         for branch in unions[0] if unions else ():
             yield from self._ways([branch], dict(parts), unions[1:])
+
+    def _look(self, count: int) -> None:
+        self._looks += count
+        if self._looks > _MAX_LOOKS:
+            raise GrammarError("the schemas that hold together are too many to write out")
 
     def _target(self, schema: dict[str, Any]) -> Schema:
         target = self._defs.get(schema["$ref"].removeprefix("#/$defs/"))

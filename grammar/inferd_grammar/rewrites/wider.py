@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from functools import cache
+from contextlib import suppress
 from typing import Any
 
 from inferd_grammar.errors import GrammarError
@@ -31,11 +31,13 @@ def tight_forms(
     named = _less(schema, always=True) if changed.schema is schema else changed
     if named is None:
         return
-    joined = cache(lambda: inlined(named.schema))
     yield lambda: without_empty(named)
-    yield lambda: named._replace(schema=joined())
+    with suppress(GrammarError):
+        joined = named._replace(schema=inlined(named.schema))
+        yield lambda: joined
+        if and_loosened:
+            yield lambda: without_empty(joined._replace(schema=loosened(joined.schema)))
     if and_loosened:
-        yield lambda: without_empty(named._replace(schema=loosened(joined())))
         yield lambda: without_empty(named._replace(schema=loosened(parted(named.schema))))
 
 
