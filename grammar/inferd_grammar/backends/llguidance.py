@@ -258,7 +258,7 @@ class LlguidanceBackend:
         # Some grammars compile and have no first token, e.g. {"$ref": "#"}.
         if inner.is_error():
             reason = one_line(inner.get_error())
-            raise GrammarError(f"llguidance: {reason}", _pointer(reason, schema))
+            raise GrammarError(_without_fetching(f"llguidance: {reason}"), _pointer(reason, schema))
         inner.compute_bitmask()
         if inner.is_error():
             reason = one_line(inner.get_error()).replace("NoExtensionBias", "no text matches")
@@ -463,10 +463,18 @@ def _pointer(reason: str, schema: Any) -> str | None:
     return None
 
 
+def _without_fetching(reason: str) -> str:
+    found = re.search(r"Resource '(.*?)' is not present", reason)
+    told = "a reference leads to another document, {}, and none is fetched: write what it names into this one's $defs"
+    return reason if found is None else told.format(found[1])
+
+
 def _reference_pointer(schema: Any, target: str) -> str | None:
-    for reference in (target, f"#{target}"):
-        if pointer := find_keyword(schema, ["$ref"], reference):
-            return pointer
+    for pointer, item in iter_schemas(schema):
+        reference = str(item.get("$ref", "")) if isinstance(item, dict) else ""
+        document = reference.partition("#")[0].removeprefix("./")  # what it leads to has been joined with an address
+        if reference in (target, f"#{target}") or (document and target.endswith(document)):
+            return f"{pointer}/$ref"
     return None
 
 

@@ -51,6 +51,11 @@ Make = Callable[[Constraint], GrammarMatcher]
         ({"oneOf": [{"format": "regex"}, {"type": "string"}], "type": "string"}, "format 'regex'", "/oneOf/0/format"),
         ({"items": {"$ref": "http://example.org/x"}}, "example.org", "/items/$ref"),
         ({"$ref": "#/$defs/gone"}, "does not exist", "/$ref"),
+        (
+            {"$id": "https://a.example/s/a.json", "items": {"$ref": "b.json#/$defs/c"}},
+            "a reference leads to another document, https://a.example/s/b.json, and none is fetched",
+            "/items/$ref",
+        ),
         ({"$ref": "#"}, "requires itself again", ""),
         ({"pattern": "("}, "regex parse error", "/pattern"),
         ({"type": "integer", "minimum": 5, "maximum": 4}, "greater than maximum", None),

@@ -94,7 +94,11 @@ def test_what_was_tried_matches_as_what_is_compiled_here(table: TokenTable, pool
     ("constraint", "pointer", "reason"),
     [
         (JsonSchemaGrammar({"properties": {"a": {"$ref": "#/missing"}}}), "/properties/a/$ref", "missing"),
-        (JsonSchemaGrammar({"properties": {"a": {"$ref": "http://x.invalid/schema.json"}}}), None, "not fetch"),
+        (
+            JsonSchemaGrammar({"properties": {"a": {"$ref": "http://x.invalid/schema.json"}}}),
+            "/properties/a/$ref",
+            "none is fetched",
+        ),
         (JsonSchemaGrammar({"$ref": "#"}), "", "requires itself again"),
         (RegexGrammar("("), None, "regex"),
     ],
