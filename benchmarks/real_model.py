@@ -59,6 +59,8 @@ KINDS = {"copy": "copy", "json": "json", "code": "code_edit", "agent": "agent", 
 LOOKUPS = (10, 16)
 F32 = "f32"
 """Everything in float32, as the peers that are compared with it compute."""
+ROWS8 = "a8"
+"""Rows of 8 bits before weights in blocks, as llama.cpp has them."""
 Figures = dict[str, float]
 Arms = Mapping[str, Callable[[], Run]]
 
@@ -96,7 +98,7 @@ class Bench:
         return self.ours_in(self._weights)
 
     def _ours_in(self, bits: str) -> SpeculationArm:
-        options = {"": {}, F32: {"dtype": "float32"}}.get(bits, {"weights": bits})
+        options = {"": {}, F32: {"dtype": "float32"}, ROWS8: {"activations": "int8"}}.get(bits, {"weights": bits})
         return SpeculationArm(self.model, "", 1, **options)
 
     @cached_property
@@ -138,7 +140,7 @@ def parse() -> argparse.Namespace:
     parser.add_argument(
         "--weights",
         default="",
-        help="what is ours where no peer has anything else: f32, int8 or int4; default: inferd's own",
+        help="what is ours where no peer has anything else: f32, a8, int8 or int4; default: inferd's own",
     )
     parser.add_argument("--only", default=",".join(PARTS), help="parts, separated by commas")
     return parser.parse_args()
