@@ -93,12 +93,21 @@ class ConnectionTable:
 
     def head_came(self, connection: GuardedConnection, has_body: bool) -> None:
         """Note that a request's head is complete."""
+        connection.requests += 1
         connection.deadlines.head_came(time.monotonic(), has_body)
         self._newcomers.heard(connection.address, connection)
 
+    def request_over(self, connection: GuardedConnection) -> None:
+        """Note that nothing is done for a request any more. A client that did not wait may have sent the next one."""
+        connection.requests -= 1
+        if not connection.requests:
+            connection.deadlines.answered(time.monotonic())
+            if connection.is_lost:
+                self._leave_owner(connection)
+
     def belongs_to(self, connection: GuardedConnection, tenant: str) -> None:
         """Note that a connection has shown a tenant's token. Raises LimitExceeded if the tenant has too many already."""
-        if connection.tenant == tenant or self._open.get(connection.peer) is not connection:
+        if connection.tenant == tenant:
             return
         self._use.add_connection(tenant)
         self._leave_owner(connection)
@@ -166,10 +175,14 @@ class ConnectionTable:
         self._use.answers[status] += 1
 
     def ended(self, connection: GuardedConnection) -> None:
-        """Forget a connection that was lost."""
+        """Forget a connection that was lost. It counts until its request is over: else clients that leave could have any number
+        of requests wait.
+        """
         if self._open.get(connection.peer) is connection:
             del self._open[connection.peer]
-            self._leave_owner(connection)
+            connection.is_lost = True
+            if connection.tenant is None or not connection.requests:
+                self._leave_owner(connection)
 
     def sweep(self) -> None:
         """Close what is overdue."""

@@ -39,6 +39,14 @@ class RequestWatch:
         connection.is_websocket = scope["type"] == "websocket"
         has_body = _has_body(scope)
         self._table.head_came(connection, has_body)
+        try:
+            await self._watch(connection, has_body, scope, receive, send)
+        finally:
+            self._table.request_over(connection)
+
+    async def _watch(
+        self, connection: GuardedConnection, has_body: bool, scope: Scope, receive: Receive, send: Send
+    ) -> None:
         charge = partial(self._table.answering, connection)
         scope[CONNECTION_KEY], scope[CHARGE_KEY] = connection, charge
         wait = self._table.begin_answer(connection)
@@ -52,8 +60,6 @@ class RequestWatch:
         except asyncio.CancelledError:  # uvicorn's, when the time to drain is over
             if not sender.began:
                 await deny(Unavailable("the server is shutting down"), scope, receive, send)
-        finally:
-            connection.deadlines.answered(time.monotonic())
 
     async def _answered(self, scope: Scope, receive: Receive, send: Send) -> None:
         await self._app(scope, receive, send)
