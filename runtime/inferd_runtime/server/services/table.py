@@ -12,13 +12,14 @@ from __future__ import annotations
 import logging
 import time
 from collections import Counter, defaultdict, deque
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable, Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any, Protocol
 
 import anyio
 import anyio.abc
+import anyio.lowlevel
 import msgspec
 
 from inferd.protocol import (
@@ -41,6 +42,8 @@ MAX_TENANT_BYTES = 64 << 20
 """Bytes of requests of one tenant that are open, over all of its runs and scripts."""
 MAX_UNCONFIRMED = 2 * MAX_ASKED
 """Replies whose receipt a caller has yet to confirm: of the oldest beyond these, it counts as confirmed."""
+CANCELLED_AT_ONCE = 32
+"""Operations of callers that are gone, in a turn of the loop: each takes 50 µs of the next one."""
 Handler = Callable[[Caller, Any], Awaitable[Any]]
 """Answers one request: returns the reply, or :class:`Handed`. Raises an InferdError."""
 log = logging.getLogger("inferd.services")
@@ -94,6 +97,11 @@ class _OpenCall:
     refusal: LimitExceeded | None = None
     scope: anyio.CancelScope = field(default_factory=anyio.CancelScope)
 
+    @property
+    def is_unwanted(self) -> bool:
+        """Whether nobody waits for the outcome any more."""
+        return self.scope.cancel_called or self.desk.closed
+
 
 class ServiceTable:
     """All families, and all callers' open operations. Belongs to one event loop; ``tasks`` runs the operations."""
@@ -109,6 +117,9 @@ class ServiceTable:
         self._handlers: dict[str, Handler] = {}
         self._bytes: Counter[str] = Counter()
         self._backlog: defaultdict[str, deque[_OpenCall]] = defaultdict(deque)
+        self._packing: defaultdict[str, anyio.Lock] = defaultdict(partial(anyio.Lock, fast_acquire=True))
+        """Of a tenant's large replies one waits for room: were all woken for each that leaves, thousands would hold the loop."""
+        self._gone: deque[_OpenCall] = deque()
 
     def join(self, family: ServiceFamily) -> None:
         """Answer a family's operations from now on."""
@@ -160,6 +171,19 @@ class ServiceTable:
         if not self._bytes[tenant]:
             del self._bytes[tenant]
 
+    def cancel(self, calls: Iterable[_OpenCall]) -> None:
+        """Cancel the operations of a caller that is gone, soon: all sessions of a tenant may end at once."""
+        is_idle = not self._gone
+        self._gone.extend(calls)
+        if is_idle and self._gone:
+            self._tasks.start_soon(self._cancel_gone)
+
+    async def _cancel_gone(self) -> None:
+        while self._gone:
+            for _ in range(min(len(self._gone), CANCELLED_AT_ONCE)):
+                self._gone.popleft().scope.cancel()
+            await anyio.lowlevel.checkpoint()
+
     def closed(self, caller: Caller) -> None:
         """Tell the families that a caller is gone."""
         for family in self._families:
@@ -192,7 +216,7 @@ class ServiceTable:
         outcome: Any = None
         with call.scope:
             try:
-                if call.scope.cancel_called:
+                if call.is_unwanted:
                     raise Cancelled(f"{call.op} was withdrawn")
                 outcome = await Timed(
                     self._handled(call), partial(self._charge, call.desk.caller.tenant), expected_seconds(call.size)
@@ -204,7 +228,7 @@ class ServiceTable:
             except Exception as error:  # the boundary of one operation: a bug costs this one and no other
                 log.exception("%s failed", call.op)
                 outcome = InternalError(f"a bug in the runtime: {type(error).__name__}")
-        if call.scope.cancel_called:  # nobody waits for the outcome
+        if call.is_unwanted:
             if isinstance(outcome, Handed):
                 outcome.undo()
             outcome = Cancelled(f"{call.op} was withdrawn")
@@ -216,7 +240,8 @@ class ServiceTable:
         if size:
             self.replies.know(tenant, size)
             try:
-                await self._turn(tenant, lambda: self.replies.may_pack(tenant, size))
+                async with self._packing[tenant]:
+                    await self._turn(tenant, lambda: self.replies.may_pack(tenant, size))
             finally:
                 self.replies.know(tenant, -size)
 
@@ -271,11 +296,11 @@ class ServiceDesk:
         self._open: dict[int, _OpenCall] = {}
         self._unconfirmed: dict[int, Handed] = {}
         self._unsent: dict[int, int] = {}
-        self._closed = False
+        self.closed = False
 
     def ask(self, ticket: int, op: str, payload: bytes) -> None:
         """Open an operation. Raises InvalidRequest for what no honest end of the wire sends: it keeps to these limits itself."""
-        if self._closed or ticket in self._open or ticket in self._unconfirmed:
+        if self.closed or ticket in self._open or ticket in self._unconfirmed:
             raise InvalidRequest(f"ticket {ticket} is in use: wait for its reply first")
         if len(self._open) >= MAX_ASKED or len(payload) > MAX_REQUEST_BYTES:
             raise InvalidRequest(f"more than {MAX_ASKED} operations, or one of more than {MAX_REQUEST_BYTES} bytes")
@@ -306,11 +331,10 @@ class ServiceDesk:
 
     def close(self) -> None:
         """Cancel what is open, undo what was not received, and tell the families. A second call does nothing."""
-        if self._closed:
+        if self.closed:
             return
-        self._closed = True
-        for call in self._open.values():
-            call.scope.cancel()
+        self.closed = True
+        self._table.cancel(self._open.values())
         for handed in reversed(self._unconfirmed.values()):
             handed.undo()
         self._unconfirmed.clear()
@@ -322,7 +346,7 @@ class ServiceDesk:
         """Send the outcome of an operation: a reply, :class:`Handed`, or an error."""
         del self._open[call.ticket]
         self._table.ended(call)
-        if self._closed:
+        if self.closed:
             if not self._open:
                 self._table.closed(self.caller)
             return
