@@ -37,7 +37,11 @@ class AnswerRoom:
 
     def take(self, events: Sequence[ChatEvent]) -> None:
         """Count events. Raises LimitExceeded where the answers become too large, or the tenant's together do."""
-        self.size += self._times * sum(map(self._size_of, events))
+        self.add(sum(map(self._size_of, events)))
+
+    def add(self, size: int) -> None:
+        """Count bytes. Raises as :meth:`take` does."""
+        self.size += self._times * size
         if self.size > MAX_ANSWER_BYTES:
             text = f"the answers take more than {MAX_ANSWER_BYTES} bytes until they are complete"
             raise LimitExceeded(
@@ -100,10 +104,14 @@ async def held_answer(
     prompts: int = 1,
     *,
     keeps_events: bool = False,
+    request: int = 0,
 ) -> AsyncIterator[AnswerSource]:
-    """Read an answer that is held until it is complete. ``prompts``, ``keeps_events``: see :class:`AnswerRoom`."""
+    """Read an answer that is held until it is complete. ``prompts``, ``keeps_events``: see :class:`AnswerRoom`. ``request``: the
+    bytes of one that is held with it, and that events repeat.
+    """
     room = AnswerRoom(places, tenant, prompts, keeps_events=keeps_events)
     try:
+        room.add(request)
         async with answer as source:
             yield _HeldSource(source, room)
     finally:

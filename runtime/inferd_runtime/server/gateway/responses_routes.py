@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import ExitStack
 from dataclasses import dataclass
 from functools import partial
 
@@ -58,7 +59,8 @@ class ResponsesApi:
         if exchange.background:
             target = await self.chat.serving.target(exchange.model, tenant)
             answer = self.chat.serving.answer(target, tenant, exchange.request)
-            held = held_answer(answer, self.chat.runtime.use.outstanding, tenant, keeps_events=exchange.streams)
+            places, size = self.chat.runtime.use.outstanding, exchange.size
+            held = held_answer(answer, places, tenant, keeps_events=exchange.streams, request=size)
             begun = await self.store.begin(exchange, held, tenant)
             if exchange.kept is not None:
                 return EventResponse(begun.follow(exchange.kept, -1), as_sse=True)
@@ -79,7 +81,10 @@ class ResponsesApi:
         if after is None:
             return reply((await self._stored(request)).response)
         tenant, response = request.scope[TENANT_KEY], request.path_params["response"]
-        return EventResponse(await self.store.events(tenant, response, after), as_sse=True)
+        with ExitStack() as counted:
+            events, size = await self.store.events(tenant, response, after)
+            counted.enter_context(self.chat.runtime.use.outstanding.holding(tenant, size))
+            return EventResponse(events, as_sse=True, held=counted.pop_all())
 
     async def delete(self, request: Request) -> Response:
         """``DELETE /v1/responses/{id}``."""

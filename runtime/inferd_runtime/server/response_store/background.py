@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, Awaitable, Callable
 from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass, field
 from functools import partial
 
 import anyio
-import anyio.to_thread
 from anyio.abc import TaskGroup, TaskStatus
 
 from inferd.protocol import InferdError, InternalError
@@ -20,6 +19,8 @@ from inferd_runtime.server.dialects.responses.answer import ResponsesExchange
 from inferd_runtime.server.dialects.responses.stored import KeptEvents, later_events
 
 Answer = AbstractAsyncContextManager[AnswerSource]
+Beside = Callable[[Callable[[], bytes | None]], Awaitable[bytes | None]]
+"""Does work in the thread in which tenants take turns."""
 EVENTS_AT_ONCE = 1024
 """Events that are sent together to a client that joins late."""
 log = logging.getLogger("inferd.responses")
@@ -31,6 +32,7 @@ class OpenResponse:
 
     exchange: ResponsesExchange
     scope: anyio.CancelScope
+    beside: Beside
     over: anyio.Event = field(default_factory=anyio.Event)
     changed: ChangeSignal = field(default_factory=ChangeSignal)
 
@@ -50,7 +52,7 @@ class OpenResponse:
                 return
             else:
                 await self.changed.wait()
-        async for piece in replayed(kept.packed, at - 1):
+        async for piece in replayed(kept.packed, at - 1, self.beside):
             yield piece
 
 
@@ -89,7 +91,7 @@ class BackgroundResponses:
         self, exchange: ResponsesExchange, answer: Answer, tenant: str, *, task_status: TaskStatus[OpenResponse]
     ) -> None:
         scope = anyio.CancelScope()
-        one = OpenResponse(exchange, scope)
+        one = OpenResponse(exchange, scope, partial(self._pace.beside, tenant))
         try:
             with scope:
                 await self._answered(one, answer, tenant, task_status)
@@ -130,8 +132,9 @@ async def _read(one: OpenResponse, source: AnswerSource, turn: Turn) -> None:
     one.exchange.closing()
 
 
-async def replayed(packed: bytes, after: int) -> AsyncGenerator[bytes]:
+async def replayed(packed: bytes, after: int, beside: Beside) -> AsyncGenerator[bytes]:
     """Yield those of the packed events that have higher numbers."""
     pieces = later_events(packed, after)
-    while (piece := await anyio.to_thread.run_sync(next, pieces, None)) is not None:
-        yield piece
+    while (piece := await beside(partial(next, pieces, None))) is not None:
+        if piece:
+            yield piece

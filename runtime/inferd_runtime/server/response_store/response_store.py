@@ -131,18 +131,19 @@ class ResponseStore:
             raise unknown_response(response_id)
         return broken_off(stored) if stored.is_in_progress else stored
 
-    async def events(self, tenant: str, response_id: str, after: int) -> AsyncGenerator[bytes]:
-        """Return a response's events with higher numbers than ``after``, those to come included.
+    async def events(self, tenant: str, response_id: str, after: int) -> tuple[AsyncGenerator[bytes], int]:
+        """Return a response's events with higher numbers than ``after``, those to come included, and the bytes that are held for
+        who reads them, alone.
 
         Raises NotFound, Unavailable, and InvalidRequest for a response whose events are not kept.
         """
         begun = self.background.find(tenant, response_id)
         if begun is not None and begun.exchange.kept is not None:
-            return begun.follow(begun.exchange.kept, after)
+            return begun.follow(begun.exchange.kept, after), 0
         stored = await self.find(tenant, response_id)
         if not stored.events:
             raise no_events(response_id)
-        return replayed(stored.events, after)
+        return replayed(stored.events, after, partial(self._pace.beside, tenant)), len(stored.events)
 
     async def cancel(self, tenant: str, response_id: str) -> StoredResponse:
         """End a response in the background, and return how it ended.

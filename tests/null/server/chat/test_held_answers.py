@@ -87,3 +87,14 @@ async def test_what_is_told_of_a_prompt_counts_as_often_as_the_answer_repeats_it
     async with held_answer(told(), places, "mallory", 16) as source:
         await source.next()
         assert places.held("mallory") >= 16 * SCORED_BYTES
+
+
+async def test_a_request_counts_as_often_as_what_is_kept_repeats_it() -> None:
+    """70 of 4 MB each, in the background, took 1.2 GiB that nobody had counted."""
+    places = SharedPlaces(OUTSTANDING_RULE, "outstanding_bytes", "")
+    async with held_answer(endless(), places, "mallory", keeps_events=True, request=4 << 20):
+        assert places.held("mallory") >= SENT_TIMES * (4 << 20)
+    with pytest.raises(LimitExceeded):
+        async with held_answer(endless(), places, "mallory", request=MAX_ANSWER_BYTES + 1):
+            pass
+    assert places.used == 0

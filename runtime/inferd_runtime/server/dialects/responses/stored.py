@@ -83,17 +83,17 @@ class KeptEvents:
 
 
 def later_events(packed: bytes, after: int) -> Iterator[bytes]:
-    """Yield those of the packed events whose numbers are higher, in pieces: together they may be large."""
+    """Yield those of the packed events whose numbers are higher, in pieces: together they may be large. What has none is b""."""
     lines = EVENT_LINES * (after + 1)
     unpacker = zlib.decompressobj()
     while piece := unpacker.decompress(packed, PIECE_BYTES):
         packed, seen = unpacker.unconsumed_tail, piece.count(b"\n")
         if seen < lines:
             lines -= seen
-            continue
-        later, lines = piece.split(b"\n", lines)[lines], 0
-        if later:
-            yield later
+            yield b""
+        else:
+            yield piece.split(b"\n", lines)[lines]
+            lines = 0
 
 
 def no_events(response_id: str) -> InvalidRequest:
