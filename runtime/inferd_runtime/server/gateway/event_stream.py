@@ -6,10 +6,11 @@ from collections.abc import AsyncGenerator
 from contextlib import ExitStack, aclosing
 
 import anyio
+import anyio.lowlevel
 import msgspec
 from starlette.requests import Request
 from starlette.responses import StreamingResponse
-from starlette.types import Receive, Scope, Send
+from starlette.types import Message, Receive, Scope, Send
 
 from inferd.protocol import InvalidRequest
 from inferd_runtime.server.gateway.replies import NO_RESULT, RESULT, event_json
@@ -49,9 +50,15 @@ class EventResponse(StreamingResponse):
         self._held = held or ExitStack()
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        async def sent(message: Message) -> None:
+            await send(message)
+            await (
+                anyio.lowlevel.checkpoint()
+            )  # a client that has left makes nobody wait: else all of the rest would be written
+
         with self._held:
             async with aclosing(self._events):
-                await super().__call__(scope, receive, send)
+                await super().__call__(scope, receive, sent)
 
 
 def first_index(request: Request) -> int:
@@ -102,17 +109,24 @@ async def _lines(run: AnyRun, start: int, follow: bool, as_sse: bool) -> AsyncGe
 
 
 async def _parts(run: AnyRun, batch: list[RunEvent], as_sse: bool) -> AsyncGenerator[bytes]:
-    """Yield a batch's lines in pieces of bounded size, the result with the event that it belongs to."""
-    lines = b"".join(_encode(event, as_sse) for event in batch)
-    if batch and batch[-1].kind == "finished":
-        lines, _, end = lines.rpartition(NO_RESULT)
-        first = True
-        async for part in run.result_slices():
-            yield lines + RESULT + part if first else part
-            first = False
-        lines = lines + NO_RESULT + end if first else end
-    for start in range(0, len(lines), PART_BYTES):
-        yield lines[start : start + PART_BYTES]
+    """Yield a batch's lines in pieces of bounded size, the result with the event that it belongs to. An event is written when its
+    piece is: as JSON it may be six times as long, for each client that does not read.
+    """
+    lines = bytearray()
+    for event in batch:
+        lines += _encode(event, as_sse)
+        if event.kind == "finished":
+            before, _, end = lines.rpartition(NO_RESULT)
+            first = True
+            async for part in run.result_slices():
+                yield bytes(before + RESULT + part) if first else part
+                first = False
+            lines = before + NO_RESULT + end if first else end
+        while len(lines) >= PART_BYTES:
+            yield bytes(lines[:PART_BYTES])
+            del lines[:PART_BYTES]
+    if lines:
+        yield bytes(lines)
 
 
 def _encode(event: RunEvent, as_sse: bool) -> bytes:
