@@ -52,9 +52,8 @@ class EventResponse(StreamingResponse):
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         async def sent(message: Message) -> None:
             await send(message)
-            await (
-                anyio.lowlevel.checkpoint()
-            )  # a client that has left makes nobody wait: else all of the rest would be written
+            # A client that has left makes nobody wait: else all of the rest would be written in one turn.
+            await anyio.lowlevel.checkpoint()
 
         with self._held:
             async with aclosing(self._events):
