@@ -67,6 +67,14 @@ def test_a_draft_changes_no_bit_of_the_real_model(real: DirectSession, monkeypat
 
 
 @pytest.mark.real
+def test_rows_of_eight_bits_have_keys_and_values_of_their_own() -> None:
+    if ModelStore().find(REAL) is None:
+        pytest.skip(f"{REAL} is not here: `inferd pull {REAL}` brings it")
+    model = serve_model(EngineSettings(model=(ModelOptions(REAL, activations="int8"),), threads=1))
+    assert model.info.fingerprint.endswith("-rows8")
+
+
+@pytest.mark.real
 @pytest.mark.parametrize("dtype", ["", "auto", "float32"])
 def test_rows_are_rounded_for_weights_in_blocks_unless_float32_is_asked_for(dtype: str) -> None:
     if ModelStore().find(REAL) is None:
@@ -95,8 +103,17 @@ def test_no_token_depends_on_the_company(session: DirectSession) -> None:
     assert together == alone
 
 
-@pytest.mark.parametrize(("text", "named"), [("tiny,weights=half,dtype=bfloat16", "cannot be held as half here")])
-def test_weights_that_cannot_be_held_are_refused_by_name(text: str, named: str) -> None:
+@pytest.mark.parametrize(
+    ("text", "named"),
+    [
+        ("tiny,weights=half,dtype=bfloat16", "cannot be held as half here"),
+        ("tiny,activations=int8", "model 'tiny': activations cannot be int8: no weight of it is in blocks of few bits"),
+        ("tiny,activations=int8,weights=half", "activations can be int8 only on the CPU, before weights in blocks"),
+        ("tiny,activations=int8,device=cuda", "activations can be int8 only on the CPU, before weights in blocks"),
+        ("tiny,activations=int4", "activations 'int4' is not one of int8"),
+    ],
+)
+def test_what_cannot_be_held_or_rounded_so_is_refused_by_name(text: str, named: str) -> None:
     with pytest.raises(InvalidRequest, match=named):
         opened(text)
 
