@@ -14,11 +14,13 @@ class Account:
     """``used`` pages of ``quota`` (0: no limit; below 0: none). A page that several tables of the tenant share counts once.
 
     Pages of a context that was moved out of the cache count on, so that pressure by others cannot make room for more.
+    ``tokens``: of all the tenant's contexts, those that they share counted for each.
     """
 
     tenant: str = ""
     quota: int = 0
     used: int = 0
+    tokens: int = 0
 
     def charge(self, pages: int) -> None:
         """Add pages to the account. Raises QuotaExceeded and adds none if the quota does not allow all of them."""

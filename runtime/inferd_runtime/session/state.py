@@ -169,7 +169,7 @@ class SessionState:
         """Give a context a handle. Raises LimitExceeded when the session holds too many; the context is released then."""
         try:
             self.check_room()
-            self.check_tokens(len(entry.context.tokens))
+            self.check_tokens(0)
         except p.LimitExceeded:
             entry.context.release()
             raise
@@ -246,10 +246,7 @@ class SessionState:
 
     def check_tokens(self, more: int) -> None:
         """Raise LimitExceeded if the tenant's contexts have no room for ``more`` tokens."""
-        longest = max(model.info.max_context for model in self.models.values())
-        if (self._of_all(lambda state: len(state.contexts)) + 1) * longest <= MAX_TOKENS:  # whatever they hold
-            return
-        held = self._of_all(lambda state: sum(len(entry.context.tokens) for entry in state.contexts.values()))
+        held = sum(model.engine.accounts.of(self.tenant).tokens for model in self.models.values())
         if held + more > MAX_TOKENS:
             raise p.LimitExceeded(
                 f"the contexts of a tenant may hold {MAX_TOKENS} tokens together", limit="held_tokens", value=MAX_TOKENS,

@@ -81,6 +81,8 @@ class SequenceSet:
             assert account.used == held + parked + paid, (
                 f"{account}: {held} pages held, {parked} parked, {paid} paid for"
             )
+            tokens = sum(len(context.tokens) for context in mine)
+            assert account.tokens == tokens, f"{account}: {tokens} tokens held"
         buffers = {
             id(c.parked.buffer): c.parked.buffer for c in self if c.parked is not None and c.parked.buffer is not None
         }
@@ -174,12 +176,16 @@ class CachedSequence:
                 limit="context_tokens", value=self.max_length, raise_with="a model with a longer context",
             )  # fmt: skip
         self.check_tokens(tokens)
-        self.tokens.extend(tokens)
+        self._extend(tokens)
 
     def write(self, tokens: Sequence[int]) -> None:
         """Add generated tokens, which are checked."""
-        self.tokens.extend(tokens)
+        self._extend(tokens)
         self._marks.write(len(self.tokens))
+
+    def _extend(self, tokens: Sequence[int]) -> None:
+        self.tokens.extend(tokens)
+        self.account.tokens += len(tokens)
 
     def count_prompt(self) -> None:
         """Count the tokens that were added since the last job in the session's meter: a job on them begins."""
@@ -212,6 +218,7 @@ class CachedSequence:
         if not 0 <= length <= len(self.tokens):
             raise InvalidRequest(f"cannot truncate to {length} tokens: the context holds {len(self.tokens)}")
         self.cuts += length < len(self.tokens)
+        self.account.tokens -= len(self.tokens) - length
         del self.tokens[length:]
         self.positions.truncate(length)
         self.uncompute(length)
@@ -247,7 +254,7 @@ class CachedSequence:
         held = len(self.tokens[:length])
         child = CachedSequence(self._family, self.account, self.salt, self._marks.fork(self.computed, held))
         child.adapter = self.adapter
-        child.tokens = self.tokens[:length]
+        child._extend(self.tokens[:length])
         child.positions = self.positions.copy(len(child.tokens))
         if self.parked is not None:
             size = self._family.pool.page_size
@@ -287,6 +294,7 @@ class CachedSequence:
     def release(self) -> None:
         """Free the pages, and forget the tokens."""
         self.drop_computed()
+        self.account.tokens -= len(self.tokens)
         self.tokens = []
         self.memory = None
         self._family.forget(self)
