@@ -24,11 +24,12 @@ from inferd_grammar.rewrites.patterns import finds, is_plain, search_steps
 from inferd_grammar.rewrites.regex_dialect import Ambiguous, as_library, foreign, is_spared
 from inferd_grammar.rewrites.regex_syntax import NotUnderstood, parse
 from inferd_grammar.rewrites.rewrite import moves_base
-from inferd_grammar.schema import escape, finite, iter_schemas, resolve, unique_keys, within
+from inferd_grammar.schema import escape, find_keyword, finite, iter_schemas, resolve, unique_keys, within
 
-# Looks at a keyword that one text may cost, about 10 us each: branches that double go through 2**depth of them.
-_MAX_LOOKS = 30_000
+# Looks at a keyword that one text may cost, about 4 us each: so many, and more for each of its bytes.
+_MAX_LOOKS, _LOOKS_PER_BYTE = 30_000, 4
 _REFERENCES = ("$ref", "$dynamicRef")
+_DYNAMIC = ("$dynamicRef", "$recursiveRef")  # what these lead to depends on the way to them
 _BY_PATTERN = ("patternProperties", "additionalProperties")
 # The validator recurses a few frames for each level of a value and of the schema.
 _MAX_DEPTH = 64
@@ -79,7 +80,7 @@ class SchemaValidator:
         default = jsonschema.validators.validator_for({"$schema": _LATEST})
         kind = jsonschema.validators.validator_for(schema, default=default)
         self._budget = _Budget()
-        follow = _follower(schema)
+        follow, kept = _follower(schema), not any(find_keyword(schema, [key]) for key in _DYNAMIC)
         keywords = {
             **kind.VALIDATORS,
             "pattern": _pattern,
@@ -88,7 +89,9 @@ class SchemaValidator:
             "uniqueItems": _unique_items,
             "format": _format,
             "multipleOf": _multiple_of,
-            "$ref": _reference(follow),
+            "$ref": _reference(follow, self._budget if kept else None),
+            "anyOf": _any_of,
+            "oneOf": _one_of,
         }
         if "unevaluatedProperties" in keywords:
             keywords["unevaluatedProperties"] = _unevaluated_properties(follow, self._budget)
@@ -96,6 +99,8 @@ class SchemaValidator:
             kind, {name: self._budget.counted(name, check) for name, check in keywords.items()}
         )
         safe.evolve = attrs.evolve  # the library's takes its own class for a schema with a `$schema`
+        if kept:
+            safe.is_valid = self._budget.kept(safe.is_valid)
         _require_one_draft(schema, lambda part: jsonschema.validators.validator_for(part, default=kind) is kind)
         _require_guarded(schema)
         self._work = Work()
@@ -106,10 +111,12 @@ class SchemaValidator:
         _require_known(schema, REGISTRY.resolver_with_root(document).lookup)
         self._validator = safe(schema, registry=referencing.Registry())
         self.spent = 0
-        """Looks at keywords so far, about 10 us each; exact where one thread asks."""
+        """Looks at keywords so far, about 4 us each; exact where one thread asks."""
 
     def problem(self, text: str, looks: int = _MAX_LOOKS) -> Problem | None:
-        """Return the first error in a finished text, or None if it is valid. `looks` is how much work that may take."""
+        """Return the first error in a finished text, or None if it is valid. `looks`: how much work that may take, beside
+        some for each of its bytes.
+        """
         try:
             value = json.loads(
                 text, object_pairs_hook=unique_keys, parse_float=finite, parse_int=within, parse_constant=finite
@@ -119,7 +126,7 @@ class SchemaValidator:
         if _deeper(value, _MAX_DEPTH):
             return Problem(f"cannot be checked: the value nests deeper than {_MAX_DEPTH}")
         try:
-            with self._spending(looks):
+            with self._spending(looks + _LOOKS_PER_BYTE * len(text)):
                 wrong = next(self._validator.iter_errors(value), None)
         except self._failures as failure:
             return Problem(f"cannot be checked: {failure}")
@@ -148,6 +155,7 @@ class SchemaValidator:
             with one_work(self._work):
                 yield
         finally:
+            self._budget.known = {}
             self.spent += looks - self._budget.left + self._budget.steps // _STEPS_A_LOOK
 
 
@@ -201,9 +209,14 @@ def _follower(root: Any) -> Follow:
     return follow
 
 
-def _reference(follow: Follow) -> Callable[..., Iterator[Any]]:
+def _reference(follow: Follow, budget: _Budget | None) -> Callable[..., Iterator[Any]]:
+    """`budget`: what keeps whether a schema holds; None where nothing does."""
+    from jsonschema import ValidationError
+
     def check(validator: Any, reference: Any, value: Any, _schema: Any) -> Iterator[Any]:
-        yield from follow(validator, "$ref", reference).iter_errors(value)
+        target = follow(validator, "$ref", reference)
+        if budget is None or not target.is_valid(value):
+            yield from (ValidationError(""),) if budget is not None and budget.quiet else target.iter_errors(value)
 
     return check
 
@@ -277,6 +290,29 @@ class _Budget(threading.local):
     steps = 0
     """Of searches for patterns so far: they cost, and are not bounded here, because texts are."""
 
+    quiet = False
+    """True where nobody asks what is wrong."""
+
+    def __init__(self) -> None:
+        self.known: dict[tuple[int, int], tuple[bool, Any, Any]] = {}
+
+    def kept(self, is_valid: Callable[[Any, Any], bool]) -> Callable[[Any, Any], bool]:
+        """Return the same of a validator and a value, worked out once for each schema and place in the text: branches of branches
+        would ask 2**depth times.
+        """
+
+        def found(validator: Any, value: Any) -> bool:
+            key, before = (id(validator.schema), id(value)), self.quiet
+            if key not in self.known:
+                self.quiet = True
+                try:  # both are held, so that nothing else gets their ids
+                    self.known[key] = is_valid(validator, value), validator.schema, value
+                finally:
+                    self.quiet = before
+            return self.known[key][0]
+
+        return found
+
     def counted(self, name: str, check: Callable[..., Any]) -> Callable[..., Iterator[Any]]:
         """Return the `check` of the keyword `name`, paid for: more for a keyword or a value with many entries, and one that
         matches each key with each pattern. Raises _Unsupported when nothing is left.
@@ -341,6 +377,24 @@ def _search_by_library(pattern: str, text: str) -> bool:
     if matcher.is_error():
         raise _Unsupported(f"the pattern {pattern!r} is not supported")
     return matcher.try_consume_tokens(tokens) == len(tokens) and matcher.is_accepting()
+
+
+def _any_of(validator: Any, branches: Any, value: Any, _schema: Any) -> Iterator[Any]:
+    """Ends each branch at its first error, unlike the library's."""
+    from jsonschema import ValidationError
+
+    if not any(validator.evolve(schema=branch).is_valid(value) for branch in branches):
+        yield ValidationError(f"{value!r} is not valid under any of the given schemas")
+
+
+def _one_of(validator: Any, branches: Any, value: Any, _schema: Any) -> Iterator[Any]:
+    from jsonschema import ValidationError
+
+    holding = [branch for branch in branches if validator.evolve(schema=branch).is_valid(value)]
+    if not holding:
+        yield ValidationError(f"{value!r} is not valid under any of the given schemas")
+    elif len(holding) > 1:
+        yield ValidationError(f"{value!r} is valid under each of {', '.join(map(repr, holding))}")
 
 
 def _pattern(validator: Any, pattern: str, value: Any, _schema: Any) -> Iterator[Any]:
