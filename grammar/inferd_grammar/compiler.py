@@ -28,6 +28,7 @@ from inferd_grammar.limits import DEFAULT_LIMITS, CompileLimits
 from inferd_grammar.matchers.matcher import Core, GuardedMatcher
 from inferd_grammar.one_work import Work, one_work
 from inferd_grammar.references import read_by_place
+from inferd_grammar.rewrites.endless import without_endless
 from inferd_grammar.schema import require_size, schema_text
 from inferd_grammar.tokens import TokenTable
 from inferd_grammar.trials.messages import Tried
@@ -344,4 +345,4 @@ def _validator(constraint: Constraint, limits: CompileLimits) -> SchemaValidator
         return _validator(constraint.inner, limits)
     if not isinstance(constraint, JsonSchemaGrammar) or constraint.mode == "strict":
         return None
-    return SchemaValidator(read_by_place(schema_text(constraint.schema), limits))
+    return SchemaValidator(without_endless(read_by_place(schema_text(constraint.schema), limits)))

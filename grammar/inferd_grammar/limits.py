@@ -22,7 +22,8 @@ class CompileLimits:
             chain of 3,000).
         max_tags: tags of a tagged text.
         max_pointers: characters of the JSON pointers of all values in a schema together: a key counts for all that is under it.
-        max_checked: bytes of the keywords that masks do not hold, with their JSON pointers, as JSON.
+        max_checked: bytes of the keywords that masks do not hold, with their JSON pointers, as JSON; where it were more, the
+            pointers lead to schemas around them.
     """
 
     max_bytes: int = 2_000_000

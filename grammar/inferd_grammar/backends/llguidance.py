@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import re
+from collections.abc import Sequence
 from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 from urllib.parse import quote, unquote
@@ -235,8 +236,7 @@ class LlguidanceBackend:
         rules = rules_for(schema)
 
         def ruled(grammar: str, checked: list[Checked], *, lenient: bool = False) -> RuledCore:
-            _check_named(checked, limits)
-            recipe = Recipe(_unforced(grammar) if exact else grammar, tuple(checked))
+            recipe = Recipe(_unforced(grammar) if exact else grammar, _named(checked, limits))
             return self._ruled(self._start(recipe, schema, lenient=lenient), rules)
 
         for n, attempt in enumerate(tight_forms(schema, self._without_empty)):
@@ -427,14 +427,14 @@ def _loose(schema: Any) -> str:
     )
 
 
-def _check_named(checked: list[Checked], limits: CompileLimits) -> None:
-    """Raise GrammarError if naming what is only checked takes too much: it is told to whoever compiles the schema."""
-    size = sum(len(json.dumps(one._asdict())) for one in checked)
-    if size > limits.max_checked:
-        text = (
-            f"{len(checked)} keywords would be checked in the finished text alone, and naming them takes {size} bytes"
-        )
-        raise GrammarError(f"{text}; max_checked is {limits.max_checked}")
+def _named(checked: Sequence[Checked], limits: CompileLimits) -> tuple[Checked, ...]:
+    """Return what is only checked, by schemas around it where telling each place takes too much."""
+    levels = max((one.pointer.count("/") for one in checked), default=0)
+    while sum(len(json.dumps(one._asdict())) for one in checked) > limits.max_checked:
+        levels -= 1
+        around = (Checked(one.keyword, "/".join(one.pointer.split("/")[: levels + 1])) for one in checked)
+        checked = list(dict.fromkeys(around))
+    return tuple(checked)
 
 
 def _assertions(schema: Any, keywords: frozenset[str]) -> list[Checked]:

@@ -242,9 +242,24 @@ def test_a_number_beyond_floats_is_a_problem_and_no_error(number: str, schema: d
 def test_naming_what_is_only_checked_is_bounded(bytewise: GrammarCompiler) -> None:
     """A schema of 340 KB had 800 keywords under one long key: their pointers were a reply of 240 MB."""
     tags = {f"p{number}": TAGS for number in range(60)}
-    with pytest.raises(GrammarError, match="max_checked is 500000"):
-        build(bytewise, {"properties": {"k" * 10_000: {"properties": tags}}})
+    long, longer = "k" * 10_000, "l" * 500_000
+    compiled = build(bytewise, {"properties": {long: {"properties": tags}, "few": TAGS}})
+    assert set(compiled.checked) == {
+        Checked("uniqueItems", f"/properties/{long}/properties"),
+        Checked("uniqueItems", "/properties/few/uniqueItems"),
+    }
+    assert not takes(compiled, '{"few":[1]}')
+    assert build(bytewise, {"properties": {longer: TAGS}}).checked == (Checked("uniqueItems", "/properties"),)
     assert len(build(bytewise, {"properties": {"k": {"properties": tags}}}).checked) == 60
+
+
+def test_a_branch_that_never_ends_is_checked_as_masks_hold_it(bytewise: GrammarCompiler) -> None:
+    """strict took such a schema, and best_effort refused it: the reference comes back to itself."""
+    circle = {"type": "object", "allOf": [{"$ref": "#/$defs/circle"}]}
+    compiled = build(bytewise, {"anyOf": [TAGS, {"$ref": "#/$defs/circle"}], "$defs": {"circle": circle}})
+    assert compiled.validate('["a"]') is None
+    assert compiled.validate("{}") is not None
+    assert not takes(compiled, "{}")
 
 
 def spent_on(schema: Any, value: Any) -> int:
