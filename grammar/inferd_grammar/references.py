@@ -10,19 +10,28 @@ from urllib.parse import quote, unquote, urldefrag, urljoin, urlsplit
 
 from inferd_grammar.errors import GrammarError
 from inferd_grammar.limits import CompileLimits
-from inferd_grammar.schema import check_keywords, escape, map_schemas, nested_schemas, read_schema, resolve
+from inferd_grammar.schema import (
+    check_keywords,
+    escape,
+    iter_schemas,
+    map_schemas,
+    nested_schemas,
+    read_schema,
+    resolve,
+)
 
 _DRAFT = re.compile(r"json-schema\.org/draft")
 _BY_NAME = re.compile(r"https?://json-schema\.org/(draft(-0[467]|/20(19-09|20-12)))/schema#?")
 _OLD = ("draft-04", "draft-06", "draft-07")
 _DIALECTS = re.compile(r"http://json-schema\.org/draft-0[467]/schema")
 """Drafts that one schema describes; those of later ones are several, which refer to each other dynamically."""
+ELSEWHERE = "leads to another document, {}, and none is fetched: write what it names into this one's $defs"
 _NAMES = ("$anchor", "$dynamicAnchor", "$recursiveAnchor")
 _REFERENCES = ("$ref", "$dynamicRef", "$recursiveRef")
 
 
 class _Unknown(Exception):
-    """Raised for a reference that leads out of the document, or to a place that depends on where a schema is used."""
+    """Raised for a reference to a place that depends on where a schema is used, and, with a reason, for one to none."""
 
 
 class _Place(NamedTuple):
@@ -47,8 +56,8 @@ def read_by_place(text: str, limits: CompileLimits) -> Any:
         root.pop(
             "$schema", None
         )  # a dialect that nobody knows is read as the latest; libraries would look for its document
-    elif found := _BY_NAME.fullmatch(str(root["$schema"])):
-        root = _of_draft(root, f"{'http' if found[3] is None else 'https'}://json-schema.org/{found[1]}/schema")
+    else:
+        root = _of_draft(root, _draft(str(root["$schema"])))
     document = _Document(root)
     if document.has_names:
         document.refer_by_place()
@@ -56,6 +65,16 @@ def read_by_place(text: str, limits: CompileLimits) -> Any:
     else:
         document.forget_address()
     return root
+
+
+def _draft(name: str) -> str:
+    """Return the address of a draft that is named by it, or by http for https."""
+    found = _BY_NAME.fullmatch(name)
+    return (
+        name.rstrip("#")
+        if found is None
+        else f"{'http' if found[3] is None else 'https'}://json-schema.org/{found[1]}/schema"
+    )
 
 
 def _of_draft(root: dict[str, Any], address: str) -> dict[str, Any]:
@@ -89,7 +108,7 @@ class _Document:
     def __init__(self, root: dict[str, Any]) -> None:
         draft = str(root.get("$schema", ""))
         self._root = root
-        self._draft = draft.rstrip("#")
+        self._draft = _draft(draft)
         self._old = any(name in draft for name in _OLD)
         self._id = "id" if "draft-04" in draft else "$id"
         self._resources: dict[str, str] = {}
@@ -113,10 +132,15 @@ class _Document:
         self._root.pop(self._id, None)
 
     def refer_by_place(self) -> None:
-        """Change the document; leave it as it is where a target is not known."""
-        try:
-            targets = [list(self._targets(place)) for place in self._places]
-        except _Unknown:
+        """Change the document; leave it as it is where a target is not known. Raises GrammarError for one that nobody knows."""
+        targets, reached = list[list[str]](), {pointer for pointer, _ in iter_schemas(self._root)}
+        for place in self._places:
+            try:
+                targets.append(list(self._targets(place)))
+            except _Unknown as unknown:
+                if unknown.args and place.pointer in reached:
+                    raise GrammarError(unknown.args[0], f"{place.pointer}/{unknown.args[1]}") from unknown
+        if len(targets) < len(self._places):
             return
         for place, found in zip(self._places, targets, strict=True):
             schema = place.schema
@@ -169,32 +193,33 @@ class _Document:
 
     def _targets(self, place: _Place) -> Iterator[str]:
         """Yield the pointers that a schema refers to. Raises _Unknown."""
-        if self._id in place.schema and str(place.schema.get("$schema", self._draft)).rstrip("#") != self._draft:
+        if self._id in place.schema and _draft(str(place.schema.get("$schema", self._draft))) != self._draft:
             raise _Unknown  # a dialect of its own
         for key in _REFERENCES:
             reference = place.schema.get(key)
             if isinstance(reference, str):
-                target, uri = self._static(reference, place.base)
+                target, uri = self._static(key, reference, place.base)
                 by_name = key != "$ref" and "#/" not in reference
                 yield self._outermost(target, uri) if by_name else target
                 if self._old:
                     return
 
-    def _static(self, reference: str, base: str) -> tuple[str, str]:
+    def _static(self, key: str, reference: str, base: str) -> tuple[str, str]:
+        told = f"the {key} {reference!r}"
         try:
             uri, fragment = urldefrag(base + reference if reference.startswith("#") else urljoin(base, reference))
         except ValueError as error:
-            raise _Unknown from error
+            raise _Unknown(f"{told} is no URI: {error}", key) from error
         if uri not in self._resources:
             # "/$defs/Name", as LiteLLM writes it, has no other meaning where the document has no address.
             written = resolve(self._root, f"#{reference}") if reference.startswith("/") and not base else None
-            if written is None:
-                raise _Unknown
-            return written[0], uri
+            if written is not None:
+                return written[0], uri
+            raise _Unknown() if _DRAFT.search(uri) else _Unknown(f"{told} {ELSEWHERE.format(uri)}", key)
         inside = self._resources[uri] + unquote(fragment)
         target = self._anchors.get(f"{uri}#{fragment}", inside)
         if resolve(self._root, f"#{quote(target)}") is None:
-            raise _Unknown
+            raise _Unknown(f"{told} leads to nothing in {uri or 'the document'}", key)
         return target, uri
 
     def _outermost(self, target: str, uri: str) -> str:

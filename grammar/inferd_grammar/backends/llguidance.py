@@ -46,7 +46,7 @@ from inferd_grammar.gbnf import gbnf_to_lark
 from inferd_grammar.limits import CompileLimits
 from inferd_grammar.matchers.matcher import Core
 from inferd_grammar.matchers.product import ProductCore, product_members
-from inferd_grammar.references import read_by_place
+from inferd_grammar.references import ELSEWHERE, read_by_place
 from inferd_grammar.rewrites import KEYWORDS, Rewritten, rewrite
 from inferd_grammar.rewrites.endless import without_endless
 from inferd_grammar.rewrites.open_bounds import is_left_open
@@ -465,8 +465,7 @@ def _pointer(reason: str, schema: Any) -> str | None:
 
 def _without_fetching(reason: str) -> str:
     found = re.search(r"Resource '(.*?)' is not present", reason)
-    told = "a reference leads to another document, {}, and none is fetched: write what it names into this one's $defs"
-    return reason if found is None else told.format(found[1])
+    return reason if found is None else f"a reference {ELSEWHERE.format(found[1])}"
 
 
 def _reference_pointer(schema: Any, target: str) -> str | None:

@@ -97,9 +97,10 @@ def test_a_dialect_that_nobody_knows_is_read_as_the_latest(dialect: str) -> None
     assert compiled.matcher().accept([byte + 1 for byte in b'"']) == 0
 
 
-def test_a_resource_that_names_the_draft_of_its_document_is_no_dialect_of_its_own() -> None:
-    """As in Backstage's schema: nothing was rewritten, and all of it was refused."""
-    draft = "http://json-schema.org/draft-07/schema"
+@pytest.mark.parametrize("scheme", ["http", "https"])
+def test_a_resource_that_names_the_draft_of_its_document_is_no_dialect_of_its_own(scheme: str) -> None:
+    """As in Backstage's schema, and by https in goreleaser's: nothing was rewritten, and all of it was refused."""
+    draft = f"{scheme}://json-schema.org/draft-07/schema"
     inner = {"$id": "b", "$schema": draft, "not": {"type": "string"}, "properties": {"c": {"$ref": "#/definitions/n"}}}
     schema = {"$schema": f"{draft}#", "$id": "https://a.example/a", "anyOf": [{**inner, "definitions": {"n": INTEGER}}]}
     compiled = BYTES.compile(JsonSchemaGrammar(schema))
@@ -164,6 +165,34 @@ def test_a_name_that_is_none_is_refused_instead_of_breaking_the_compiler(
     with pytest.raises(GrammarError, match=reason) as caught:
         BYTES.compile(JsonSchemaGrammar(schema, mode))
     assert pointer is None or caught.value.pointer == pointer
+
+
+INSIDE = {"$id": "http://a/x", "items": {"$ref": "#/$defs/b"}}
+
+
+@pytest.mark.parametrize("mode", ["strict", "best_effort"])
+@pytest.mark.parametrize(
+    ("schema", "reason", "pointer"),
+    [
+        ({"$schema": DRAFT4, "id": "http://a/", "maximum": 3, "exclusiveMaximum": True, "not": {"$ref": "b"}},
+         r"'b' leads to another document, http://a/b", "/not/$ref"),
+        ({"$ref": "#/$defs/a", "$defs": {"a": INSIDE, "b": {"type": "integer"}}},
+         r"'#/\$defs/b' leads to nothing in http://a/x", "/$defs/a/items/$ref"),
+    ],
+    ids=["another document", "a resource inside"],
+)  # fmt: skip
+def test_a_reference_that_nobody_knows_is_refused_before_what_it_keeps_from_being_read(
+    schema: dict[str, Any], reason: str, pointer: str, mode: Any
+) -> None:
+    """The message named bounds or a format, which are read by place; best_effort took one, and could check no text."""
+    with pytest.raises(GrammarError, match=reason) as caught:
+        BYTES.compile(JsonSchemaGrammar(schema, mode))
+    assert caught.value.pointer == pointer
+
+
+def test_a_reference_that_nobody_follows_may_lead_anywhere() -> None:
+    schema = {"$ref": "#/$defs/a", "$defs": {"a": {"type": "integer"}, "b": {"$ref": "http://a/b"}}}
+    assert BYTES.compile(JsonSchemaGrammar(schema)).shortest() == b"0"
 
 
 @pytest.mark.parametrize("draft", ["draft-04", "draft-07"])

@@ -53,7 +53,7 @@ Make = Callable[[Constraint], GrammarMatcher]
         ({"$ref": "#/$defs/gone"}, "does not exist", "/$ref"),
         (
             {"$id": "https://a.example/s/a.json", "items": {"$ref": "b.json#/$defs/c"}},
-            "a reference leads to another document, https://a.example/s/b.json, and none is fetched",
+            "the $ref 'b.json#/$defs/c' leads to another document, https://a.example/s/b.json, and none is fetched",
             "/items/$ref",
         ),
         ({"$ref": "#"}, "requires itself again", ""),
