@@ -52,7 +52,7 @@ from inferd_grammar.rewrites.endless import without_endless
 from inferd_grammar.rewrites.open_bounds import is_left_open
 from inferd_grammar.rewrites.regex_dialect import WITH_SPARED, Ambiguous, as_library, is_spared, with_classes_of_python
 from inferd_grammar.rewrites.soft_ends import SoftEnds, soften
-from inferd_grammar.rewrites.wider import inlined, tight_forms
+from inferd_grammar.rewrites.wider import inlined, tight_forms, without_branches
 from inferd_grammar.rules.core import JsonRules, RuledCore, RuleMasks
 from inferd_grammar.rules.exact_numbers import require_exact_numbers
 from inferd_grammar.rules.make import rules_for, rules_for_parts, rules_from, rules_of_value
@@ -185,6 +185,9 @@ class LlguidanceBackend:
                 return self._ruled(self._start(Recipe(_unforced(grammar)), schema), rules)
         with suppress(GrammarError):
             return self._ruled(self._start(Recipe(_unforced(_loose(schema))), schema, lenient=True), rules)
+        with suppress(GrammarError):
+            grammar = _json_grammar(self._without_empty(without_branches(schema)).schema)
+            return self._ruled(self._start(Recipe(_unforced(grammar)), schema), rules)
         raise refusal
 
     def _ruled(self, core: Core, rules: JsonRules) -> RuledCore:
@@ -231,7 +234,9 @@ class LlguidanceBackend:
         return core if rules is None else self._ruled(core, rules)
 
     def _compile_best_effort(self, constraint: JsonSchemaGrammar, limits: CompileLimits, exact: bool) -> RuledCore:
-        """Return a grammar as tight as the library takes: rewritten with holes, else as it leaves things out, else any JSON."""
+        """Return a grammar as tight as the library takes: rewritten with holes, else as it leaves things out, else
+        without branches, else any JSON.
+        """
         schema = _read(constraint, limits)
         rules = rules_for(schema)
 
@@ -251,6 +256,9 @@ class LlguidanceBackend:
         except GrammarError as error:
             if _unsatisfiable(schema, error):
                 raise
+        with suppress(GrammarError):
+            grammar = _json_grammar(self._without_empty(without_branches(schema)).schema)
+            return ruled(grammar, _assertions(schema, KEYWORDS))
         return ruled(_json_grammar({}), _assertions(schema, KEYWORDS))
 
     def _start(self, recipe: Recipe, schema: Any, *, lenient: bool = False) -> LlguidanceCore:

@@ -6,7 +6,7 @@ a definition once, so that the document stays finite where definitions meet with
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from functools import partial
 from itertools import chain, combinations, product
 from typing import Any
@@ -282,17 +282,23 @@ def _without_patterns(schema: dict[str, Any]) -> Schema:
     return {key: value for key, value in schema.items() if key not in left}
 
 
-def parted(schema: Schema) -> Schema:
-    """Return a translated schema that says nothing by a reference where something else holds beside it: wider."""
-    return map_schemas(schema, _without_joined)  # type: ignore[no-any-return]
+def parted(schema: Schema, *, alone: bool = False) -> Schema:
+    """Return a translated schema that says nothing by a reference where something else holds beside it: wider. With `alone`,
+    nothing by a branch either.
+    """
+
+    def joins(part: Schema) -> bool:
+        return alone or part in (True, {}) or _refers(part)
+
+    return map_schemas(schema, partial(_without_joined, joins=joins))  # type: ignore[no-any-return]
 
 
-def _without_joined(schema: dict[str, Any]) -> Schema:
+def _without_joined(schema: dict[str, Any], joins: Callable[[Schema], bool]) -> Schema:
     parts = [{key: value} for key, value in schema.items() if key in ("$ref", "anyOf")] + schema.get("allOf", [])
     words = {key: value for key, value in schema.items() if key not in ("$ref", *_BRANCHES)}
     if len(parts) + bool(words) == 1:
         return schema
-    kept = [part for part in parts if part not in (True, {}) and not _refers(part)] or ([] if words else parts[:1])
+    kept = [part for part in parts if not joins(part)] or ([] if words else parts[:1])
     return {**words, "allOf": kept} if kept else words
 
 

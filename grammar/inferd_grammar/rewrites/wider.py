@@ -41,6 +41,12 @@ def tight_forms(
         yield lambda: without_empty(named._replace(schema=loosened(parted(named.schema))))
 
 
+def without_branches(schema: Any) -> Rewritten:
+    """Return the loosest form, in which no branches are left for the library to multiply. Raises GrammarError."""
+    changed = rewrite(schema, lenient=True, always=True)
+    return changed._replace(schema=loosened(parted(changed.schema, alone=True)))
+
+
 def inlined(schema: Schema) -> Schema:
     """Return a translated schema with definitions in the place of references that stand beside something."""
     return Joiner(schema).document() if isinstance(schema, dict) else schema

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 from typing import Any
 
@@ -67,3 +68,23 @@ def test_the_complement_of_what_anything_satisfies_is_none() -> None:
     extended = {"type": "object", "patternProperties": {"^x-": {"$ref": "#/$defs/anything"}}, "required": ["a"]}
     schema = {"oneOf": [extended, {"type": "object", "required": ["b"]}], "$defs": {"anything": {"title": "Anything"}}}
     assert BYTES.compile(JsonSchemaGrammar(schema)).refusal is None
+
+
+@pytest.mark.parametrize("mode", ["strict", "best_effort"])
+def test_branches_that_multiply_leave_masks_for_what_stands_beside_them(mode: Any) -> None:
+    """As in pyproject's: the library had 2**15 cases and reads no look-ahead, so that nothing at all was held by masks."""
+    names = [f"k{n}" for n in range(15)]
+    schema = {
+        "type": "object",
+        "properties": {
+            "s": {"type": "string", "pattern": "^(?!a$)[a-z]+$"},
+            **{name: {"type": "integer"} for name in names},
+        },
+        "additionalProperties": False,
+        "dependentRequired": {name: [before] for before, name in itertools.pairwise(names)},
+    }
+    compiled = BYTES.compile(JsonSchemaGrammar(schema, mode))
+    for text, held in (('{"s":"b","k0":1,"k1":1}', True), ('{"s":"A', False), ('{"k0":"', False), ('{"z', False)):
+        assert (compiled.matcher().accept([byte + 1 for byte in text.encode()]) == len(text)) == held, text
+    unmet = [byte + 1 for byte in b'{"k1":1}']
+    assert not compiled.matcher().ends_with(unmet) if mode == "strict" else compiled.validate('{"k1":1}') is not None
