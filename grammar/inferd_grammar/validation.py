@@ -29,7 +29,8 @@ from inferd_grammar.schema import escape, find_keyword, finite, iter_schemas, re
 # Looks at a keyword that one text may cost, about 4 us each: so many, and more for each of its bytes.
 _MAX_LOOKS, _LOOKS_PER_BYTE = 30_000, 4
 _REFERENCES = ("$ref", "$dynamicRef")
-_DYNAMIC = ("$dynamicRef", "$recursiveRef")  # what these lead to depends on the way to them
+# What the first two lead to depends on the way to them; the library goes every way for the third, which nothing else would bound.
+_BY_WAY = ("$dynamicRef", "$recursiveRef", "unevaluatedItems")
 _BY_PATTERN = ("patternProperties", "additionalProperties")
 # The validator recurses a few frames for each level of a value and of the schema.
 _MAX_DEPTH = 64
@@ -80,7 +81,7 @@ class SchemaValidator:
         default = jsonschema.validators.validator_for({"$schema": _LATEST})
         kind = jsonschema.validators.validator_for(schema, default=default)
         self._budget = _Budget()
-        follow, kept = _follower(schema), not any(find_keyword(schema, [key]) for key in _DYNAMIC)
+        follow, kept = _follower(schema), not any(find_keyword(schema, [key]) for key in _BY_WAY)
         keywords = {
             **kind.VALIDATORS,
             "pattern": _pattern,
@@ -313,22 +314,26 @@ class _Budget(threading.local):
 
         return found
 
+    def spend(self, looks: int) -> None:
+        """Raise _Unsupported where not so many are left."""
+        self.left -= looks
+        if self.left < 0:
+            raise _Unsupported("it takes too many steps")
+
     def counted(self, name: str, check: Callable[..., Any]) -> Callable[..., Iterator[Any]]:
         """Return the `check` of the keyword `name`, paid for: more for a keyword or a value with many entries, and one that
-        matches each key with each pattern. Raises _Unsupported when nothing is left.
+        matches each key with each pattern.
         """
         by_pattern = name in _BY_PATTERN
 
         def paid(validator: Any, keyword: Any, value: Any, schema: Any) -> Iterator[Any]:
-            self.left -= 1 + (_entries(keyword) + _entries(value)) // 16
+            self.spend(1 + (_entries(keyword) + _entries(value)) // 16)
             if name == "pattern" and isinstance(value, str):
                 self.steps += search_steps(keyword, value)
             if by_pattern:
                 patterns, keys = schema.get("patternProperties", ()), value if isinstance(value, dict) else ()
-                self.left -= _entries(value) * len(patterns)
+                self.spend(_entries(value) * len(patterns))
                 self.steps += sum(search_steps(pattern, key) for pattern in patterns for key in keys)
-            if self.left < 0:
-                raise _Unsupported("it takes too many steps")
             yield from check(validator, keyword, value, schema) or ()
 
         return paid
@@ -471,11 +476,15 @@ def _unevaluated_properties(follow: Follow, budget: _Budget) -> Callable[..., It
         budget.steps += search_steps(pattern, name)
         return _search(pattern, name)
 
+    def followed(validator: Any, keyword: str, reference: str) -> Any:
+        budget.spend(1)  # for each way to a schema: whether it holds is known
+        return follow(validator, keyword, reference)
+
     def check(validator: Any, unevaluated: Any, value: Any, schema: Any) -> Iterator[Any]:
         if not isinstance(value, dict):
             return
         rest = {key: word for key, word in schema.items() if key != "unevaluatedProperties"}
-        known = evaluated_names(validator.evolve(schema=rest), value, follow, search)
+        known = evaluated_names(validator.evolve(schema=rest), value, followed, search)
         for name in (name for name in value if name not in known):
             if any(validator.evolve(schema=unevaluated).iter_errors(value[name])):
                 yield ValidationError(f"unevaluated property {name!r} is not allowed, or not valid")

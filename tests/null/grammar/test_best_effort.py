@@ -213,6 +213,12 @@ def test_a_long_text_may_take_more_looks() -> None:
 
 
 def test_checking_a_text_has_a_budget() -> None:
+    ways = doubling("allOf", 12)
+    ways["$defs"]["d12"] = {"prefixItems": [{}], "properties": {"a": {}}}
+    for keyword, text in (("unevaluatedItems", "[1]"), ("unevaluatedProperties", '{"a":1}')):
+        endless = SchemaValidator({**ways, keyword: False}).problem(text, 2_000)
+        assert endless is not None
+        assert "too many steps" in endless.message
     keys = {f"k{i}": i for i in range(900)}
     patterns = SchemaValidator({"patternProperties": {f"^{i}$": False for i in range(100)}})
     refused = patterns.problem(json.dumps(keys))
