@@ -187,3 +187,20 @@ async def test_a_request_that_came_before_the_last_one_was_over_is_not_taken_for
     assert use.connections.held("eve") == 1
     table.request_over(connection)
     assert use.connections.used == 0
+
+
+async def test_a_connection_whose_port_came_again_before_it_was_lost_is_given_up_and_counts_no_more() -> None:
+    """While nothing is read a reset is not seen. The table knew the new connection alone: the old one counted for ever."""
+    table = ConnectionTable(use := TenantUse(same_for_all(Quotas())))
+    before = table.arrived(("127.0.0.1", 1), asyncio.Protocol)
+    refused: list[str] = []
+    before.refuse = lambda: refused.append("before")
+    table.head_came(before, has_body=False)
+    table.belongs_to(before, "eve")
+    after = table.arrived(("127.0.0.1", 1), asyncio.Protocol)
+    assert refused == ["before"]
+    before.connection_lost(None)
+    assert table.find(after.peer) is after
+    assert use.connections.held("eve") == 1
+    table.request_over(before)
+    assert use.connections.used == 0

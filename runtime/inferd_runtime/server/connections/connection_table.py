@@ -73,6 +73,9 @@ class ConnectionTable:
 
     def arrived(self, peer: Peer, make_inner: Callable[[], asyncio.Protocol]) -> GuardedConnection:
         """Return the protocol of a new connection; another one that has shown no token may have to go for it."""
+        if peer in self._open:
+            # Its client has gone, which is not seen while nothing is read; and only connections of the table are swept.
+            self._open[peer].abort()
         deadlines = Deadlines(self.limits.patience, time.monotonic())
         connection = GuardedConnection(peer, make_inner, deadlines, self)
         for old in self._newcomers.arrive(connection.address, connection):
@@ -180,9 +183,9 @@ class ConnectionTable:
         """
         if self._open.get(connection.peer) is connection:
             del self._open[connection.peer]
-            connection.is_lost = True
-            if connection.tenant is None or not connection.requests:
-                self._leave_owner(connection)
+        connection.is_lost = True
+        if connection.tenant is None or not connection.requests:
+            self._leave_owner(connection)
 
     def sweep(self) -> None:
         """Close what is overdue."""
