@@ -9,6 +9,7 @@ import pytest
 import torch
 from families import make
 
+from inferd_runtime.engine.drivers.build import DriverOptions, fused_pass
 from inferd_runtime.kernels.native import blocks, compiler
 from inferd_runtime.kernels.native.block_forms import (
     BY_SIZE,
@@ -23,13 +24,14 @@ from inferd_runtime.kernels.native.block_forms import (
 )
 from inferd_runtime.kernels.native.blocks import WHOLE, block_kernels
 from inferd_runtime.kernels.native.compiler import compiled
-from inferd_runtime.models.checks.probe import attach
+from inferd_runtime.models.checks.probe import Probed, attach
+from inferd_runtime.models.loaded import LoadedModel
 from inferd_runtime.models.passes.fused import FusedPass, fuse
 from inferd_runtime.models.passes.products import DenseProduct
 from inferd_runtime.models.weights import held as held_module
 from inferd_runtime.models.weights.block_products import BlockProduct
 from inferd_runtime.models.weights.exact_blocks import exact_blocks, packed8
-from inferd_runtime.models.weights.held import HoldingPlan, hold, hold_as, plan_holding
+from inferd_runtime.models.weights.held import HoldingPlan, hold, hold_as, plan_holding, row_bits_of
 from inferd_runtime.models.weights.host_products import DENSE, Way
 from inferd_runtime.models.weights.packed_store import PackedStore
 
@@ -398,13 +400,17 @@ def in_four_bits(shape: torch.Size) -> torch.Tensor:
     return ((groups - 8) * 0.015625).reshape(shape)
 
 
-def model_in_blocks() -> tuple[FusedPass, torch.nn.Module]:
+def probed_in_blocks() -> tuple[torch.nn.Module, Probed]:
     """A small model whose layers hold numbers of 4 bits and whose head any."""
     model = make("llama", hidden_size=64, intermediate_size=128, head_dim=32, tie_word_embeddings=False)
     for name, weight in model.named_parameters():
         if "layers" in name and weight.ndim == 2:
             weight.data = in_four_bits(weight.shape)
-    probed = attach(model, "blocks")
+    return model, attach(model, "blocks")
+
+
+def model_in_blocks() -> tuple[FusedPass, torch.nn.Module]:
+    model, probed = probed_in_blocks()
     dense = fuse(model, probed.kv, probed.rules)
     assert isinstance(dense, FusedPass)
     return dense, model
@@ -469,6 +475,24 @@ def test_what_was_packed_is_found_by_the_next_start(
             found = other.products()[name]
             assert isinstance(found, BlockProduct)
             assert torch.equal(product.packed[0], found.packed[0])
+
+
+@needs_kernels
+def test_what_was_kept_for_other_rows_does_not_keep_weights_out_of_blocks(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A start in float32 had kept none, and the next one was told that no weight can be in blocks."""
+    monkeypatch.setenv("INFERD_CACHE_DIR", str(tmp_path / "cache"))
+    (tmp_path / "model.safetensors").write_bytes(b"stands for the checkpoint")
+    monkeypatch.setattr(held_module, "ways_of", lambda shapes, dtype, names: dict.fromkeys(shapes, Way(names[0])))
+    found = []
+    for bits in (16, 8, 16):
+        model, probed = probed_in_blocks()
+        loaded = LoadedModel("small", model, None, probed, 64, 64, "", source=str(tmp_path))  # type: ignore[arg-type]
+        run = fused_pass(loaded, DriverOptions(pages=4, page_size=16, most_rows=64, row_bits=bits))
+        assert isinstance(run, FusedPass)
+        found.append(row_bits_of(run))
+    assert found == [0, 8, 0]
 
 
 @needs_kernels

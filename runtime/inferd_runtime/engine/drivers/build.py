@@ -208,7 +208,8 @@ def fused_pass(loaded: LoadedModel, options: DriverOptions) -> ModelPass | None:
 
 
 def _held_on_cpu(loaded: LoadedModel, fused: FusedPass, options: DriverOptions) -> FusedPass:
-    held_as = f"{options.weights}, rows of 8 bits" if options.weights and options.row_bits == 8 else options.weights
+    # What was kept for other rows may have left in float32 what blocks hold exactly.
+    held_as = f"{options.weights}, rows of 8 bits" if options.row_bits == 8 else options.weights
     store = PackedStore(loaded.source, next(loaded.module.parameters()).dtype, held_as)
     blocks = host_blocks(len(fused.layers), loaded.stored or {})
     return hold_as(fused, loaded.module, options.weights, store, blocks, loaded.source, row_bits=options.row_bits)
