@@ -46,7 +46,7 @@ INLINE Rounded rounded_rows(const int each, const float *in, long count, long in
       }
       rows.scales[place] = scale;  // what is no number, or has no end, is passed on
       rows.sums[place] = sum_of(wholes) * scale;
-      rows.begins[place] = each == 4 ? -MIDDLE * (int)sum_of(wholes) : 0;
+      rows.begins[place] = each == 4 && scale == scale ? -MIDDLE * (int)sum_of(wholes) : 0;  // no whole number stands for NaN
     }
   return rows;
 }
