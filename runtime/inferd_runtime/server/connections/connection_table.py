@@ -105,7 +105,7 @@ class ConnectionTable:
         connection.requests -= 1
         if not connection.requests:
             connection.deadlines.answered(time.monotonic())
-            if connection.is_lost:
+            if connection.lost.is_set():
                 self._leave_owner(connection)
 
     def belongs_to(self, connection: GuardedConnection, tenant: str) -> None:
@@ -183,7 +183,7 @@ class ConnectionTable:
         """
         if self._open.get(connection.peer) is connection:
             del self._open[connection.peer]
-        connection.is_lost = True
+        connection.lost.set()
         if connection.tenant is None or not connection.requests:
             self._leave_owner(connection)
 

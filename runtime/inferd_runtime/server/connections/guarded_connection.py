@@ -60,7 +60,7 @@ class GuardedConnection(asyncio.Protocol):
         self.is_websocket = False
         self.requests = 0
         """Of it that are being read or answered."""
-        self.is_lost = False
+        self.lost = asyncio.Event()
         self.held_bytes = 0
         """Bytes that were taken from what the tenants share, for a WebSocket's message that is not complete."""
         self.message_bytes = 0

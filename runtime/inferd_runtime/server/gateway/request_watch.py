@@ -52,7 +52,11 @@ class RequestWatch:
         wait = self._table.begin_answer(connection)
         if wait > 0:  # it is not the client who is waited for
             connection.deadlines.head_came(time.monotonic(), has_body=False)
-            await anyio.sleep(wait)
+            with anyio.move_on_after(wait):
+                await connection.lost.wait()
+            if connection.lost.is_set():
+                # One that has shown no token counts no more, so that any number could wait.
+                return await deny(Unavailable("the client has left"), scope, receive, send)
             connection.deadlines.head_came(time.monotonic(), has_body)
         sender = _NotingSend(send, self._table.answered)
         try:
