@@ -9,6 +9,7 @@ import pytest
 import torch
 from families import make
 
+from inferd.protocol import InvalidRequest
 from inferd_runtime.engine.drivers.build import DriverOptions, fused_pass
 from inferd_runtime.kernels.native import blocks, compiler
 from inferd_runtime.kernels.native.block_forms import (
@@ -493,6 +494,17 @@ def test_what_was_kept_for_other_rows_does_not_keep_weights_out_of_blocks(
         assert isinstance(run, FusedPass)
         found.append(row_bits_of(run))
     assert found == [0, 8, 0]
+
+
+@needs_kernels
+@pytest.mark.usefixtures("without")
+@pytest.mark.parametrize("without", ["avx2 without vnni"], indirect=True)
+def test_who_asked_for_weights_of_eight_bits_is_not_told_to_ask_for_them() -> None:
+    """Without instructions for rows of 8 bits before such weights."""
+    model, probed = probed_in_blocks()
+    loaded = LoadedModel("small", model, None, probed, 64, 64, "")  # type: ignore[arg-type]
+    with pytest.raises(InvalidRequest, match=r"activations cannot be int8: for weights of 8 bits .* \(VNNI\)"):
+        fused_pass(loaded, DriverOptions(pages=4, page_size=16, most_rows=64, weights="int8", row_bits=8))
 
 
 @needs_kernels

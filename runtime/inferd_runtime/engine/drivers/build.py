@@ -198,11 +198,11 @@ def fused_pass(loaded: LoadedModel, options: DriverOptions) -> ModelPass | None:
     if fused is not None:
         loaded.keep_proof()
     held = _held_on_cpu(loaded, fused, options) if fused is not None and on_cpu else fused
-    if options.row_bits == 8 and (held is None or row_bits_of(held) != 8):
-        why = (
-            hindrance()
-            or "no weight of it is in blocks of few bits that are multiplied so here; --weights int4 makes such"
-        )
+    bits = 0 if held is None else row_bits_of(held)
+    if options.row_bits == 8 and bits != 8:
+        others = "for weights of 8 bits the processor has not the instructions (VNNI); --weights int4 does without"
+        none = "no weight of it is in blocks of few bits; --weights int4 or int8 brings them into those"
+        why = hindrance() or (others if bits else none)
         raise InvalidRequest(f"model {loaded.name!r}: activations cannot be int8: {why}")
     return held
 
