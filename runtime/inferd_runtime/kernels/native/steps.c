@@ -326,22 +326,23 @@ static long divide_rows(const int64_t *which, const int64_t *firsts, long count,
 }
 
 // query, out [count, queries, width]; keys, values [pages, 2^page_bits, shared, width]. Row i attends to the keys from firsts[i] to
-// ends[i], in the pages of row which[i] of tables [., table_width]. scores [threads, MOST_QUERIES, most]: most keys, filled up to LANES.
+// ends[i], in the pages of row which[i] of tables [., table_width]. `together` queries at a time, MOST_QUERIES at most.
+// scores [threads, together, most]: most keys, filled up to LANES.
 void attend(const float *query, const float *keys, const float *values, float *out, const int64_t *tables, const int64_t *which,
             const int64_t *firsts, const int64_t *ends, float *scores, long most, long count, long queries, long shared, long width,
-            long page_bits, long table_width, float scaling) {
-  const long heads = queries / shared, rows = heads < MOST_QUERIES ? MOST_QUERIES / heads : 1, threads = omp_get_max_threads();
+            long page_bits, long table_width, long together, float scaling) {
+  const long heads = queries / shared, rows = heads < together ? together / heads : 1, threads = omp_get_max_threads();
   long *starts = malloc((count + 1) * sizeof(long));
   const long blocks = divide_rows(which, firsts, count, rows, threads > 1 ? (2 * threads + shared - 1) / shared : 1, starts);
 #pragma omp parallel for schedule(static) if (count * most > 512)
   for (long each = 0; each < blocks * shared; each++) {
     const long row = starts[each / shared], own = each % shared, all_of = (starts[each / shared + 1] - row) * heads;
     const int64_t *table = tables + which[row] * table_width;
-    float *own_scores = scores + omp_get_thread_num() * MOST_QUERIES * most;
+    float *own_scores = scores + omp_get_thread_num() * together * most;
     Pages of_keys = {keys + own * width, table, page_bits, shared * width};
     Pages of_values = {values + own * width, table, page_bits, shared * width};
-    for (long from = 0; from < all_of; from += MOST_QUERIES) {
-      Queries some = {all_of - from < MOST_QUERIES ? all_of - from : MOST_QUERIES, firsts[row], 0};
+    for (long from = 0; from < all_of; from += together) {
+      Queries some = {all_of - from < together ? all_of - from : together, firsts[row], 0};
       for (long q = 0; q < some.count; q++) {
         const long of_row = row + (from + q) / heads, at = (of_row * queries + own * heads + (from + q) % heads) * width;
         some.in[q] = query + at, some.out[q] = out + at, some.ends[q] = ends[of_row];

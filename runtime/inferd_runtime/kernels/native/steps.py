@@ -20,12 +20,15 @@ WIDTHS = (32, 64, 96, 128)
 """Of heads."""
 MOST_QUERIES = 64
 """Heads of rows that are attended from at a time, as in `steps.c`."""
+FEWEST_QUERIES = 12
+SCORES = 1 << 19
+"""Of a thread, 2 MiB: behind longer texts it takes fewer queries at a time, down to FEWEST_QUERIES."""
 POINTER, WHOLE = ctypes.c_void_p, ctypes.c_long
 SIGNATURES = {
     "rms_norm": [POINTER] * 3 + [WHOLE] * 2 + [ctypes.c_float],
     "silu_mul": [POINTER] * 2 + [WHOLE] * 2,
     "rotate_and_write": [POINTER] * 2 + [ctypes.c_float] + [POINTER] * 6 + [WHOLE] * 4 + [ctypes.c_int],
-    "attend": [POINTER] * 9 + [WHOLE] * 7 + [ctypes.c_float],
+    "attend": [POINTER] * 9 + [WHOLE] * 8 + [ctypes.c_float],
 }
 
 
@@ -88,11 +91,12 @@ class StepKernels:
         (count, heads, width), (_, page_size, shared, _) = query.shape, keys.shape
         out = torch.empty_like(query)
         most = -(-rows.longest // LANES) * LANES
-        scores = query.new_empty(torch.get_num_threads() * MOST_QUERIES * most)
+        together = min(MOST_QUERIES, max(FEWEST_QUERIES, SCORES // most))
+        scores = query.new_empty(torch.get_num_threads() * together * most)
         self._library.attend(
             query.data_ptr(), keys.data_ptr(), values.data_ptr(), out.data_ptr(), rows.tables.data_ptr(), rows.which.data_ptr(),
             rows.firsts.data_ptr(), rows.ends.data_ptr(), scores.data_ptr(), most, count, heads, shared, width,
-            page_size.bit_length() - 1, rows.tables.shape[1], scaling,
+            page_size.bit_length() - 1, rows.tables.shape[1], together, scaling,
         )  # fmt: skip
         return out
 
