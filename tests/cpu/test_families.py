@@ -221,7 +221,10 @@ embedding.
 The dtype is float32 on the CPU and the checkpoint's own on other devices, unless the model's options say float32, bfloat16 or
 float16. Before weights that are held in blocks, as a GGUF file's are, a row is rounded to 16 bits for each group of inputs where
 the processor has AVX2 and no matrix unit, unless the options say float32: steps are a third to two thirds faster
-([decision 36](decisions/0036-the-cpu-has-kernels-of-our-own.md)). The device is the CPU unless they say otherwise.
+([decision 36](decisions/0036-the-cpu-has-kernels-of-our-own.md)). `--activations int8` rounds rows to 8 bits, as llama.cpp
+does, which makes steps of many rows, and so drafts, prompts and many streams, a fifth to a quarter faster again, and
+[moves logits](benchmarks.md#weights-on-the-cpu-python-benchmarksweightspy) three times as much as bfloat16 does. The device is
+the CPU unless they say otherwise.
 `auto` is bfloat16 on the CPU for a checkpoint that is in it, where
 that was measured to be faster, else float32. Weights of Llama-shaped models are held on the CPU in the form that was measured
 to be fastest for their shape (as they are, in oneDNN's blocks, or in half precision where that holds every number), once for
