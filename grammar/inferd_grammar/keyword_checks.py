@@ -1,0 +1,297 @@
+"""What each keyword asks of a value, where `jsonschema`'s own check would not do: patterns in linear time, branches that end at
+their first error, numbers as they are written. All work is counted.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+import threading
+from collections.abc import Callable, Iterator, Mapping
+from fractions import Fraction
+from typing import Any
+
+from inferd_grammar.evaluated import Follow, evaluated_names
+from inferd_grammar.one_work import kept_for_work
+from inferd_grammar.rewrites.formats import wide
+from inferd_grammar.rewrites.patterns import finds, is_plain, search_steps
+from inferd_grammar.rewrites.regex_dialect import Ambiguous, as_library, foreign, is_spared
+from inferd_grammar.rewrites.regex_syntax import NotUnderstood, parse
+from inferd_grammar.rewrites.rewrite import moves_base
+from inferd_grammar.schema import find_keyword, iter_schemas, resolve
+
+# What the first two lead to depends on the way to them; the library goes every way for the third, which nothing else would bound.
+_BY_WAY = ("$dynamicRef", "$recursiveRef", "unevaluatedItems")
+_BY_PATTERN = ("patternProperties", "additionalProperties")
+_READ_DIFFERENTLY = re.compile(r"\\[dDsSwWb]|\(\?[a-z]")
+"""What dialects read differently beside what no automaton here reads."""
+
+
+class Unsupported(Exception):
+    """Raised for what cannot be checked here: an expression that is not matched in linear time, or too much work."""
+
+
+class Budget(threading.local):
+    """Counts how many more keywords may be looked at for the text of this thread."""
+
+    left = 0
+    steps = 0
+    """Of searches for patterns so far: they cost, and are not bounded here, because texts are."""
+
+    quiet = False
+    """True where nobody asks what is wrong."""
+
+    def __init__(self) -> None:
+        self.known: dict[tuple[int, int], tuple[bool, Any, Any]] = {}
+
+    def kept(self, is_valid: Callable[[Any, Any], bool]) -> Callable[[Any, Any], bool]:
+        """Return the same of a validator and a value, worked out once for each schema and place in the text: branches of branches
+        would ask 2**depth times.
+        """
+
+        def found(validator: Any, value: Any) -> bool:
+            key, before = (id(validator.schema), id(value)), self.quiet
+            if key not in self.known:
+                self.quiet = True
+                try:  # both are held, so that nothing else gets their ids
+                    self.known[key] = is_valid(validator, value), validator.schema, value
+                finally:
+                    self.quiet = before
+            return self.known[key][0]
+
+        return found
+
+    def spend(self, looks: int) -> None:
+        """Raise Unsupported where not so many are left."""
+        self.left -= looks
+        if self.left < 0:
+            raise Unsupported("it takes too many steps")
+
+    def counted(self, name: str, check: Callable[..., Any]) -> Callable[..., Iterator[Any]]:
+        """Return the `check` of the keyword `name`, paid for: more for a keyword or a value with many entries, and one that
+        matches each key with each pattern.
+        """
+        by_pattern = name in _BY_PATTERN
+
+        def paid(validator: Any, keyword: Any, value: Any, schema: Any) -> Iterator[Any]:
+            self.spend(1 + (_entries(keyword) + _entries(value)) // 16)
+            if name == "pattern" and isinstance(value, str):
+                self.steps += search_steps(keyword, value)
+            if by_pattern:
+                patterns, keys = schema.get("patternProperties", ()), value if isinstance(value, dict) else ()
+                self.spend(_entries(value) * len(patterns))
+                self.steps += sum(search_steps(pattern, key) for pattern in patterns for key in keys)
+            yield from check(validator, keyword, value, schema) or ()
+
+        return paid
+
+
+def counted_validator(kind: Any, schema: Any, budget: Budget) -> Any:
+    """Return a validator's class with the checks of this module, each paid for by the budget."""
+    import attrs
+    from jsonschema.validators import extend
+
+    follow, kept = _follower(schema), not any(find_keyword(schema, [key]) for key in _BY_WAY)
+    own: Mapping[str, Callable[..., Any]] = {
+        "pattern": _pattern,
+        "patternProperties": _pattern_properties,
+        "additionalProperties": _additional_properties,
+        "uniqueItems": _unique_items,
+        "format": _format,
+        "multipleOf": _multiple_of,
+        "$ref": _reference(follow, budget if kept else None),
+        "anyOf": _any_of,
+        "oneOf": _one_of,
+    }
+    if "unevaluatedProperties" in kind.VALIDATORS:
+        own = {**own, "unevaluatedProperties": _unevaluated_properties(follow, budget)}
+    found = extend(kind, {name: budget.counted(name, check) for name, check in {**kind.VALIDATORS, **own}.items()})
+    found.evolve = attrs.evolve  # the library's takes its own class for a schema with a `$schema`
+    if kept:
+        found.is_valid = budget.kept(found.is_valid)
+    return found
+
+
+def _follower(root: Any) -> Follow:
+    """Return what finds the targets of references: by place in a document without names, in which the library takes a property
+    `id` for one.
+    """
+    from referencing.jsonschema import lookup_recursive_ref
+
+    local = not moves_base(list(iter_schemas(root)))
+
+    def follow(validator: Any, keyword: str, reference: str) -> Any:
+        target = resolve(root, reference) if local else None
+        if target is not None:
+            return validator.evolve(schema=target[1])
+        resolver = validator._resolver
+        found = lookup_recursive_ref(resolver) if keyword == "$recursiveRef" else resolver.lookup(reference)
+        return validator.evolve(schema=found.contents, _resolver=found.resolver)
+
+    return follow
+
+
+def _reference(follow: Follow, budget: Budget | None) -> Callable[..., Iterator[Any]]:
+    """`budget`: what keeps whether a schema holds; None where nothing does."""
+    from jsonschema import ValidationError
+
+    def check(validator: Any, reference: Any, value: Any, _schema: Any) -> Iterator[Any]:
+        target = follow(validator, "$ref", reference)
+        if budget is None or not target.is_valid(value):
+            yield from (ValidationError(""),) if budget is not None and budget.quiet else target.iter_errors(value)
+
+    return check
+
+
+def _entries(value: Any) -> int:
+    return len(value) if isinstance(value, (dict, list)) else 0
+
+
+@kept_for_work(4096)
+def search(pattern: str, text: str) -> bool:
+    """Return True if a pattern is found in a text. Raises Unsupported where that cannot be said."""
+    try:
+        return finds(pattern, text)
+    except NotUnderstood:
+        found = _search_by_library(pattern, text)
+    if not found and _is_doubtful(pattern, text):
+        raise Unsupported("dialects of regular expressions differ on this text")
+    return found
+
+
+def _is_doubtful(pattern: str, text: str) -> bool:
+    """Return True if some dialect may find a pattern in a text though the library, as it reads it, does not."""
+    if is_plain(text):
+        return False
+    try:
+        parse(pattern)
+    except NotUnderstood:
+        return ("\x01" in text and is_spared(pattern)) or _READ_DIFFERENTLY.search(pattern) is not None
+    return True
+
+
+def _search_by_library(pattern: str, text: str) -> bool:
+    """Search by the grammar library's automaton over single bytes; it has no look-around and no back references either."""
+    import llguidance
+
+    if (name := foreign(pattern)) is not None:
+        raise Unsupported(f"{name} is not supported in a regular expression")
+    tokenizer = llguidance.LLTokenizer("byte")
+    try:
+        schema = json.dumps({"type": "string", "pattern": as_library(pattern)})
+    except Ambiguous as error:
+        raise Unsupported(f"dialects of regular expressions differ: {error}") from error
+    grammar = llguidance.LLMatcher.grammar_from_json_schema(schema)
+    matcher = llguidance.LLMatcher(tokenizer, grammar, log_level=0)
+    tokens = tokenizer.tokenize_str(json.dumps(text, ensure_ascii=False))
+    if matcher.is_error():
+        raise Unsupported(f"the pattern {pattern!r} is not supported")
+    return matcher.try_consume_tokens(tokens) == len(tokens) and matcher.is_accepting()
+
+
+def _any_of(validator: Any, branches: Any, value: Any, _schema: Any) -> Iterator[Any]:
+    """Ends each branch at its first error, unlike the library's."""
+    from jsonschema import ValidationError
+
+    if not any(validator.evolve(schema=branch).is_valid(value) for branch in branches):
+        yield ValidationError(f"{value!r} is not valid under any of the given schemas")
+
+
+def _one_of(validator: Any, branches: Any, value: Any, _schema: Any) -> Iterator[Any]:
+    from jsonschema import ValidationError
+
+    holding = [branch for branch in branches if validator.evolve(schema=branch).is_valid(value)]
+    if not holding:
+        yield ValidationError(f"{value!r} is not valid under any of the given schemas")
+    elif len(holding) > 1:
+        yield ValidationError(f"{value!r} is valid under each of {', '.join(map(repr, holding))}")
+
+
+def _pattern(validator: Any, pattern: str, value: Any, _schema: Any) -> Iterator[Any]:
+    from jsonschema import ValidationError
+
+    if isinstance(value, str) and not search(pattern, value):
+        yield ValidationError(f"{value!r} does not match {pattern!r}")
+
+
+def _format(validator: Any, name: Any, value: Any, _schema: Any) -> Iterator[Any]:
+    from jsonschema import ValidationError
+
+    pattern = wide(name) if isinstance(name, str) else None
+    if isinstance(value, str) and pattern is not None and not search(pattern, value):
+        yield ValidationError(f"{value!r} is not a {name!r}")
+
+
+def _multiple_of(validator: Any, step: Any, value: Any, _schema: Any) -> Iterator[Any]:
+    """Reckons with numbers as they are written, as masks do: by floats 0.58 is no multiple of 0.01."""
+    from jsonschema import ValidationError
+
+    if validator.is_type(value, "number") and Fraction(str(value)) % Fraction(str(step)):
+        yield ValidationError(f"{value!r} is not a multiple of {step}")
+
+
+def _pattern_properties(validator: Any, patterns: Any, value: Any, _schema: Any) -> Iterator[Any]:
+    if not isinstance(value, dict):
+        return
+    for pattern, schema in patterns.items():
+        for key, item in value.items():
+            if search(pattern, key):
+                yield from validator.descend(item, schema, path=key, schema_path=pattern)
+
+
+def _additional_properties(validator: Any, additional: Any, value: Any, schema: Any) -> Iterator[Any]:
+    from jsonschema import ValidationError
+
+    if not isinstance(value, dict):
+        return
+    listed, patterns = schema.get("properties", {}), schema.get("patternProperties", {})
+    extra = [key for key in value if key not in listed and not any(search(pattern, key) for pattern in patterns)]
+    if additional is False and extra:
+        yield ValidationError(f"additional properties are not allowed: {extra}")
+    elif isinstance(additional, dict):
+        for key in extra:
+            yield from validator.descend(value[key], additional, path=key)
+
+
+def _unique_items(validator: Any, unique: Any, value: Any, _schema: Any) -> Iterator[Any]:
+    """Linear in the size of the value: comparing each with each is not."""
+    from jsonschema import ValidationError
+
+    if unique and isinstance(value, list) and len({_canonical(item) for item in value}) < len(value):
+        yield ValidationError(f"{value!r} has non-unique elements")
+
+
+def _canonical(value: Any) -> str:
+    """Equal for values that are equal in JSON: 1 is 1.0 but not true, and objects have no order."""
+
+    def plain(part: Any) -> Any:
+        if isinstance(part, float) and part.is_integer():
+            return int(part)
+        if isinstance(part, list):
+            return [plain(item) for item in part]
+        return {key: plain(item) for key, item in part.items()} if isinstance(part, dict) else part
+
+    return json.dumps(plain(value), sort_keys=True)
+
+
+def _unevaluated_properties(follow: Follow, budget: Budget) -> Callable[..., Iterator[Any]]:
+    from jsonschema import ValidationError
+
+    def counted_search(pattern: str, name: str) -> bool:
+        budget.steps += search_steps(pattern, name)
+        return search(pattern, name)
+
+    def followed(validator: Any, keyword: str, reference: str) -> Any:
+        budget.spend(1)  # for each way to a schema: whether it holds is known
+        return follow(validator, keyword, reference)
+
+    def check(validator: Any, unevaluated: Any, value: Any, schema: Any) -> Iterator[Any]:
+        if not isinstance(value, dict):
+            return
+        rest = {key: word for key, word in schema.items() if key != "unevaluatedProperties"}
+        known = evaluated_names(validator.evolve(schema=rest), value, followed, counted_search)
+        for name in (name for name in value if name not in known):
+            if any(validator.evolve(schema=unevaluated).iter_errors(value[name])):
+                yield ValidationError(f"unevaluated property {name!r} is not allowed, or not valid")
+
+    return check
