@@ -2,7 +2,7 @@
 //
 // The numbers of a group of a row are rounded to so many bits that its largest one takes all but one of them. Sums over a group are exact.
 // They are added up as float32, in the order of the inputs: no bit of a row depends on the rows beside it. A word of 32 bits holds as many
-// inputs, EACH, as fit into it; where that is four, weights are multiplied as unsigned numbers, and what that is too much is taken off.
+// inputs as fit into it, `each`; where that is four, weights are multiplied as unsigned numbers, and what that is too much is taken off.
 
 #include <omp.h>
 
@@ -18,7 +18,7 @@
 typedef struct {
   uint8_t *numbers;  // of 4 / each bytes, [inputs / GROUP][count][GROUP]
   float *scales;     // [inputs / GROUP][count]
-  float *sums;       // the same, of the rounded numbers: with those offsets are multiplied, which are eight times a number's scale
+  float *sums;       // the same, of the rounded numbers: what offsets are multiplied with
   int32_t *begins;   // the same, what sums of products begin with
   long count, inputs;
 } Rounded;
