@@ -97,6 +97,16 @@ async def real(tmp_path_factory: pytest.TempPathFactory, web: WebServer) -> Asyn
         yield cluster
 
 
+@pytest.fixture(autouse=True)
+async def nothing_runs(real: Cluster) -> None:
+    """Runs of the test before that end while a test launches would decide which replica gets its runs."""
+    await until(lambda: _idle(real))
+
+
+async def _idle(cluster: Cluster) -> bool:
+    return not any((await cluster.starts()).values())
+
+
 def _tool_servers(folder: Path) -> Path:
     script = Path(lying_tool_server.__file__)
     server = {
