@@ -24,10 +24,12 @@ INLINE Words bytes_in_all(int x) { return _mm512_set1_epi8(x); }
 // Returns sums[i] + x[i][0] * y[i][0] + .. + x[i][3] * y[i][3].
 INLINE Words plus_fours(Words sums, Words x, Words y) {
 #if __AVX512VNNI__
-  return _mm512_dpbusd_epi32(sums, x, y);
+  sums = _mm512_dpbusd_epi32(sums, x, y);
 #else
-  return _mm512_add_epi32(sums, _mm512_madd_epi16(_mm512_maddubs_epi16(x, y), _mm512_set1_epi16(1)));
+  sums = _mm512_add_epi32(sums, _mm512_madd_epi16(_mm512_maddubs_epi16(x, y), _mm512_set1_epi16(1)));
 #endif
+  IN_PLACE(sums);
+  return sums;
 }
 
 // Returns 16 bytes and three times the 16 behind them in fours, with the sign turned round.
@@ -54,12 +56,12 @@ INLINE Words bytes_in_all(int x) { return BOTH(_mm256_set1_epi8(x)); }
 
 INLINE __m256i half_fours(__m256i sums, __m256i x, __m256i y) {
 #if __AVXVNNI__
-  return _mm256_dpbusd_avx_epi32(sums, x, y);
+  sums = _mm256_dpbusd_avx_epi32(sums, x, y);
 #else
   sums = _mm256_add_epi32(sums, _mm256_madd_epi16(_mm256_maddubs_epi16(x, y), _mm256_set1_epi16(1)));
-  __asm__("" : "+x"(sums));  // as in half_products
-  return sums;
 #endif
+  IN_PLACE(sums);
+  return sums;
 }
 
 INLINE Words plus_fours(Words sums, Words x, Words y) { return (Words){half_fours(sums.low, x.low, y.low), half_fours(sums.high, x.high, y.high)}; }

@@ -8,6 +8,8 @@ INLINE float meaning(int at) {
   return low[at % LOWEST] + (at % (1 << BITS) >> LOW << LOW);
 }
 
+// Without it the compiler keeps products and copies of sums, and runs out of registers.
+#define IN_PLACE(sums) __asm__("" : "+v"(sums))
 #define APART (BITS == 8 ? 1 : 4)  // the inputs of a pair: shifts alone bring those together, which do not run where products do
 
 #if WIDE
@@ -26,10 +28,12 @@ INLINE Lanes from_whole(Words x) { return _mm512_cvtepi32_ps(x); }
 // Returns sums[i] + x[i][0] * y[i][0] + x[i][1] * y[i][1].
 INLINE Words plus_products(Words sums, Words x, Words y) {
 #if __AVX512VNNI__
-  return _mm512_dpwssd_epi32(sums, x, y);
+  sums = _mm512_dpwssd_epi32(sums, x, y);
 #else
-  return _mm512_add_epi32(sums, _mm512_madd_epi16(x, y));
+  sums = _mm512_add_epi32(sums, _mm512_madd_epi16(x, y));
 #endif
+  IN_PLACE(sums);
+  return sums;
 }
 
 // Returns the two lowest bytes of each word, one to a number.
@@ -81,12 +85,12 @@ INLINE Lanes from_whole(Words x) { return (Lanes){_mm256_cvtepi32_ps(x.low), _mm
 
 INLINE __m256i half_products(__m256i sums, __m256i x, __m256i y) {
 #if __AVXVNNI__
-  return _mm256_dpwssd_avx_epi32(sums, x, y);
+  sums = _mm256_dpwssd_avx_epi32(sums, x, y);
 #else
   sums = _mm256_add_epi32(sums, _mm256_madd_epi16(x, y));
-  __asm__("" : "+x"(sums));  // added now: the compiler would keep products, and run out of registers
-  return sums;
 #endif
+  IN_PLACE(sums);
+  return sums;
 }
 
 INLINE Words plus_products(Words sums, Words x, Words y) { return (Words){half_products(sums.low, x.low, y.low), half_products(sums.high, x.high, y.high)}; }

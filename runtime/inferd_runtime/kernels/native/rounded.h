@@ -30,12 +30,9 @@ INLINE Rounded rounded_rows(const int each, const float *in, long count, long in
   for (long row = 0; row < count; row++)
     for (long group = 0; group < groups; group++, in += GROUP) {
       const long place = group * count + row;
-      Lanes most = all(0), sum = all(0), wholes = all(0);
-      UNROLL for (int at = 0; at < GROUP; at += LANES) {
-        most = larger(most, larger(load(in + at), minus(all(0), load(in + at))));
-        sum = plus(sum, load(in + at));
-      }
-      const float top = largest_of(most), total = sum_of(sum), scale = total - total == 0 ? top / LARGEST(each) : NAN;
+      Lanes most = all(0), wholes = all(0);
+      UNROLL for (int at = 0; at < GROUP; at += LANES) most = larger(most, larger(load(in + at), minus(all(0), load(in + at))));
+      const float top = largest_of(most);
       const Lanes times_of = all(top < SMALLEST ? 0 : LARGEST(each) / top);
       UNROLL for (int at = 0; at < GROUP; at += LANES) {
         const Lanes whole = rounded(times(load(in + at), times_of));
@@ -44,9 +41,11 @@ INLINE Rounded rounded_rows(const int each, const float *in, long count, long in
         else store_in_pairs(to, whole);
         wholes = plus(wholes, whole);
       }
-      rows.scales[place] = scale;  // what is no number, or has no end, is passed on
-      rows.sums[place] = sum_of(wholes) * scale;
-      rows.begins[place] = each == 4 && scale == scale ? -MIDDLE * (int)sum_of(wholes) : 0;  // no whole number stands for NaN
+      // NaN and infinity are passed on: the sum is NaN, and so is the scale. No whole number stands for NaN.
+      const float sum = sum_of(wholes), scale = sum == sum ? top / LARGEST(each) : NAN;
+      rows.scales[place] = scale;
+      rows.sums[place] = sum * scale;
+      rows.begins[place] = each == 4 && sum == sum ? -MIDDLE * (int)sum : 0;
     }
   return rows;
 }
