@@ -1,9 +1,9 @@
 """What the sandbox costs: starting a program, asking the engine, waiting, launching many, generating many texts at once.
 
-    python benchmarks/sandbox.py [--quick] [--idle 1000] [--only start,launches,idle,throughput]
+    python benchmarks/sandbox.py [--quick] [--idle 1000] [--only start,launches,idle,throughput] [--model tiny]
 
 Prints what bounds each figure first, then the figures (medians of at least five rounds with their range), and one JSON line
-last. Everything runs through the real processes with the embedded model.
+last. Everything runs through the real processes with the embedded model, unless another one is named.
 
 start_known_*_ms     launch of a program that has run before, to its first line
 start_fresh_p50_ms   the same from the upload of a program that was never seen
@@ -26,9 +26,11 @@ from measure import figure, percentile
 from sandbox_fleet import idle_programs, launch_rate
 from sandbox_latency import bare_start_ms, echo_us, latencies
 from sandbox_runtime import Place, open_place
-from sandbox_throughput import ENGINE, STREAMS, throughput
+from sandbox_throughput import STREAMS, throughput
 
+from inferd_runtime.models.options import ModelOptions
 from inferd_runtime.sandbox.runner_build.component import ensure_runner
+from inferd_runtime.settings.settings import EngineSettings
 
 ROUNDS = 5
 Figures = dict[str, float]
@@ -50,10 +52,15 @@ async def in_one_runtime(names: list[str], options: argparse.Namespace) -> Figur
     parts = {"start": starts, "idle": idle, "throughput": generations}
     figures: Figures = {}
     if names:
-        async with open_place(ENGINE) as place:
+        async with open_place(engine_of(options)) as place:
             for name in names:
                 figures |= await parts[name](place, options)
     return figures
+
+
+def engine_of(options: argparse.Namespace) -> EngineSettings:
+    """The engine of every part, and of what it is compared with."""
+    return EngineSettings(threads=1, model=(ModelOptions(options.model),))
 
 
 def parse() -> argparse.Namespace:
@@ -62,6 +69,7 @@ def parse() -> argparse.Namespace:
     parser.add_argument("--quick", action="store_true", help="end within 50 s, with 100 idle programs")
     parser.add_argument("--idle", type=int, default=0, help="idle programs; default: 1000, or 100 with --quick")
     parser.add_argument("--only", default="start,launches,idle,throughput", help="parts, separated by commas")
+    parser.add_argument("--model", default="tiny", help="a model that is here, by its name")
     options = parser.parse_args()
     options.idle = options.idle or (100 if options.quick else 1000)
     return options
@@ -110,7 +118,7 @@ async def generations(place: Place, options: argparse.Namespace) -> Figures:
     """Throughput with and without everything around the engine."""
     print("bound: 1.00, what the engine does with nothing around it")
     found: Figures = {}
-    for result in await throughput(place, ROUNDS):
+    for result in await throughput(place, engine_of(options), ROUNDS):
         print(f"{result.streams:3} programs {figure(result.sandbox)} tokens/s, engine {figure(result.engine)} tokens/s")
         print(f"             over the engine's {figure(result.ratios)}")
         found[f"sandbox_vs_engine_{result.streams}"] = round(statistics.median(result.ratios), 3)

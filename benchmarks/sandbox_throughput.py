@@ -23,9 +23,8 @@ from inferd_runtime.server.supervisor.runs import Run
 from inferd_runtime.settings.settings import EngineSettings
 
 STREAMS = (1, 8, 32)
-ENGINE = EngineSettings(threads=1)
-"""Of both arms."""
 TOKENS = {1: 512, 8: 256, 32: 128}
+"""By the number of streams; of another model than the embedded one, an eighth."""
 PROMPT = 24
 """Tokens of the shortest prompt; each of the others has one more than the last. Programs that begin one after the other never
 have the same length; an engine whose sequences all have needs no mask, and is up to 10 % faster for no merit of its own."""
@@ -132,17 +131,18 @@ async def _ready(run: Run) -> None:
             return
 
 
-async def throughput(place: Place, rounds: int) -> list[Throughput]:
-    """Both arms with each number of streams. Raises RuntimeError if their tokens differ."""
-    arm = EngineArm(ENGINE)
+async def throughput(place: Place, engine: EngineSettings, rounds: int) -> list[Throughput]:
+    """Both arms with each number of streams, each with these settings. Raises RuntimeError if their tokens differ."""
+    arm = EngineArm(engine)
     sandbox = SandboxArm(place, await place.upload("generate", GENERATE), arm.ends)
-    return [result async for result in _compared(arm, sandbox, rounds)]
+    share = 1 if engine.model == EngineSettings().model else 8
+    return [result async for result in _compared(arm, sandbox, rounds, share)]
 
 
-async def _compared(arm: EngineArm, sandbox: SandboxArm, rounds: int) -> AsyncIterator[Throughput]:
+async def _compared(arm: EngineArm, sandbox: SandboxArm, rounds: int, share: int) -> AsyncIterator[Throughput]:
     for streams in STREAMS:
         result = Throughput(streams, [], [])
-        tokens = TOKENS[streams]
+        tokens = TOKENS[streams] // share
         for round_ in range(rounds + 1):
             prompts = [
                 [(round_ * 101 + stream * 7 + at) % arm.vocabulary for at in range(PROMPT + stream)]
