@@ -31,13 +31,13 @@ from measure import figure, percentile
 from programs_network import network, outside
 from sandbox_latency import first_line
 from sandbox_runtime import Place, open_place
-from sandbox_throughput import ENGINE
 
 from inferd_runtime.sandbox.messages import Limits
 from inferd_runtime.sandbox.runner_build.component import ensure_runner
 from inferd_runtime.server.programs.bundles import Program
 from inferd_runtime.server.services.launches.launches import Launches
 from inferd_runtime.server.supervisor.runs import Run
+from inferd_runtime.settings.settings import EngineSettings
 
 HELLO = 'print("hello")\n\n\nasync def main() -> int:\n    return 1\n'
 PUBLISH = """
@@ -158,7 +158,7 @@ async def measured(names: list[str], quick: bool) -> Figures:
     }  # fmt: skip
     figures: Figures = {}
     with tempfile.TemporaryDirectory() as folder, outside(Path(folder)) as reached:
-        async with open_place(ENGINE, **reached.settings) as place:
+        async with open_place(EngineSettings(threads=1), **reached.settings) as place:
             parts["network"] = lambda place, quick: network(place, reached.port, quick)
             place.runtime.services.join(Launches(place.runtime, place.library.find))
             for name in names:
