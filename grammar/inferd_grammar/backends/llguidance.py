@@ -20,7 +20,7 @@ from inferd_grammar.backends.empty_definitions import empty_definition, without_
 from inferd_grammar.backends.llguidance_core import ForcedWalk, LlguidanceCore, Recipe
 from inferd_grammar.backends.llguidance_tokens import SLICES, readable, require_same_tokens
 from inferd_grammar.backends.look_aheads import as_intersection, require_known
-from inferd_grammar.backends.plain_lark import plain_lark
+from inferd_grammar.backends.plain_lark import lark_grammar
 from inferd_grammar.backends.text import choice_pattern, one_line
 from inferd_grammar.completion.composed import parts_of
 from inferd_grammar.constraints import (
@@ -306,8 +306,7 @@ def _grammar(constraint: Constraint, limits: CompileLimits) -> str:
     if isinstance(constraint, ChoiceGrammar):
         return llguidance.LLMatcher.grammar_from_regex(choice_pattern(constraint, limits))
     if isinstance(constraint, LarkGrammar):
-        require_size(constraint.text, "Lark grammar", limits)
-        return llguidance.LLMatcher.grammar_from_lark(plain_lark(constraint.text, limits))
+        return lark_grammar(constraint.text, limits)
     if isinstance(constraint, GbnfGrammar):
         require_size(constraint.text, "GBNF grammar", limits)
         return gbnf_to_lark(constraint.text, max_regex=limits.max_regex, max_rules=limits.max_rules)

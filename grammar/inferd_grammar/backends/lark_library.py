@@ -1,0 +1,184 @@
+"""Grammars as the Lark library reads them, written with what llguidance knows of Lark.
+
+Templates are applied, imports of Lark's own grammars followed, and each terminal becomes one expression. Priorities and aliases
+are left out: they choose among the trees of a text, and say nothing about which texts there are.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Callable, Iterator
+from typing import Any
+
+from lark import Token, Tree
+from lark.exceptions import LarkError
+from lark.grammar import NonTerminal, Terminal
+from lark.lexer import PatternStr, TerminalDef
+from lark.load_grammar import (
+    ApplyTemplates,
+    Grammar,
+    GrammarBuilder,
+    PrepareAnonTerminals,
+    PrepareLiterals,
+    TerminalTreeToPattern,
+    ValidateSymbols,
+)
+
+from inferd_grammar.backends.plain_lark import LITERALS
+from inferd_grammar.errors import GrammarError
+from inferd_grammar.limits import CompileLimits
+from inferd_grammar.rewrites.terminals import terminal
+from inferd_grammar.schema import require_regex
+
+LIBRARY = frozenset({"common", "lark", "python", "unicode"})
+"""The grammars that come with Lark."""
+_SLASH = re.compile(r"\\.|/|\n", re.DOTALL)
+_NESTED_TEMPLATE = re.compile(r"\{[^{}\n]*\{")
+
+
+class NotLark(Exception):
+    """A text is no grammar to the Lark library."""
+
+
+def written_plainly(text: str, limits: CompileLimits) -> str:
+    """Return a grammar as one for llguidance, rule `start`.
+
+    Raises NotLark for a text that the library cannot read, GrammarError for a grammar with what cannot be held.
+    """
+    if _NESTED_TEMPLATE.search(LITERALS.sub("", text)):
+        raise GrammarError(
+            "a template of a Lark grammar that is given a template is not supported"
+        )  # it may have no end
+    try:
+        builder = _OwnGrammars()
+        builder.load_grammar(text, "<string>")
+        return "\n".join(_Writer(builder.build(), limits).lines())
+    except GrammarError:
+        raise
+    except LarkError as error:
+        raise NotLark(str(error)) from error
+
+
+class _OwnGrammars(GrammarBuilder):
+    """Follows imports of Lark's own grammars, and reads no other file."""
+
+    def do_import(
+        self, dotted_path: tuple[str, ...], base_path: str | None, aliases: dict[str, str],
+        base_mangle: Callable[[str], str] | None = None,
+    ) -> None:  # fmt: skip
+        """Add what is imported. Raises GrammarError for what Lark does not bring."""
+        if base_path is not None or dotted_path[0] not in LIBRARY:
+            raise GrammarError(
+                f"Lark grammar imports another file, {'.'.join(dotted_path)!r}: write its rules into the grammar"
+            )
+        super().do_import(dotted_path, base_path, aliases, base_mangle)
+
+
+class _Writer:
+    """Writes the rules that `start` needs, and their terminals."""
+
+    def __init__(self, grammar: Grammar, limits: CompileLimits) -> None:
+        self._limits = limits
+        self._rules = grammar.rule_defs
+        self._trees: dict[str, Tree[Any]] = {}
+        self._names = {"start": "start"}
+        self._required: set[str] = set()
+        self._waiting: list[str] = []
+        self._used: set[str] = set()
+        self._ignored = list(map(str, grammar.ignore))
+        to_pattern = PrepareLiterals() * TerminalTreeToPattern()
+        self._terminals = [
+            TerminalDef(name, to_pattern.transform(tree), priority)
+            for name, (tree, priority) in grammar.term_defs
+            if tree is not None  # a terminal of %declare
+        ]
+        self._prepared = (
+            PrepareLiterals() * ValidateSymbols() * PrepareAnonTerminals(self._terminals) * ApplyTemplates(self._rules)
+        )
+
+    def lines(self) -> Iterator[str]:
+        """Yield the grammar's lines. Raises GrammarError."""
+        self._learn()
+        if "start" not in self._trees:
+            raise GrammarError("Lark grammar has no rule `start`: add one, as in `start: first_rule`")
+        self._require("start")
+        while self._waiting:
+            name = self._waiting.pop()
+            tree = self._prepared.transform(self._trees[name])
+            self._learn()
+            yield f"{self._names[name]}: {self._item(tree)}"
+        yield from self._terminal_lines()
+
+    def _require(self, rule: str) -> None:
+        if rule not in self._required:
+            self._required.add(rule)
+            self._waiting.append(rule)
+
+    def _terminal_lines(self) -> Iterator[str]:
+        defined = {definition.name: definition for definition in self._terminals}
+        for name in sorted(self._used.union(self._ignored)):
+            if name not in defined:
+                raise GrammarError(
+                    f"Lark grammar declares the terminal {name} and does not say what it is: not supported"
+                )
+            yield f"{_shouted(name)}: {self._written(defined[name])}"
+        yield from (f"%ignore {_shouted(name)}" for name in self._ignored)
+
+    def _learn(self) -> None:
+        """Take in rules, among them those that templates have become."""
+        if len(self._rules) > self._limits.max_rules:
+            raise GrammarError(f"Lark grammar has {len(self._rules)} rules; max_rules is {self._limits.max_rules}")
+        for name, parameters, tree, _ in self._rules:
+            if not parameters and name not in self._trees:
+                self._trees[name] = tree
+                self._names.setdefault(name, f"r{len(self._names)}")
+
+    def _item(self, node: Any) -> str:
+        """Return a part of a rule."""
+        if isinstance(node, NonTerminal):
+            self._require(node.name)
+            return self._names[node.name]
+        if isinstance(node, Terminal):
+            self._used.add(node.name)
+            return _shouted(node.name)
+        parts = node.children
+        match node.data:
+            case "expansions":
+                return f"({' | '.join(map(self._item, parts))})"
+            case "expansion":
+                return " ".join(map(self._item, parts)) or '""'
+            case "maybe":
+                return f"({self._item(parts[0])})?"
+            case "alias":
+                return self._item(parts[0])
+            case "expr":
+                return f"({self._item(parts[0])}){_times(parts[1:])}"
+        raise GrammarError(f"Lark's {node.data} is not supported")
+
+    def _written(self, definition: TerminalDef) -> str:
+        pattern = definition.pattern
+        if isinstance(pattern, PatternStr) and not pattern.flags:
+            return json.dumps(pattern.value)
+        expression = pattern.to_regexp()
+        require_regex(expression, self._limits)
+        try:
+            plain = terminal(expression)
+        except GrammarError as error:
+            raise GrammarError(f"Lark terminal {definition.name}: {error.reason}") from error
+        return f"/{_SLASH.sub(_in_slashes, plain)}/"
+
+
+def _times(parts: list[Token]) -> str:
+    """Return an operator of the library's: `*`, or `~` and how often."""
+    sign, *counts = map(str, parts)
+    return f"{{{','.join(counts)}}}" if sign == "~" else sign
+
+
+def _in_slashes(piece: re.Match[str]) -> str:
+    return {"/": r"\/", "\n": r"\n"}.get(piece[0], piece[0])
+
+
+def _shouted(name: str) -> str:
+    """Return the name of a terminal as llguidance takes it."""
+    return f"T_{name.upper()}"
