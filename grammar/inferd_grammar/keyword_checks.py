@@ -1,34 +1,30 @@
 """What each keyword asks of a value, where `jsonschema`'s own check would not do: patterns in linear time, branches that end at
-their first error, numbers as they are written. All work is counted.
+their first error, numbers as they are written. All work is counted. Needs the package jsonschema.
 """
 
 from __future__ import annotations
 
 import json
-import re
 import threading
 from collections.abc import Callable, Iterator, Mapping
 from fractions import Fraction
 from typing import Any
 
+import attrs
+from jsonschema import ValidationError
+from jsonschema.validators import extend
+from referencing.jsonschema import lookup_recursive_ref
+
 from inferd_grammar.evaluated import Follow, evaluated_names
-from inferd_grammar.one_work import kept_for_work
+from inferd_grammar.pattern_search import Unsupported, search
 from inferd_grammar.rewrites.formats import wide
-from inferd_grammar.rewrites.patterns import finds, is_plain, search_steps
-from inferd_grammar.rewrites.regex_dialect import Ambiguous, as_library, foreign, is_spared
-from inferd_grammar.rewrites.regex_syntax import NotUnderstood, parse
+from inferd_grammar.rewrites.patterns import search_steps
 from inferd_grammar.rewrites.rewrite import moves_base
 from inferd_grammar.schema import find_keyword, iter_schemas, resolve
 
 # What the first two lead to depends on the way to them; the library goes every way for the third, which nothing else would bound.
 _BY_WAY = ("$dynamicRef", "$recursiveRef", "unevaluatedItems")
 _BY_PATTERN = ("patternProperties", "additionalProperties")
-_READ_DIFFERENTLY = re.compile(r"\\[dDsSwWb]|\(\?[a-z]")
-"""What dialects read differently beside what no automaton here reads."""
-
-
-class Unsupported(Exception):
-    """Raised for what cannot be checked here: an expression that is not matched in linear time, or too much work."""
 
 
 class Budget(threading.local):
@@ -88,9 +84,6 @@ class Budget(threading.local):
 
 def counted_validator(kind: Any, schema: Any, budget: Budget) -> Any:
     """Return a validator's class with the checks of this module, each paid for by the budget."""
-    import attrs
-    from jsonschema.validators import extend
-
     follow, kept = _follower(schema), not any(find_keyword(schema, [key]) for key in _BY_WAY)
     own: Mapping[str, Callable[..., Any]] = {
         "pattern": _pattern,
@@ -116,8 +109,6 @@ def _follower(root: Any) -> Follow:
     """Return what finds the targets of references: by place in a document without names, in which the library takes a property
     `id` for one.
     """
-    from referencing.jsonschema import lookup_recursive_ref
-
     local = not moves_base(list(iter_schemas(root)))
 
     def follow(validator: Any, keyword: str, reference: str) -> Any:
@@ -133,7 +124,6 @@ def _follower(root: Any) -> Follow:
 
 def _reference(follow: Follow, budget: Budget | None) -> Callable[..., Iterator[Any]]:
     """`budget`: what keeps whether a schema holds; None where nothing does."""
-    from jsonschema import ValidationError
 
     def check(validator: Any, reference: Any, value: Any, _schema: Any) -> Iterator[Any]:
         target = follow(validator, "$ref", reference)
@@ -147,59 +137,13 @@ def _entries(value: Any) -> int:
     return len(value) if isinstance(value, (dict, list)) else 0
 
 
-@kept_for_work(4096)
-def search(pattern: str, text: str) -> bool:
-    """Return True if a pattern is found in a text. Raises Unsupported where that cannot be said."""
-    try:
-        return finds(pattern, text)
-    except NotUnderstood:
-        found = _search_by_library(pattern, text)
-    if not found and _is_doubtful(pattern, text):
-        raise Unsupported("dialects of regular expressions differ on this text")
-    return found
-
-
-def _is_doubtful(pattern: str, text: str) -> bool:
-    """Return True if some dialect may find a pattern in a text though the library, as it reads it, does not."""
-    if is_plain(text):
-        return False
-    try:
-        parse(pattern)
-    except NotUnderstood:
-        return ("\x01" in text and is_spared(pattern)) or _READ_DIFFERENTLY.search(pattern) is not None
-    return True
-
-
-def _search_by_library(pattern: str, text: str) -> bool:
-    """Search by the grammar library's automaton over single bytes; it has no look-around and no back references either."""
-    import llguidance
-
-    if (name := foreign(pattern)) is not None:
-        raise Unsupported(f"{name} is not supported in a regular expression")
-    tokenizer = llguidance.LLTokenizer("byte")
-    try:
-        schema = json.dumps({"type": "string", "pattern": as_library(pattern)})
-    except Ambiguous as error:
-        raise Unsupported(f"dialects of regular expressions differ: {error}") from error
-    grammar = llguidance.LLMatcher.grammar_from_json_schema(schema)
-    matcher = llguidance.LLMatcher(tokenizer, grammar, log_level=0)
-    tokens = tokenizer.tokenize_str(json.dumps(text, ensure_ascii=False))
-    if matcher.is_error():
-        raise Unsupported(f"the pattern {pattern!r} is not supported")
-    return matcher.try_consume_tokens(tokens) == len(tokens) and matcher.is_accepting()
-
-
 def _any_of(validator: Any, branches: Any, value: Any, _schema: Any) -> Iterator[Any]:
     """Ends each branch at its first error, unlike the library's."""
-    from jsonschema import ValidationError
-
     if not any(validator.evolve(schema=branch).is_valid(value) for branch in branches):
         yield ValidationError(f"{value!r} is not valid under any of the given schemas")
 
 
 def _one_of(validator: Any, branches: Any, value: Any, _schema: Any) -> Iterator[Any]:
-    from jsonschema import ValidationError
-
     holding = [branch for branch in branches if validator.evolve(schema=branch).is_valid(value)]
     if not holding:
         yield ValidationError(f"{value!r} is not valid under any of the given schemas")
@@ -208,15 +152,11 @@ def _one_of(validator: Any, branches: Any, value: Any, _schema: Any) -> Iterator
 
 
 def _pattern(validator: Any, pattern: str, value: Any, _schema: Any) -> Iterator[Any]:
-    from jsonschema import ValidationError
-
     if isinstance(value, str) and not search(pattern, value):
         yield ValidationError(f"{value!r} does not match {pattern!r}")
 
 
 def _format(validator: Any, name: Any, value: Any, _schema: Any) -> Iterator[Any]:
-    from jsonschema import ValidationError
-
     pattern = wide(name) if isinstance(name, str) else None
     if isinstance(value, str) and pattern is not None and not search(pattern, value):
         yield ValidationError(f"{value!r} is not a {name!r}")
@@ -224,8 +164,6 @@ def _format(validator: Any, name: Any, value: Any, _schema: Any) -> Iterator[Any
 
 def _multiple_of(validator: Any, step: Any, value: Any, _schema: Any) -> Iterator[Any]:
     """Reckons with numbers as they are written, as masks do: by floats 0.58 is no multiple of 0.01."""
-    from jsonschema import ValidationError
-
     if validator.is_type(value, "number") and Fraction(str(value)) % Fraction(str(step)):
         yield ValidationError(f"{value!r} is not a multiple of {step}")
 
@@ -240,8 +178,6 @@ def _pattern_properties(validator: Any, patterns: Any, value: Any, _schema: Any)
 
 
 def _additional_properties(validator: Any, additional: Any, value: Any, schema: Any) -> Iterator[Any]:
-    from jsonschema import ValidationError
-
     if not isinstance(value, dict):
         return
     listed, patterns = schema.get("properties", {}), schema.get("patternProperties", {})
@@ -255,8 +191,6 @@ def _additional_properties(validator: Any, additional: Any, value: Any, schema: 
 
 def _unique_items(validator: Any, unique: Any, value: Any, _schema: Any) -> Iterator[Any]:
     """Linear in the size of the value: comparing each with each is not."""
-    from jsonschema import ValidationError
-
     if unique and isinstance(value, list) and len({_canonical(item) for item in value}) < len(value):
         yield ValidationError(f"{value!r} has non-unique elements")
 
@@ -275,8 +209,6 @@ def _canonical(value: Any) -> str:
 
 
 def _unevaluated_properties(follow: Follow, budget: Budget) -> Callable[..., Iterator[Any]]:
-    from jsonschema import ValidationError
-
     def counted_search(pattern: str, name: str) -> bool:
         budget.steps += search_steps(pattern, name)
         return search(pattern, name)

@@ -14,16 +14,13 @@ from typing import Any, NamedTuple
 from urllib.parse import quote
 
 from inferd_grammar.errors import GrammarError
-from inferd_grammar.keyword_checks import Budget, Unsupported, counted_validator, search
 from inferd_grammar.one_work import Work, one_work
+from inferd_grammar.pattern_search import Unsupported, search
 from inferd_grammar.schema import escape, finite, iter_schemas, resolve, unique_keys, within
 
 # Looks at a keyword that one text may cost, about 4 us each: so many, and more for each of its bytes.
 _MAX_LOOKS, _LOOKS_PER_BYTE = 30_000, 4
 _REFERENCES = ("$ref", "$dynamicRef")
-# What the first two lead to depends on the way to them; the library goes every way for the third, which nothing else would bound.
-_BY_WAY = ("$dynamicRef", "$recursiveRef", "unevaluatedItems")
-_BY_PATTERN = ("patternProperties", "additionalProperties")
 # The validator recurses a few frames for each level of a value and of the schema.
 _MAX_DEPTH = 64
 _STEPS_A_LOOK = 300  # of a search for a pattern
@@ -66,6 +63,8 @@ class SchemaValidator:
             import referencing.exceptions
             from jsonschema_specifications import REGISTRY
             from referencing.jsonschema import DRAFT202012, specification_with
+
+            from inferd_grammar.keyword_checks import Budget, counted_validator
         except ImportError as error:
             raise GrammarError("best_effort needs the package jsonschema") from error
         self._failures = (referencing.exceptions.Unresolvable, RecursionError, Unsupported)
@@ -164,7 +163,7 @@ def _require_matched(root: Any) -> None:
 
 def _require_known(root: Any, lookup: Callable[[str], Any]) -> None:
     """Raise GrammarError with the pointer of a reference out of the document, or to nothing in it. `lookup` is its resolver's."""
-    from referencing.exceptions import Unresolvable
+    from referencing.exceptions import Unresolvable  # of the optional package jsonschema
 
     for pointer, schema in iter_schemas(root):
         references = [key for key in _REFERENCES if key in schema] if isinstance(schema, dict) else []
