@@ -11,8 +11,6 @@ from __future__ import annotations
 
 import gc
 import os
-import resource
-import sys
 import threading
 import time
 import unicodedata  # noqa: F401 - a library in a file, which traceback loads late: no code is loaded once it is sealed
@@ -23,6 +21,7 @@ import msgspec
 import zmq
 
 from inferd.protocol import Cancelled, InternalError, InvalidRequest
+from inferd_runtime.file_limit import raise_file_limit
 from inferd_runtime.isolation.child import Child
 from inferd_runtime.log_lines import configure_logging
 from inferd_runtime.sandbox.host.inbox import Inbox
@@ -56,8 +55,6 @@ from inferd_runtime.sandbox.wasm.warm_up import warm_up
 from inferd_runtime.sandbox.worker_start import WorkerStart
 
 MAX_SOCKETS = 16384
-OPEN_MAX = 10240
-"""What macOS certainly grants, whose hard limit is infinite and refused as a soft one (its ``sys/syslimits.h``)."""
 SHUTDOWN_SECONDS = 2.0
 STARTED_MS = 5
 LINGER_MS = 1000
@@ -177,13 +174,6 @@ def _pass_on(message: ReportUse | Cancel | Deliver | Answered | EventsTaken, inb
             inbox.note_taken(message.events)
 
 
-def raise_file_limit() -> None:
-    """Allow as many open files as the system does: a run takes about five."""
-    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    wanted = hard if sys.platform == "linux" else max(soft, min(hard, OPEN_MAX))
-    resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, hard))
-
-
 def control_socket(context: zmq.Context[Any], start: WorkerStart) -> zmq.Socket[bytes]:
     """Return the socket to the gateway, which has yet to be connected."""
     control: zmq.Socket[bytes] = context.socket(zmq.DEALER)
@@ -199,7 +189,7 @@ def child_main(child: Child) -> int:
     configure_logging("json", "warning")  # the gateway takes the lines over
     start = child.settings(WorkerStart)
     threading.stack_size(THREAD_STACK_BYTES)
-    raise_file_limit()
+    raise_file_limit()  # a run takes about five
     context: zmq.Context[Any] = zmq.Context()
     context.set(zmq.MAX_SOCKETS, MAX_SOCKETS)
     control = control_socket(context, start)

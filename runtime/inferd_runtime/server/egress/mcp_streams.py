@@ -13,7 +13,6 @@ from contextlib import asynccontextmanager
 import anyio
 import anyio.abc
 import mcp_types
-from anyio.streams.memory import MemoryObjectReceiveStream, MemoryObjectSendStream
 from mcp.shared.message import SessionMessage
 
 from inferd.protocol import InferdError, LimitExceeded, Unavailable
@@ -30,7 +29,6 @@ READ_BYTES = 64 << 10
 MAX_PRINTED = 4096
 """Bytes of what a server printed last on standard error."""
 Incoming = SessionMessage | Exception
-Streams = tuple[MemoryObjectReceiveStream[Incoming], MemoryObjectSendStream[SessionMessage]]
 
 
 class IncomingMeter:

@@ -27,6 +27,7 @@ from starlette.routing import BaseRoute, Match, Route
 from starlette.types import ASGIApp
 
 from inferd.protocol import MAX_SCRIPT_MESSAGE, InferdError, InternalError, InvalidRequest, NotFound
+from inferd_runtime.file_limit import raise_file_limit
 from inferd_runtime.server.chat.aliases import read_aliases
 from inferd_runtime.server.chat.answer_pace import AnswerPace
 from inferd_runtime.server.chat.builtin import builtin_main
@@ -54,7 +55,6 @@ from inferd_runtime.server.gateway.routes import Api
 from inferd_runtime.server.gateway.socket_protocol import BinarySocket
 from inferd_runtime.server.gateway.stored_formats import refuse_newer_formats
 from inferd_runtime.server.processes.background import background_tasks
-from inferd_runtime.server.processes.file_limit import raise_file_limit
 from inferd_runtime.server.processes.folder_lock import locked_folders
 from inferd_runtime.server.response_store.response_store import RESPONSES_FILE, ResponseStore, open_response_store
 from inferd_runtime.server.run_store.archive import RUNS_FILE, open_archive

@@ -1,4 +1,4 @@
-"""How many files this process and its children may have open."""
+"""The limit on open files of this process, which its children inherit."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ OPEN_MAX = 10240
 
 
 def raise_file_limit() -> int:
-    """Allow as many open files as the system does; returns how many. Children inherit it."""
+    """Raise the soft limit on open files as far as the system lets it; returns the new one."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     wanted = hard if sys.platform == "linux" else max(soft, min(hard, OPEN_MAX))
     resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, hard))

@@ -1,4 +1,4 @@
-"""How many files a worker may open, on systems that grant the hard limit and on those that refuse it."""
+"""The limit on open files, on systems that grant the hard limit and on those that refuse it."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import sys
 
 import pytest
 
-from inferd_runtime.sandbox.worker import OPEN_MAX, raise_file_limit
+from inferd_runtime.file_limit import OPEN_MAX, raise_file_limit
 
 INFINITE = 2**63 - 1
 
@@ -28,5 +28,5 @@ def test_the_soft_limit_is_raised_to_what_the_system_grants(
     monkeypatch.setattr(sys, "platform", platform)
     monkeypatch.setattr(resource, "getrlimit", lambda which: before)
     monkeypatch.setattr(resource, "setrlimit", lambda which, limits: asked.append(limits))
-    raise_file_limit()
+    assert raise_file_limit() == after[0]
     assert asked == [after]
