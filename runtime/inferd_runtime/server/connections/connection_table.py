@@ -14,7 +14,7 @@ from inferd.protocol import LimitExceeded, Unavailable
 from inferd_runtime.server.connections.deadlines import Deadlines, Patience
 from inferd_runtime.server.connections.guarded_connection import GuardedConnection, Peer
 from inferd_runtime.server.connections.loop_shares import REGULAR_MOST_SECONDS, REGULAR_SHARE, AnswerShares, LoopShares
-from inferd_runtime.server.connections.newcomers import Newcomers
+from inferd_runtime.server.connections.unauthenticated import UnauthenticatedConnections
 from inferd_runtime.server.tenancy.tenant_use import TenantUse
 
 POLICY_VIOLATION, TRY_AGAIN_LATER = 1008, 1013
@@ -47,10 +47,10 @@ def timeout_answer(reason: str) -> bytes:
 
 @dataclass(frozen=True)
 class TableLimits:
-    """``newcomers`` connections may be open that have shown no token, ``per_address`` of one address."""
+    """``unauthenticated``: connections without a token that may be open, ``per_address`` of them from one address."""
 
     patience: Patience = field(default_factory=Patience)
-    newcomers: int = 512
+    unauthenticated: int = 512
     per_address: int = 256
 
 
@@ -60,7 +60,7 @@ class ConnectionTable:
     def __init__(self, use: TenantUse, limits: TableLimits | None = None) -> None:
         self.limits = limits or TableLimits()
         self._use = use
-        self._newcomers = Newcomers(self.limits.newcomers, self.limits.per_address)
+        self._unauthenticated = UnauthenticatedConnections(self.limits.unauthenticated, self.limits.per_address)
         self._shares = LoopShares()
         self._answers = AnswerShares()
         self._recheck_at = 0.0
@@ -78,15 +78,15 @@ class ConnectionTable:
             self._open[peer].abort()
         deadlines = Deadlines(self.limits.patience, time.monotonic())
         connection = GuardedConnection(peer, make_inner, deadlines, self)
-        for old in self._newcomers.arrive(connection.address, connection):
+        for old in self._unauthenticated.arrive(connection.address, connection):
             assert isinstance(old, GuardedConnection)
             old.abort()
         self._open[peer] = connection
         return connection
 
     def make_room(self) -> None:
-        """Close one connection that has shown no token, because the system has no file left for a new one."""
-        old = self._newcomers.dismiss_one()
+        """Close an unauthenticated connection, because the system has no file left for a new one."""
+        old = self._unauthenticated.dismiss_one()
         if isinstance(old, GuardedConnection):
             old.abort()
 
@@ -98,7 +98,7 @@ class ConnectionTable:
         """Note that a request's head is complete."""
         connection.requests += 1
         connection.deadlines.head_came(time.monotonic(), has_body)
-        self._newcomers.heard(connection.address, connection)
+        self._unauthenticated.heard(connection.address, connection)
 
     def request_over(self, connection: GuardedConnection) -> None:
         """Note that nothing is done for a request any more. A client that did not wait may have sent the next one."""
@@ -153,14 +153,14 @@ class ConnectionTable:
     def parsed(self, connection: GuardedConnection, seconds: float) -> float:
         """Charge the processor's time that parsing took; returns the seconds to wait before the next piece."""
         now = time.monotonic()
-        if self._newcomers.is_regular(connection.address, connection):
+        if self._unauthenticated.is_regular(connection.address, connection):
             counted = min(seconds, REGULAR_MOST_SECONDS)
             return self._shares.charge(f"connection {connection.peer}", counted, now, REGULAR_SHARE)
         return self._shares.charge(_owner(connection), seconds, now)
 
     def begin_answer(self, connection: GuardedConnection) -> float:
         """Return the seconds to wait before a request is answered: others have their share of the thread."""
-        if self._newcomers.is_regular(connection.address, connection):
+        if self._unauthenticated.is_regular(connection.address, connection):
             return 0.0
         return self._answers.begin(_owner(connection), time.monotonic())
 
@@ -170,7 +170,7 @@ class ConnectionTable:
 
     def answering(self, connection: GuardedConnection, seconds: float) -> None:
         """Charge the time that answering took until now."""
-        if not self._newcomers.is_regular(connection.address, connection):
+        if not self._unauthenticated.is_regular(connection.address, connection):
             self._answers.used(_owner(connection), seconds, time.monotonic())
 
     def answered(self, status: int) -> None:
@@ -214,7 +214,7 @@ class ConnectionTable:
         self.message_came(connection)
         self.flows(connection)
         if connection.tenant is None:
-            self._newcomers.leave(connection.address, connection)
+            self._unauthenticated.leave(connection.address, connection)
         else:
             self._use.connections.give_back(connection.tenant)
             connection.tenant = None

@@ -71,17 +71,17 @@ from inferd_runtime.settings.settings import Settings
 SERVER_FILE = "server.json"
 CLOSE_SECONDS = 5
 KEEP_ALIVE_OF_UVICORN = 3600
-"""Longer than ours, which says when a connection has been idle for too long."""
+"""Seconds: longer than our own idle limit, so that uvicorn's never applies."""
 METHOD_NOT_ALLOWED = 405
 BROWSER_METHODS = ("GET", "HEAD", "POST", "DELETE")
-SHOWN = ("x-request-id", "request-id", "x-inferd-run", "retry-after", "x-should-retry")
-"""Headers of answers that pages may read."""
+EXPOSED_HEADERS = ("x-request-id", "request-id", "x-inferd-run", "retry-after", "x-should-retry")
+"""Headers of answers that pages of other origins may read."""
 log = logging.getLogger("inferd.gateway")
 
 
 @dataclass(frozen=True)
 class AppMiddleware:
-    """What middleware needs: open connections, the audit log if there is one, and the origins whose pages may call."""
+    """What the middleware needs: the open connections, the audit log if there is one, and the origins of pages that may call."""
 
     connections: ConnectionTable
     audit: AuditLog | None = None
@@ -145,9 +145,9 @@ def all_routes(own: Api, models: ModelApi, chat: ChatApi, responses: ResponseSto
 
 
 def make_app(routes: Sequence[BaseRoute], tokens: AccessTokens, middleware: AppMiddleware | None = None) -> ASGIApp:
-    """Return the ASGI application. Without a ``middleware`` nothing is known of connections, as in a test without sockets.
+    """Return the ASGI application. ``middleware`` None: without connections, audit log and CORS, as in tests without sockets.
 
-    A bug is answered inside of what pages need, so that they can read it, else by the application.
+    With CORS, unexpected exceptions are answered inside of its middleware, so that pages can read the error.
     """
     handlers = {InferdError: _inferd_error, HTTPException: _http_error, Exception: _bug}
     table = None if middleware is None else middleware.connections
@@ -161,15 +161,15 @@ def make_app(routes: Sequence[BaseRoute], tokens: AccessTokens, middleware: AppM
         middleware=[*outer, Middleware(BearerAuth, tokens=tokens, table=table)],
         exception_handlers=handlers,  # type: ignore[arg-type]
     )
-    app.router.redirect_slashes = False  # to where the Host header says, and in the clear behind a TLS proxy
+    app.router.redirect_slashes = False  # it would redirect to the host of the Host header, by http behind a TLS proxy
     return RequestIds(app)
 
 
 def cross_origin(origins: Sequence[str]) -> Middleware:
-    """Return what lets pages of these origins call in a browser (https://fetch.spec.whatwg.org/#http-cors-protocol).
+    """Return the CORS middleware that lets pages of these origins call (https://fetch.spec.whatwg.org/#http-cors-protocol).
 
-    A browser asks first, without a token: so this stands before what looks at tokens. Cookies play no part. Some ask for leave to
-    reach an address that is not public, too, which a page that the operator has named has as well.
+    It stands before the check of tokens, as a browser's preflight request has none. Cookies are not used. Preflights for
+    private networks are granted: the operator has named the origin.
     """
     return Middleware(
         CORSMiddleware,
@@ -177,7 +177,7 @@ def cross_origin(origins: Sequence[str]) -> Middleware:
         allow_methods=BROWSER_METHODS,
         allow_headers=["*"],
         allow_private_network=True,
-        expose_headers=SHOWN,
+        expose_headers=EXPOSED_HEADERS,
     )
 
 
@@ -191,7 +191,7 @@ async def _http_error(request: Request, error: HTTPException) -> Response:
     if (note := NOT_SERVED.get(request.url.path)) is not None:
         return error_reply(NotFound(f"{where} is not supported: {note}"), request.scope)
     if error.status_code == 404:
-        told = NotFound(f"there is no route {where}{_meant(request)}")
+        told = NotFound(f"there is no route {where}{_suggestion(request)}")
         return error_reply(told, request.scope, vendor_shape(request.headers))
     response = error_reply(InvalidRequest(f"{where}: {error.detail}"), request.scope)
     response.status_code = error.status_code
@@ -200,8 +200,8 @@ async def _http_error(request: Request, error: HTTPException) -> Response:
     return response
 
 
-def _meant(request: Request) -> str:
-    """Return what a client asks for whose base URL lacks ``/v1``, or has a part or a slash too many; "" for what is nowhere."""
+def _suggestion(request: Request) -> str:
+    """Return a hint where the path exists with ``/v1`` before it, or without its first part or a doubled slash; else ""."""
     parts = [*filter(None, request.url.path.split("/"))]
     for path in ("/" + "/".join(each) for each in (parts, ["v1", *parts], parts[1:])):
         if any(route.matches({**request.scope, "path": path})[0] is Match.FULL for route in request.app.routes):
@@ -223,9 +223,9 @@ async def _bug(request: Request, error: Exception) -> Response:
     return error_reply(InternalError(f"a bug in the runtime: {type(error).__name__}"), request.scope)
 
 
-COLLECTIONS = (700, 10, 100)
-"""When the garbage collector runs: as by default, except collections of everything, which are ten times rarer. They take as
-long as there are objects, and answers that are being written have hundreds of thousands, none of them garbage.
+GC_THRESHOLDS = (700, 10, 100)
+"""As by default, but with full collections ten times rarer: the time of one grows with the number of objects, and answers that
+are being written have hundreds of thousands of them, none of which is garbage.
 """
 
 
@@ -259,7 +259,7 @@ def open_entrance(
 
 @asynccontextmanager
 async def serve_app(app: ASGIApp, settings: Settings, entrance: Entrance) -> AsyncIterator[None]:
-    """Have an application answer what comes through an entrance while the body runs."""
+    """Serve an application at an entrance while the body runs."""
     server = _Server(_uvicorn_config(app, settings), entrance.listener, entrance.middleware.connections)
     async with _serving(server):
         yield
@@ -374,7 +374,7 @@ async def serve(settings: Settings, ready: Callable[[Gateway], None], commands: 
         with announced(settings.state_dir, gateway.url):
             await gateway.runtime.wait_ready()
             gc.freeze()  # what is loaded stays: collections, which all requests wait for, do not look at it
-            gc.set_threshold(*COLLECTIONS)
+            gc.set_threshold(*GC_THRESHOLDS)
             ready(gateway)
             async with background_tasks() as tasks:
                 if settings.idle_minutes:
@@ -384,7 +384,7 @@ async def serve(settings: Settings, ready: Callable[[Gateway], None], commands: 
 
 
 async def _stop_when_idle(gateway: Gateway, seconds: float) -> None:
-    """Stop a gateway that has had no connection and no run for so long."""
+    """Stop a gateway that has had no connection and no run for so many seconds."""
     idle_since = anyio.current_time()
     while anyio.current_time() < idle_since + seconds:
         await anyio.sleep(min(1.0, seconds / 4))

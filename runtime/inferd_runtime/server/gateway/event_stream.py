@@ -20,12 +20,12 @@ from inferd_runtime.server.supervisor.runs import Run
 
 PING_SECONDS = 15.0
 PAUSE_SECONDS = 0.005
-"""After a batch, for the events of many small writes to come together: a client's cost is by pieces, not by bytes."""
+"""Wait after a batch, so that the events of many small writes go together: a client costs by the piece, not by the byte."""
 PART_BYTES = 256 << 10
 SSE = "text/event-stream"
 NDJSON = "application/x-ndjson"
 STREAM_HEADERS = {"cache-control": "no-store", "x-accel-buffering": "no"}
-"""Of every answer that is sent as it comes: nginx would keep it until it is whole."""
+"""Of every streamed answer. The second one keeps nginx from buffering it."""
 
 
 def stream_events(run: AnyRun, request: Request) -> StreamingResponse:
@@ -42,7 +42,7 @@ def stream_events(run: AnyRun, request: Request) -> StreamingResponse:
 
 
 class EventResponse(StreamingResponse):
-    """Carries encoded events. When it is over, however that came, it closes them, and then ``held``."""
+    """Streams encoded events. At its end, whatever that was, it closes them and then ``held``."""
 
     def __init__(self, events: AsyncGenerator[bytes], *, as_sse: bool, held: ExitStack | None = None) -> None:
         super().__init__(events, media_type=SSE if as_sse else NDJSON, headers=STREAM_HEADERS)
@@ -52,7 +52,7 @@ class EventResponse(StreamingResponse):
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         async def sent(message: Message) -> None:
             await send(message)
-            # A client that has left makes nobody wait: else all of the rest would be written in one turn.
+            # send() does not wait once the client has left: all of the rest would be encoded without a turn for others.
             await anyio.lowlevel.checkpoint()
 
         with self._held:
@@ -83,8 +83,10 @@ def follow_of(request: Request) -> bool:
 
 
 async def _lines(run: AnyRun, start: int, follow: bool, as_sse: bool) -> AsyncGenerator[bytes]:
-    """Yield a run's events. A client that follows a run which is over gets its ending, also where it has seen more events than
-    are kept: those of the last moment before a server was killed are lost.
+    """Yield a run's events, encoded.
+
+    A client that follows a finished run always gets the last event, even if it asks for a later index: it may have seen
+    events that were lost when the server was killed.
     """
     index, end, finished = start, run.record().next_event, False
     if index >= end and not follow:
@@ -108,8 +110,9 @@ async def _lines(run: AnyRun, start: int, follow: bool, as_sse: bool) -> AsyncGe
 
 
 async def _parts(run: AnyRun, batch: list[RunEvent], as_sse: bool) -> AsyncGenerator[bytes]:
-    """Yield a batch's lines in pieces of bounded size, the result with the event that it belongs to. An event is written when its
-    piece is: as JSON it may be six times as long, for each client that does not read.
+    """Yield a batch's lines in pieces of bounded size, the result with the event that it belongs to.
+
+    Events are encoded piece by piece: JSON may be six times as long, and would be held for each client that reads slowly.
     """
     lines = bytearray()
     for event in batch:

@@ -1,4 +1,4 @@
-"""uvicorn's HTTP protocol with typed errors for what never becomes a request: heads that are too long, or none at all."""
+"""uvicorn's HTTP protocol, with typed errors for what the parser refuses, such as a head that is too long."""
 
 from __future__ import annotations
 
@@ -21,27 +21,27 @@ MAX_HEAD_BYTES = 32 << 10
 """Of a request's line and headers together."""
 MAX_HANDSHAKE_LINE = 8000
 MAX_HANDSHAKE_HEADERS = 120
-"""A little less than the library for WebSockets takes: what it refuses it refuses without a type."""
+"""Of a WebSocket's handshake: a little below the limits of the package websockets, which refuses without a typed error."""
 CONTROL = re.compile(rb"[^\t\x20-\x7e\x80-\xff]")
-"""To a header with one of these that library does not answer at all."""
-WHOLE_URL = re.compile(rb"https?://[^/?#]*", re.IGNORECASE)
-"""What stands before a path where a client takes the server for a proxy: one host is served, so whose name it is says nothing."""
+"""Control characters: that package does not answer a handshake with one of them in a header."""
+ABSOLUTE_FORM = re.compile(rb"https?://[^/?#]*", re.IGNORECASE)
+"""Scheme and host of a request target in absolute form (RFC 9112, 3.2.2), as clients send it to a proxy. They are ignored."""
 KEY_BYTES = 16
 WHOLE_REQUEST = (h11.DONE, h11.MUST_CLOSE)
-HAD_ONCE = frozenset(
+SINGLE_HEADERS = frozenset(
     {b"authorization", b"x-api-key", b"content-type", b"content-encoding", b"idempotency-key", b"x-session-id", b"last-event-id"}
 )  # fmt: skip
-"""Headers of which the first would count here, and another one for whoever passed the request on."""
+"""Headers of which this server reads the first. Where one is repeated, a proxy in front may have read another one."""
 ANSWERABLE = (h11.IDLE, h11.SEND_RESPONSE)
 Headers = list[tuple[bytes, bytes]]
 
 
 class ServerConnection(h11.Connection):
-    """Refuses a request that says in two ways where its body ends (RFC 9112, 6.1), or who sends it; takes whole URLs as targets.
+    """An h11 connection that refuses request smuggling and other versions of HTTP, and takes targets in absolute form.
 
-    A proxy before this server may go by the other way: then what is a body to it would be the next request here, or whom it
-    has let in somebody else. What begins HTTP/2, as gRPC does, looks like a request, and was told that it has no token.
-    ``refusal``: why, where that is known.
+    Refused is a request whose length is given in two ways (RFC 9112, 6.1), or that repeats one of ``SINGLE_HEADERS`` with
+    another value: a proxy in front may have read the other one, and so see another body, or another token. h11 takes the
+    beginning of HTTP/2, as gRPC sends it, for a request. ``refusal``: the reason, "" where it is not known.
     """
 
     refusal = ""
@@ -59,7 +59,7 @@ class ServerConnection(h11.Connection):
         twice = ambiguous_header(event.headers)
         if twice:
             raise self._refused(f"it has two headers {twice} that differ")
-        if (whole := WHOLE_URL.match(event.target)) is None:
+        if (whole := ABSOLUTE_FORM.match(event.target)) is None:
             return event
         target = event.target[whole.end() :]
         target = target if target.startswith(b"/") else b"/" + target
@@ -71,14 +71,14 @@ class ServerConnection(h11.Connection):
 
 
 class TypedHttp(H11Protocol):
-    """Answers what is no request with an error in the one shape of errors, and closes the connection."""
+    """Answers what h11 refuses with a typed error, and closes the connection."""
 
     def __init__(self, config: Config, server_state: ServerState, app_state: dict[str, Any]) -> None:
         super().__init__(config, server_state, app_state)
         self.conn = ServerConnection(h11.SERVER, MAX_HEAD_BYTES)
 
     def send_400_response(self, msg: str) -> None:
-        """Refuse what the parser does not take."""
+        """See uvicorn: called for what h11 refuses."""
         if len(self.conn.trailing_data[0]) > MAX_HEAD_BYTES:
             text = f"a request's line and headers may have {MAX_HEAD_BYTES} bytes together"
             self._refuse(LimitExceeded(text, limit="head_bytes", value=MAX_HEAD_BYTES, raise_with="fewer headers"))
@@ -87,8 +87,8 @@ class TypedHttp(H11Protocol):
             why = self.conn.refusal and f": {self.conn.refusal}"
             self._refuse(InvalidRequest(f"this is no HTTP/1.1 request{why}"))
 
-    def eof_received(self) -> bool:  # type: ignore[override]  # uvicorn's own closes always
-        """Return True, which leaves our side open, while the answer to a whole request is to come: it is the last one."""
+    def eof_received(self) -> bool:  # type: ignore[override]  # uvicorn's own always closes
+        """Return True, which keeps our side open, while the answer to a complete request is still to be sent."""
         if self.cycle is None or self.cycle.response_complete or self.conn.their_state not in WHOLE_REQUEST:
             return False
         self.cycle.keep_alive = False
@@ -106,14 +106,11 @@ class TypedHttp(H11Protocol):
             protocol.data_received(behind)  # frames that came in the same read as the handshake
 
     def _refuse(self, error: InferdError) -> None:
-        if (
-            self.conn.our_state not in ANSWERABLE
-        ):  # an answer to an earlier request is on its way: it cannot be taken back
-            self.transport.abort()
+        if self.conn.our_state not in ANSWERABLE:
+            self.transport.abort()  # the answer to an earlier request is half sent
             return
         if self.cycle is not None:
-            # What the application answers to the request whose body went wrong goes nowhere.
-            self.cycle.disconnected = True
+            self.cycle.disconnected = True  # drop what the application answers to the request with the broken body
         answer = error_reply(error)
         headers = [*answer.raw_headers, (b"connection", b"close")]
         body = b"" if self.conn._request_method == b"HEAD" else bytes(answer.body)
@@ -127,10 +124,10 @@ class TypedHttp(H11Protocol):
 
 
 def ambiguous_header(headers: Iterable[tuple[bytes, bytes]]) -> str:
-    """Return the name of a header that must stand once and has two values; "" if there is none. Names are in lower case."""
+    """Return which of ``SINGLE_HEADERS`` has two different values; "" if none has. Names are in lower case."""
     values: dict[bytes, bytes] = {}
     for name, value in headers:
-        if name in HAD_ONCE and values.setdefault(name, value) != value:
+        if name in SINGLE_HEADERS and values.setdefault(name, value) != value:
             return name.decode()
     return ""
 
@@ -140,7 +137,7 @@ def handshake_problem(method: bytes, headers: Headers, version: bytes = b"1.1") 
     found = dict(headers)
     if method != b"GET":
         return "its method must be GET"
-    if version < b"1.1":  # what speaks it in between knows no Upgrade, and takes frames for the next request
+    if version < b"1.1":  # a proxy of HTTP/1.0 does not know Upgrade: it would take frames for the next request
         return "it must be of HTTP/1.1"
     if found.get(b"sec-websocket-version") != b"13":
         return "Sec-WebSocket-Version must be 13"

@@ -27,9 +27,9 @@ HEAD_TOO_LARGE = 431
 TOO_MANY = 429
 RETRIED = (TOO_MANY, 503)
 REQUEST_ID = "request_id"
-"""Where a dialect's error says which request it is of, if it does."""
+"""The key of the request's id in the errors of a dialect that has it."""
 NO_REQUEST: Mapping[str, Any] = {"path": "", "headers": []}
-"""What stands for a request that could not be read."""
+"""The scope of a request that could not be read."""
 JSON_TYPE = "application/json"
 RESULT = b'"result":'
 NO_RESULT = b'"result":null'
@@ -46,7 +46,7 @@ ROOM_LIMITS = frozenset({"programs", "stored_bytes"})
 def own_status(error: InferdError) -> int:
     """Return the HTTP status of an error of the runtime's own routes: its code's, else the nearest parent's.
 
-    Clients ask again after 429, which only a limit has that the same request may be within later.
+    429, after which clients send the same request again, is for limits that this request may be within later.
     """
     limit = limit_of(error)
     if limit == "head_bytes":
@@ -66,9 +66,9 @@ def reply(value: Any, status: int = 200) -> Response:
 
 
 def error_reply(error: InferdError, scope: Mapping[str, Any] = NO_REQUEST, shape: ErrorShape | None = None) -> Response:
-    """Return an error in the shape of the request's dialect; of no dialect's as ``{"error": {code, message, detail}}``.
+    """Return an error in the shape of the request's dialect, or as ``{"error": {code, message, detail}}`` where it has none.
 
-    ``shape``: another one.
+    ``shape``: instead of the dialect's.
     """
     shape = shape or error_shape(scope["path"], Headers(raw=list(scope["headers"])))
     if shape is not None:
@@ -140,7 +140,7 @@ async def run_reply(run: AnyRun, status: int = 200) -> Response:
 
 
 def with_result(encoded: bytes, result: bytes) -> bytes:
-    """Return a JSON object whose last key is a ``result`` of null with that result, which is JSON; unchanged without one."""
+    """Return a JSON object that ends with ``"result":null`` with ``result``, which is JSON, in its place; unchanged for b""."""
     head, _, tail = encoded.rpartition(NO_RESULT)
     return head + RESULT + result + tail if result else encoded
 

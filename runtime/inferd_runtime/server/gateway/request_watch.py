@@ -1,4 +1,4 @@
-"""ASGI middleware that tells a connection how far its request is, and has its owner pay for the answer's time."""
+"""ASGI middleware that tells a connection how far its request is, and charges its owner for the answer's processor time."""
 
 from __future__ import annotations
 
@@ -20,11 +20,11 @@ from inferd_runtime.server.gateway.replies import deny
 
 CONNECTION_KEY = "inferd.connection"
 CHARGE_KEY = "inferd.charge"
-"""What takes the seconds of work for the request that its own coroutine does not do."""
+"""Scope key of the function that charges for seconds of work done outside of the request's coroutine."""
 
 
 class RequestWatch:
-    """The outermost middleware. The connection is in the scope for what is inside."""
+    """The outermost middleware. It puts the connection into the scope."""
 
     def __init__(self, app: ASGIApp, table: ConnectionTable) -> None:
         self._app = app
@@ -50,12 +50,12 @@ class RequestWatch:
         charge = partial(self._table.answering, connection)
         scope[CONNECTION_KEY], scope[CHARGE_KEY] = connection, charge
         wait = self._table.begin_answer(connection)
-        if wait > 0:  # it is not the client who is waited for
+        if wait > 0:  # the client's deadlines do not run while it waits for its turn
             connection.deadlines.head_came(time.monotonic(), has_body=False)
             with anyio.move_on_after(wait):
                 await connection.lost.wait()
             if connection.lost.is_set():
-                # One that has shown no token counts no more, so that any number could wait.
+                # Not left waiting: a lost connection is counted nowhere, so there could be any number.
                 return await deny(Unavailable("the client has left"), scope, receive, send)
             connection.deadlines.head_came(time.monotonic(), has_body)
         sender = _NotingSend(send, self._table.answered)
@@ -83,7 +83,7 @@ class RequestWatch:
 
 
 class _NotingSend:
-    """Sends, notes that something was sent, and tells the status of an answer."""
+    """Sends, notes that the answer has begun, and reports its status."""
 
     def __init__(self, send: Send, answered: Callable[[int], None]) -> None:
         self._send = send
@@ -99,7 +99,7 @@ class _NotingSend:
 
 @types.coroutine
 def timed(work: Coroutine[Any, Any, None], charge: Callable[[float], None]) -> Generator[Any, Any, None]:
-    """Await ``work``, and call ``charge`` with the processor's seconds of each of its turns."""
+    """Await ``work``, and call ``charge`` with the processor time, in seconds, between every two of its awaits."""
     step: Callable[[], Any] = partial(work.send, None)
     while True:
         started = time.thread_time()

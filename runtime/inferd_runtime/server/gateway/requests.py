@@ -22,7 +22,7 @@ from inferd_runtime.server.tenancy.shares import SharedPlaces
 T = TypeVar("T")
 JSON_TYPE = "application/json"
 CURL_TYPE = "application/x-www-form-urlencoded"
-"""What ``curl -d`` says of whatever it sends: such a body is read as JSON, too."""
+"""The default of ``curl -d``: a body of this type is read as JSON, too."""
 PLAIN = "identity"
 LEFT = "the client left before its request was complete"
 MAX_KEY = 255
@@ -74,10 +74,9 @@ async def read_body(request: Request, kind: type[T], most: int, places: SharedPl
 
 
 async def read_bytes(request: Request, most: int, places: SharedPlaces) -> bytes:
-    """Return a body of at most ``most`` bytes, which take their ``places`` while they are read, without the mark that begins
-    files of Windows.
+    """Return a body of at most ``most`` bytes, without a byte order mark. ``places`` counts its bytes while it is read.
 
-    Raises LimitExceeded before more is read, and InvalidRequest for one that says it is no JSON, and if the client leaves.
+    Raises LimitExceeded before more is read, and InvalidRequest for another content type than JSON, and if the client leaves.
     """
     _check_content_type(request)
     declared = request.headers.get("content-length", "0")
@@ -101,7 +100,7 @@ async def read_bytes(request: Request, most: int, places: SharedPlaces) -> bytes
 async def unless_left(
     request: Request, most: int, places: SharedPlaces, work: Callable[[Callable[[], Awaitable[bytes]]], Awaitable[T]]
 ) -> T:
-    """Return what ``work`` returns; once it has read the body, by what it is given, a client that leaves ends it.
+    """Return what ``work`` returns. It gets a function that reads the body; from then on it is cancelled if the client leaves.
 
     Raises what :func:`read_bytes` and ``work`` raise, and InvalidRequest if the client leaves.
     """

@@ -54,7 +54,7 @@ SUBPROTOCOL = "inferd.v1"
 RECEIVED = "received"
 PROGRAM_OPERATIONS = frozenset({"session.send", "session.receive"})
 MAX_OUTSTANDING = 1000
-"""No more than a ZeroMQ socket queues: the engine's end drops what a script that does not read leaves no room for."""
+"""As many as a ZeroMQ socket queues: beyond that the engine drops replies to a script that does not read."""
 MAX_OUTSTANDING_BYTES = 128 << 20
 """Bytes of outstanding calls and of the largest replies: both may wait in sockets while the script does not read."""
 SMALL_BYTES = 16 << 10
@@ -65,7 +65,7 @@ MAX_REASON = 123
 """Bytes of UTF-8 that a closing frame has room for (RFC 6455, section 5.5)."""
 EMPTY_MAP = b"\x80"
 MESSAGES_PER_MINUTE = 60_000
-"""Of one connection. A faster one is not refused: it is read more slowly, and its own sending waits."""
+"""Of one connection. A faster one is not refused but read more slowly, so that its sending blocks."""
 YIELD_EVERY = 8
 """Messages that are relayed in a row, either way, before others have their turn."""
 
@@ -79,7 +79,7 @@ class ScriptCall(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class OutstandingCalls:
-    """Which tickets are outstanding, and what may be asked: no sockets here.
+    """Which tickets of a connection are outstanding, and which calls it may send. No sockets here.
 
     ``places``: the bytes that all connections of all tenants may have outstanding. ``model``: the largest one.
     """
@@ -129,7 +129,7 @@ class OutstandingCalls:
         return size
 
     def frees_itself(self, call: ScriptCall) -> bool:
-        """Return True if there is no room for a call now, and there will be some: the gateway answers what was withdrawn."""
+        """Return True if a call has to wait until the gateway has answered withdrawn calls: the script need not do anything."""
         return call.op in GATEWAY_OPERATIONS and self.window.frees_itself(len(call.a))
 
     def is_engines(self, ticket: int) -> bool:
@@ -209,7 +209,7 @@ class ScriptSession:
         model: ModelSizes = LARGE_MODEL,
     ) -> None:
         self._websocket = websocket
-        self._charge: Callable[[float], None] = websocket.scope.get(CHARGE_KEY, _free)
+        self._charge: Callable[[float], None] = websocket.scope.get(CHARGE_KEY, _charge_nobody)
         self._channel = channel
         self._desk = services.open_desk(caller, MSGPACK_WIRE, self._answered)
         self._answers: deque[Answer] = deque()
@@ -285,7 +285,7 @@ class ScriptSession:
         await self._channel.send(call.t, call.op, bytes(call.a))
 
     def _ask(self, call: ScriptCall) -> None:
-        """Have the gateway answer a call. Raises InvalidRequest for a ticket whose reply was never said to be received."""
+        """Have the gateway answer a call. Raises InvalidRequest for a ticket whose earlier reply still waits for ``received``."""
         try:
             self._desk.ask(call.t, call.op, bytes(call.a))
         except InvalidRequest:
@@ -360,8 +360,8 @@ async def script_session(websocket: WebSocket, runtime: Runtime) -> None:
         await session.relay(engine)
 
 
-def _free(seconds: float) -> None:
-    """Charge nobody."""
+def _charge_nobody(seconds: float) -> None:
+    """Do nothing: without the middleware, as in tests, nobody is charged."""
 
 
 def _largest(models: Sequence[ModelInfo]) -> ModelSizes:

@@ -1,4 +1,4 @@
-"""uvicorn's protocol of WebSockets with typed errors for handshakes that are none, and without what it makes of text."""
+"""uvicorn's WebSocket protocol, with typed errors for refused handshakes; text messages are not decoded."""
 
 from __future__ import annotations
 
@@ -19,14 +19,14 @@ from inferd_runtime.server.gateway.replies import JSON_TYPE, error_reply
 
 NOTHING = b""
 MAX_REFUSAL = 200
-"""Characters that are told of what is wrong with a handshake: its headers are repeated."""
+"""Characters of a refusal's reason, which may repeat headers of the handshake."""
 
 
 class TypedHandshake(ServerProtocol):
-    """Refuses a handshake with an error in the one shape of errors."""
+    """Refuses a handshake with a typed error."""
 
     def reject(self, status: StatusLike, text: str) -> Response:
-        """Return the refusal. ``status`` 403 is what uvicorn makes of a path that no route for WebSockets has."""
+        """Return the refusal. uvicorn gives ``status`` 403 for a path without a WebSocket route."""
         nowhere = NotFound(
             "there is no WebSocket at this path; scripts connect to the address that `inferd serve` prints, without /v1"
         )
@@ -39,17 +39,17 @@ class TypedHandshake(ServerProtocol):
 
 
 class BinarySocket(WebSocketsSansIOProtocol):
-    """A script's messages are binary. uvicorn decodes a text, and logs a traceback for each that is no UTF-8."""
+    """Takes binary messages only. uvicorn decodes text messages, and logs a traceback for each that is not UTF-8."""
 
     def __init__(self, config: Config, server_state: ServerState, app_state: dict[str, Any]) -> None:
         super().__init__(config, server_state, app_state)
         self.conn = TypedHandshake(max_size=config.ws_max_size, logger=logging.getLogger("uvicorn.error"))
         self.pieces = bytearray()
-        """Of a message that is not complete."""
+        """Fragments of the message that is being received."""
 
     async def send(self, message: Any) -> None:
-        """Send what the application says. A refusal completes a handshake: uvicorn logs an error for it, as for one forgotten.
-        Nor is a handshake's query logged: browsers, which can send no header, may have put their token there.
+        """Send what the application says, and keep two lines out of uvicorn's log: an error for each refused handshake, and the
+        query of the handshake, where browsers, which cannot set headers, may have put their token.
         """
         if not self.handshake_complete:
             self.scope = {**self.scope, "query_string": NOTHING}
@@ -58,7 +58,7 @@ class BinarySocket(WebSocketsSansIOProtocol):
             self.handshake_complete = True
 
     def handle_cont(self, event: Frame) -> None:
-        """Join the pieces of a message as they come: small ones, kept apart, take six times the bytes that are counted."""
+        """Join the fragments of a message as they come: a list of small ones takes six times the bytes that are counted."""
         self.pieces += self.frames[0] + event.data
         self.frames = [NOTHING]
         if event.fin:

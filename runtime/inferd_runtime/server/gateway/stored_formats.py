@@ -31,7 +31,7 @@ def refuse_newer_formats(settings: Settings) -> None:
 def refuse_newer(formats: Iterable[tuple[Path, int]]) -> None:
     """Raise InvalidRequest that names the files which a newer version of inferd has written; given are the numbers known here.
 
-    Some are opened at their first use only: a server that was set back would serve without what they hold.
+    Some stores are opened at their first use only: a downgraded server would start, and serve without what they hold.
     """
     newer = [
         f"{path} has format {found}, and this version reads format {known}"

@@ -9,7 +9,7 @@ from hypothesis import given, strategies as st
 
 from inferd_runtime.server.connections.deadlines import HALF_CLOSED_SECONDS, Deadlines, Patience
 from inferd_runtime.server.connections.loop_shares import ALLOWED_DEBT, SHARE, AnswerShares, LoopShares
-from inferd_runtime.server.connections.newcomers import REGULARS_PER_ADDRESS, Newcomers
+from inferd_runtime.server.connections.unauthenticated import REGULARS_PER_ADDRESS, UnauthenticatedConnections
 
 PATIENCE = Patience(head=10, body=60, idle=15, unread=30)
 
@@ -76,13 +76,15 @@ def test_a_client_that_may_be_gone_keeps_its_place_only_while_its_answer_comes_o
 
 
 @given(st.lists(st.tuples(st.sampled_from("abc"), st.booleans()), max_size=100))
-def test_newcomers_are_bounded_and_make_room_only_for_more_of_their_own_kind(events: list[tuple[str, bool]]) -> None:
-    newcomers = Newcomers(6, 3)
+def test_unauthenticated_connections_make_room_only_for_their_own_kind(
+    events: list[tuple[str, bool]],
+) -> None:
+    unauthenticated = UnauthenticatedConnections(6, 3)
     alive: list[tuple[str, int]] = []
     for number, (address, arrives) in enumerate(events):
         if arrives or not alive:
-            before = {name: newcomers.of(name) for name in "abc"}
-            for gone in newcomers.arrive(address, (address, number)):
+            before = {name: unauthenticated.of(name) for name in "abc"}
+            for gone in unauthenticated.arrive(address, (address, number)):
                 assert isinstance(gone, tuple)
                 assert gone == next(one for one in alive if one[0] == gone[0]), "the oldest of its address"
                 assert gone[0] == address or before[gone[0]] == max(before.values())
@@ -90,19 +92,19 @@ def test_newcomers_are_bounded_and_make_room_only_for_more_of_their_own_kind(eve
             alive.append((address, number))
         else:
             who = alive.pop(number % len(alive))
-            newcomers.leave(*who[:1], who)
-            newcomers.leave(*who[:1], who)
-        assert len(newcomers) == len(alive) <= 6
-        assert all(newcomers.of(name) == sum(one[0] == name for one in alive) <= 3 for name in "abc")
+            unauthenticated.leave(*who[:1], who)
+            unauthenticated.leave(*who[:1], who)
+        assert len(unauthenticated) == len(alive) <= 6
+        assert all(unauthenticated.of(name) == sum(one[0] == name for one in alive) <= 3 for name in "abc")
 
 
 @given(st.integers(1, 200))
 def test_a_flood_from_one_address_makes_only_that_address_wait(flood: int) -> None:
-    newcomers = Newcomers(8, 8)
-    newcomers.arrive("ann", "honest")
-    gone = [old for number in range(flood) for old in newcomers.arrive("eve", number)]
+    unauthenticated = UnauthenticatedConnections(8, 8)
+    unauthenticated.arrive("ann", "honest")
+    gone = [old for number in range(flood) for old in unauthenticated.arrive("eve", number)]
     assert "honest" not in gone
-    assert newcomers.of("ann") == 1
+    assert unauthenticated.of("ann") == 1
 
 
 @given(st.lists(st.floats(0, 0.5), min_size=1, max_size=50))
@@ -164,33 +166,33 @@ def test_an_owner_that_is_alone_waits_for_no_answer_and_those_that_left_do_not_c
 @given(st.integers(1, 300))
 def test_what_asks_without_a_token_stays_while_others_say_nothing(flood: int) -> None:
     """As what watches ``/livez`` does, on a connection that it keeps."""
-    newcomers = Newcomers(8, 8)
-    newcomers.arrive("one", "watcher")
-    newcomers.heard("one", "watcher")
-    assert not [gone for number in range(flood) if "watcher" in (gone := newcomers.arrive("one", number))]
+    unauthenticated = UnauthenticatedConnections(8, 8)
+    unauthenticated.arrive("one", "watcher")
+    unauthenticated.heard("one", "watcher")
+    assert not [gone for number in range(flood) if "watcher" in (gone := unauthenticated.arrive("one", number))]
     for number in range(flood, flood + 8):
-        newcomers.arrive("one", number)
-        newcomers.heard("one", number)
-    assert len(newcomers) == newcomers.of("one") == 8
+        unauthenticated.arrive("one", number)
+        unauthenticated.heard("one", number)
+    assert len(unauthenticated) == unauthenticated.of("one") == 8
 
 
 @given(st.lists(st.tuples(st.sampled_from("ab"), st.integers(0, 2)), max_size=120))
 def test_what_goes_on_asking_without_a_token_is_never_replaced_and_there_are_few_of_it(
     flood: list[tuple[str, int]],
 ) -> None:
-    newcomers = Newcomers(40, 20)
-    newcomers.arrive("a", "watcher")
+    unauthenticated = UnauthenticatedConnections(40, 20)
+    unauthenticated.arrive("a", "watcher")
     for _ in range(2):
-        newcomers.heard("a", "watcher")
+        unauthenticated.heard("a", "watcher")
     for number, (address, requests) in enumerate(flood):
-        assert "watcher" not in newcomers.arrive(address, number)
+        assert "watcher" not in unauthenticated.arrive(address, number)
         for _ in range(requests):
-            newcomers.heard(address, number)
+            unauthenticated.heard(address, number)
     for address in "ab":
-        regular = [name for name in ["watcher", *range(len(flood))] if newcomers.is_regular(address, name)]
+        regular = [name for name in ["watcher", *range(len(flood))] if unauthenticated.is_regular(address, name)]
         assert len(regular) <= REGULARS_PER_ADDRESS
-    assert newcomers.is_regular("a", "watcher")
-    while len(newcomers) > 2 * REGULARS_PER_ADDRESS:
-        assert newcomers.dismiss_one() != "watcher"
-    newcomers.leave("a", "watcher")
-    assert not newcomers.is_regular("a", "watcher")
+    assert unauthenticated.is_regular("a", "watcher")
+    while len(unauthenticated) > 2 * REGULARS_PER_ADDRESS:
+        assert unauthenticated.dismiss_one() != "watcher"
+    unauthenticated.leave("a", "watcher")
+    assert not unauthenticated.is_regular("a", "watcher")

@@ -1,4 +1,4 @@
-"""Connections that have not shown a token yet: a bounded number, whose oldest make room for new ones."""
+"""Unauthenticated connections, those that have sent no token yet: a bounded number, whose oldest make room for new ones."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 
 REGULARS = 16
 REGULARS_PER_ADDRESS = 4
-"""Connections, of all addresses and of one, that have their place for as long as they go on asking."""
+"""Connections, of all addresses and of one, that are never closed to make room, as they have sent more than one request."""
 
 
 @dataclass
@@ -27,8 +27,8 @@ class _Address:
         return len(self.silent) + len(self.heard)
 
 
-class Newcomers:
-    """Connections that have not shown a token yet.
+class UnauthenticatedConnections:
+    """The table of these connections.
 
     When there are ``most``, or ``per_address`` from one address, a new one takes the place of an old one: of its own address
     if that has too many, else of the address that has most. Of those the oldest that never sent a whole head is closed; one
