@@ -107,7 +107,7 @@ def drafting_texts(
 ) -> tuple[list[list[int]], int]:
     """The tokens of eight streams, and how many steps had rows that were moved."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(planning, "LOST", 1.0)
+        patch.setattr(planning, "MOST_LOST", 1.0)
         moves = list[int]()
         honest = CarriedRows.move_back
         patch.setattr(CarriedRows, "move_back", lambda rows, inputs: (moves.append(1), honest(rows, inputs))[1])

@@ -26,7 +26,7 @@ MOVED = ("positions", "slots", "lengths", "tails", "sampled_positions")
 def random_batch(chance: random.Random) -> tuple[Batch, list[int]]:
     """Sequences in pages of their own, some of which go on behind one of eight of the step before; how much of that fell."""
     spans, tokens, positions, slots, carried = list[Span](), list[int](), list[int](), list[int](), list[int]()
-    fallen = [chance.randrange(8) for _ in range(8)]
+    rejected = [chance.randrange(8) for _ in range(8)]
     free = chance.sample(range(1, 200), 199)
     for behind in [*chance.sample(range(8), 6), -1, -1, -1]:
         count, start = chance.randint(1, 6), chance.randint(8, 30)
@@ -38,22 +38,22 @@ def random_batch(chance: random.Random) -> tuple[Batch, list[int]]:
         slots += [pages[place // PAGE_SIZE] * PAGE_SIZE + place % PAGE_SIZE for place in at]
         carried += [behind] * count
     columns = (np.asarray(column, np.int64) for column in (tokens, positions, slots, range(len(tokens))))
-    return Batch(*columns, spans, carried=np.asarray(carried, np.int64)), fallen
+    return Batch(*columns, spans, carried=np.asarray(carried, np.int64)), rejected
 
 
 @pytest.mark.parametrize("seed", range(20))
 def test_rows_move_as_the_plain_twin_says(seed: int) -> None:
-    batch, fallen = random_batch(random.Random(seed))
+    batch, rejected = random_batch(random.Random(seed))
     staging = Staging(RecordedHost(), largest=[SHAPE], page_entries=256, masks=1, mask_words=-(-BYTES // 32))
     sampling = greedy_inputs(batch, BYTES)
     packed = {**pack_batch(batch, SHAPE), **pack_sampling(sampling), "logit_rows": batch.logit_rows}
     pages, packed["page_first"] = pack_pages(batch.spans, PAGE_SIZE)
     staging.upload(SHAPE, packed, pages, sampling.masks)
     inputs = staging.inputs(SHAPE)
-    move_back(inputs, torch.tensor([*fallen, *[0] * 24]), PAGE_SIZE)
+    move_back(inputs, torch.tensor([*rejected, *[0] * 24]), PAGE_SIZE)
 
-    known = resolve(batch, np.full(8, 9), np.asarray(fallen), PAGE_SIZE)
-    there = sampled_there(sampling, batch, np.asarray(fallen))
+    known = resolve(batch, np.full(8, 9), np.asarray(rejected), PAGE_SIZE)
+    there = sampled_there(sampling, batch, np.asarray(rejected))
     expected = {**pack_batch(known, SHAPE), **pack_sampling(there)}
     for name in MOVED:
         assert getattr(inputs, name)[: len(expected[name])].tolist() == expected[name].tolist(), name

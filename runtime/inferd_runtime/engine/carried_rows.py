@@ -1,6 +1,6 @@
-"""Rows behind drafts of the step before, once it is known how much of those stands: the plain twin of what a device does.
+"""Rows behind drafts of the step before, once their outcome is known: the plain twin of ``engine/drivers/carried.py``.
 
-They are planned as if all of a draft stood. Each of its tokens that falls moves them one place to the front.
+They are planned as if all of a draft were accepted. Each rejected token moves them one place to the front.
 """
 
 from __future__ import annotations
@@ -13,16 +13,14 @@ from inferd_runtime.engine.sampling.device_sampling import SamplingInputs
 from inferd_runtime.models.batch import NO_ROWS, Batch, Ids, Span
 
 
-def shifts(batch: Batch, fallen: Ids) -> Ids:
-    """Return by how many places each row moves. ``fallen``: of each sequence that the step before sampled, the draft tokens that
-    did not stand.
-    """
-    return np.where(batch.carried >= 0, fallen[batch.carried.clip(0)], 0)
+def shifts(batch: Batch, rejected: Ids) -> Ids:
+    """Return by how many places each row moves. ``rejected``: draft tokens of each sequence that the step before sampled."""
+    return np.where(batch.carried >= 0, rejected[batch.carried.clip(0)], 0)
 
 
-def resolve(batch: Batch, last: Ids, fallen: Ids, page_size: int) -> Batch:
-    """Return the batch with its rows where they belong, and the tokens that were not known: ``last``, of each sequence."""
-    shift = shifts(batch, fallen)
+def resolve(batch: Batch, last: Ids, rejected: Ids, page_size: int) -> Batch:
+    """Return the batch with its rows moved, and with the carried tokens: ``last`` holds that of each sequence."""
+    shift = shifts(batch, rejected)
     positions, slots = batch.positions - shift, batch.slots.copy()
     for span in batch.spans:
         rows = np.arange(span.first, span.first + span.count)
@@ -38,9 +36,9 @@ def resolve(batch: Batch, last: Ids, fallen: Ids, page_size: int) -> Batch:
     )
 
 
-def sampled_there(sampling: SamplingInputs, batch: Batch, fallen: Ids) -> SamplingInputs:
-    """Return a batch's sampling with the noise of the places that its rows belong to."""
-    return replace(sampling, positions=sampling.positions - shifts(batch, fallen)[batch.logit_rows[sampling.rows]])
+def sampled_there(sampling: SamplingInputs, batch: Batch, rejected: Ids) -> SamplingInputs:
+    """Return a batch's sampling with the positions, and so the noise, of its moved rows."""
+    return replace(sampling, positions=sampling.positions - shifts(batch, rejected)[batch.logit_rows[sampling.rows]])
 
 
 def _slots(span: Span, positions: Ids, page_size: int) -> Ids:

@@ -200,7 +200,7 @@ class Engine:
             emitted = sum(len(done.tokens) for _, done in verified.outcomes)
             self.draft_budget.learn(step.plan, verified.price, emitted, self.clock() - step.since)
             if self._in_flight is not None:
-                self._in_flight.refute(step.plan[at].job for at, done in verified.outcomes if done.admitted)
+                self._in_flight.discard(step.plan[at].job for at, done in verified.outcomes if done.admitted)
                 self._in_flight.move_back(
                     {step.plan[at].job: (step.plan[at].stale, done) for at, done in verified.outcomes}
                 )

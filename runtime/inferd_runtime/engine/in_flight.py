@@ -34,8 +34,8 @@ class InFlightStep:
     """A planned step after its launch. ``launched`` is the error if the launch failed, and Begun until its rows are sampled.
 
     ``since`` is where the step's time starts (``time.perf_counter``): at its planning, or at the end of the step before it if
-    that was still running then, and ``ahead`` is True. ``waited``: for so much of it the host waited for the device.
-    ``times``: what of it goes into single jobs.
+    that was still running then, and ``ahead`` is True. ``waited``: the part of it that the host waited for the device.
+    ``times``: the parts of it that single jobs took.
     """
 
     plan: list[Planned]
@@ -45,7 +45,7 @@ class InFlightStep:
     waited: float = 0.0
     times: JobTimes = field(default_factory=JobTimes)
     _starts: list[tuple[int, int]] = field(init=False)
-    _refuted: set[Job] = field(default_factory=set)
+    _discarded: set[Job] = field(default_factory=set)
 
     def __post_init__(self) -> None:
         self._starts = [(item.start, item.job.context.cuts) for item in self.plan]
@@ -60,28 +60,29 @@ class InFlightStep:
         with the same tokens.
         """
         item = self.plan[index]
-        if item.job in self._refuted or item.job.finished():
+        if item.job in self._discarded or item.job.finished():
             return False
         return (item.table.length, item.job.context.cuts) == self._starts[index]
 
-    def refute(self, jobs: Iterable[Job]) -> None:
-        """Want no result for these jobs: another token stands where theirs feeds the one that the device drew."""
-        self._refuted.update(jobs)
+    def discard(self, jobs: Iterable[Job]) -> None:
+        """Discard the results of these jobs: the token that the device fed for them is not the one that was committed."""
+        self._discarded.update(jobs)
 
     def move_back(self, before: Mapping[Job, tuple[bool, Verified]]) -> None:
-        """Follow the device: of the drafts behind which jobs go on, so much stands. ``before``: what the step before brought to
-        each, and whether its draft was stale there.
+        """Move the jobs' rows to the front by the rejected tokens of the drafts before them, as the device has done.
+
+        ``before``: whether each job's draft in the step before was stale, and the outcome of that step.
         """
         for index, item in enumerate(self.plan):
             if item.carried >= 0 and item.job in before:
                 was_stale, done = before[item.job]
                 stale = done.accepted != (0 if was_stale else len(done.work.draft))
-                self.plan[index] = item._replace(ahead=item.ahead - done.fallen, stale=stale)
+                self.plan[index] = item._replace(ahead=item.ahead - done.rejected, stale=stale)
                 start, cuts = self._starts[index]
-                self._starts[index] = (start - done.fallen, cuts)
+                self._starts[index] = (start - done.rejected, cuts)
 
     def forget_reservations(self) -> None:
-        """Take back what was reserved for these jobs beyond the step before this one: before the step behind it is planned."""
+        """Reset what these jobs' tables hold reserved for this step. Called before the step behind it is planned."""
         for item in self.plan:
             item.table.ahead = 0
 

@@ -41,9 +41,7 @@ class Job(Protocol):
         return NO_DRAFT
 
     def propose_behind(self, ahead: Sequence[int]) -> Draft:
-        """Make a draft for the row behind its work in flight, as if all of that one's draft, ``ahead``, stood, unless it is known
-        to fall.
-        """
+        """Make a draft for the row behind its work in flight, as if all of the draft in flight, ``ahead``, were accepted."""
         return NO_DRAFT
 
     def work(self, budget: int, draft: Draft, ahead: int = 0) -> Work:
@@ -73,8 +71,8 @@ class Planned(NamedTuple):
     """A job's work with its pages reserved. ``adapter`` is the key of the adapter that computes it ("": none).
 
     ``ahead``: tokens of the job that are in flight, and come before these. ``carried``: which of the sequences that the step in
-    flight samples returns the token that is fed here (-1: the host knows the token). ``stale``: the draft here was made as if
-    more of a draft stood, or less, than does; it is taken to fall at once.
+    flight samples returns the token that is fed here (-1: the host knows the token). ``stale``: the draft here was made for
+    another outcome of the draft before it, and is taken to be rejected at once.
     """
 
     job: Job
@@ -95,8 +93,8 @@ class Continuation(NamedTuple):
     """How a job goes on behind ``ahead`` tokens that it has in flight.
 
     ``row`` feeds the last token that sampled sequence ``carried`` of the step in flight returns. None, and -1: it feeds its next
-    pending tokens. ``draft``: the tokens of its draft in flight. With a ``chance`` all of them stand: else what is drafted behind
-    the row falls, too, of the tokens that the next step is worth to the job the share ``lost``.
+    pending tokens. ``draft``: the tokens of its draft in flight, all of which are accepted with probability ``chance``; if not, a
+    draft behind the row is rejected, too. ``lost``: the expected share of its tokens in the next step that is lost by this.
     """
 
     ahead: int

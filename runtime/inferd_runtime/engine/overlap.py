@@ -1,15 +1,15 @@
-"""Overlap: plan the next step while the device still runs one, before the tokens in between are known.
+"""Overlap: plan and launch the next step while the device still runs one, before the tokens of that one are known.
 
 A row without a draft returns exactly one token, which the device can feed to the next step itself (``Batch.carried``), and the
-chunks of a prompt do not depend on any token. So where a job certainly goes on, it does in the next step; where that is not known
-before its tokens are, it sits that step out; and jobs that are not in flight join it as always. Masks and penalties depend on the
-token before: the forward pass does not wait for them, they are filled in once that is committed, and the rows sampled then. Not
-known is whether a carried token ends its job: then the row after it was computed for nothing, and its outcome is discarded.
+chunks of a prompt do not depend on any token. So a job whose next work is certain takes part in the next step, a job whose next
+work depends on the outcome sits it out, and jobs that are not in flight join as always. Masks and penalties depend on the token
+before: the forward pass does not wait for them, they are filled in once that token is committed, and the rows sampled then. If a
+carried token ends its job, the row after it was computed for nothing, and its outcome is discarded.
 
-Behind a draft the next step goes on, too. It is planned, with room in the cache, as if all of the draft stood, and with a draft
-of its own behind the token that comes then. The device knows how much stands before it begins the step: each token that falls
-moves the job's rows one place to the front (``Batch.carried``), and the host follows once it knows (``InFlightStep.move_back``).
-So the row is right either way; the draft behind it falls where it follows what does not stand.
+A job with a draft in flight goes on, too. Its next row is planned, with room in the cache, as if all of the draft were accepted,
+and with a draft of its own behind the token that comes then. Before the device begins that step it knows how many tokens were
+rejected: each of them moves the job's rows one place to the front (``Batch.carried``), and the host follows once it knows
+(``InFlightStep.move_back``). So the row is right either way; a draft behind it that follows rejected tokens is rejected itself.
 """
 
 from __future__ import annotations
@@ -25,14 +25,14 @@ from inferd_runtime.speculation.drafts import Draft
 CARRIED = (-1,)
 """Placeholder for a token that the device carries over."""
 NOTHING = Continuation(0, Work(()))
-"""How a job goes on that ends, or pauses, with what it has in flight."""
-LOST = 0.25
-"""The share of a step's tokens that may be lost by going on: of jobs that sit it out, and of drafts that follow what does not
-stand. Where more would be, all wait for the step in flight, unless the host takes so long for a step that waiting loses more."""
-HEARD = 0.05
-"""A device for which the host waits this share of a step is the slower of the two."""
-EXPERIENCE = 1 / 8
-"""What one more step counts beside all before it."""
+"""Of a job that ends, or pauses, with what it has in flight."""
+MOST_LOST = 0.25
+"""The share of a step's tokens that overlapping may lose: of jobs that sit the step out, and of drafts that follow rejected
+tokens. If it would lose more, all wait for the step in flight, unless the host is so slow that waiting loses more than that."""
+DEVICE_BOUND = 0.05
+"""If the host waits for the device for more than this share of a step, the device is the slower of the two."""
+SMOOTHING = 1 / 8
+"""The weight of the newest step in the moving averages."""
 
 
 class OverlapPlanner:
@@ -43,24 +43,24 @@ class OverlapPlanner:
         self._host = self._device = 0.0
 
     def learn(self, step: InFlightStep, seconds: float, followed: bool) -> None:
-        """Take in how long a step took. ``followed``: another one was launched behind it before it was waited for."""
+        """Take in how long a step took. ``followed``: the next step was launched before this one was waited for."""
         if followed and not step.ahead:
             return  # neither the host nor the device had all of that time for it
         device = step.waited
         if step.ahead:
-            device = seconds if step.waited > HEARD * seconds else min(self._device, seconds)
-        self._host = _mixed(self._host, seconds - step.waited)
-        self._device = _mixed(self._device, device)
+            device = seconds if step.waited > DEVICE_BOUND * seconds else min(self._device, seconds)
+        self._host = _averaged(self._host, seconds - step.waited)
+        self._device = _averaged(self._device, device)
 
     @property
     def _affordable(self) -> float:
-        """The share of a step's tokens that may be lost: the share of its time that going on saves, or LOST."""
-        return max(LOST, min(self._host, self._device) / (self._host + self._device or 1.0))
+        """The share of a step's tokens that may be lost: the share of its time that overlapping saves, at least MOST_LOST."""
+        return max(MOST_LOST, min(self._host, self._device) / (self._host + self._device or 1.0))
 
     def plan(self, step: InFlightStep) -> list[Planned]:
-        """Plan what certainly comes behind a step in flight, and reserve its pages.
+        """Plan the work that certainly comes behind a step in flight, and reserve its pages.
 
-        Returns an empty plan where that is nothing, or too little: then the scheduler plans once the step is committed.
+        Returns an empty plan if there is none, or too little: then the scheduler plans once the step is committed.
         """
         step.forget_reservations()
         if step.failed:
@@ -75,9 +75,9 @@ class OverlapPlanner:
         return plan
 
 
-def _mixed(before: float, new: float) -> float:
-    """Return an average with one more number, the first one as it is."""
-    return before + (new - before) * EXPERIENCE if before else new
+def _averaged(before: float, new: float) -> float:
+    """Return a moving average with one more number. The first number is the first average."""
+    return before + (new - before) * SMOOTHING if before else new
 
 
 def continuations(step: InFlightStep) -> dict[Job, Continuation | None]:
@@ -111,31 +111,31 @@ def continuation(item: Planned, sampled: int) -> Continuation | None:
 
 
 def share_lost(draft: Draft) -> float:
-    """Return the share of its tokens that a job loses, step by step, where it never waits for drafts like this one.
+    """Return the expected share of a job's tokens that is lost if it never waits for the outcome of drafts like this one.
 
-    One in ``2 - c`` of its drafts follows what stands, where all of a draft stands with the chance c: after one that fell the
-    next is lost, and the one behind that follows known tokens again. And of each the first token is guessed for nothing, as
-    another one is carried.
+    If all of a draft is accepted with probability c, one in ``2 - c`` of the drafts follows accepted tokens: after a rejection
+    the next draft is lost, and the one behind that follows known tokens again. The first token of each draft is lost as well:
+    the carried token comes in its place.
     """
     worth = sum(draft.survival)
     return (worth - (worth - sum(draft.survival[:1])) / (2.0 - chance_of_all(draft))) / (1.0 + worth)
 
 
 def brings_tokens(work: Work) -> bool:
-    """True if the work samples its rows on the device, at places of plain text, reads nothing else, and verifies a chain by
-    agreement, or nothing.
+    """True if the device samples all rows of the work, nothing else is read, positions are those of plain text, and its draft,
+    if it has one, is a chain that is verified by agreement.
     """
     plain = work.rows == 1 + len(work.draft) and is_sampled(work) and not work.hidden and work.placement is None
     return plain and work.draft.probabilities is None
 
 
 def chance_of_all(draft: Draft) -> float:
-    """Return the chance that all of a chain stands."""
+    """Return the probability that all of a chain is accepted."""
     return draft.survival[-1] if draft.tokens else 1.0
 
 
 def complete(step: InFlightStep) -> None:
-    """Fill in what was not known of the rows of a step in flight before the step before it was committed."""
+    """Fill in what the rows of a step in flight need of the step before it, which is committed now."""
     step.times.begin()
     for index, item in enumerate(step.plan):
         if step.is_wanted(index):

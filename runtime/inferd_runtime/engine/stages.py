@@ -50,11 +50,11 @@ class Verified(NamedTuple):
     """A job's outcome: ``tokens`` are the accepted draft plus the first sample that is not the draft's.
 
     ``admitted``: the job writes other tokens than the sampled ones. ``path``: which nodes of the draft were accepted, in order.
-    ``logits`` (float32[rows, V]) and ``hidden`` (float32[hidden,
-    E]) are views that end with the step. ``cost``: the step's time, by the cost model, relative to one without drafts;
-    ``saved``: the seconds that the accepted part was worth, less what the whole draft cost. ``confidence``: the sampled token's
-    share (``kernels/confidence.py``), if the work asked for it and the device sampled. ``logprobs``: of each token, if the work
-    asked for them and the device sampled; else they are read off the logits.
+    ``logits`` (float32[rows, V]) and ``hidden`` (float32[hidden, E]) are views that end with the step. ``cost``: the step's time,
+    by the cost model, relative to one without drafts; ``saved``: the seconds that the accepted part was worth, less what the
+    whole draft cost. ``confidence``: the sampled token's share (``kernels/confidence.py``), if the work asked for it and the
+    device sampled. ``logprobs``: of each token, if the work asked for them and the device sampled; else they are read off the
+    logits.
     """
 
     work: Work
@@ -74,6 +74,6 @@ class Verified(NamedTuple):
         return len(self.path)
 
     @property
-    def fallen(self) -> int:
+    def rejected(self) -> int:
         """The number of draft tokens that were not accepted."""
         return len(self.work.draft) - len(self.path)

@@ -58,7 +58,7 @@ class Uploads:
         return number in self._files
 
     def take(self, number: int) -> UploadedFile:
-        """Return a file, which has a number no more."""
+        """Return a file and forget its number."""
         file = self._files.pop(number)
         self._taken.add(file)
         return file

@@ -153,14 +153,14 @@ def behind_drafts(seed: int, pages: int, grammar: Compiled, width: int = 0) -> i
     """Streams that draft, all of which go on whatever is lost: their texts, and how many rows the device moved."""
     driver, moved, honest = make_driver(pages=pages), list[int](), carried_rows.shifts
 
-    def shifts(batch: Batch, fallen: Ids) -> Ids:
-        moved.append(np.count_nonzero(honest(batch, fallen)))
-        return honest(batch, fallen)
+    def shifts(batch: Batch, rejected: Ids) -> Ids:
+        moved.append(np.count_nonzero(honest(batch, rejected)))
+        return honest(batch, rejected)
 
     engine = Engine(driver, EngineOptions(40, times=FREE_ROWS, fixed_rows=width))
     running = []
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(overlap, "LOST", 1.0)
+        patch.setattr(overlap, "MOST_LOST", 1.0)
         patch.setattr(carried_rows, "shifts", shifts)
         for number in range(12):
             kind = DRAFTING[(seed + number) % len(DRAFTING)]
@@ -331,15 +331,15 @@ def position_behind(patch: Patch) -> None:
 
 
 def what_was_drawn_stands(patch: Patch) -> None:
-    patch.setattr(InFlightStep, "refute", lambda step, jobs: None)
+    patch.setattr(InFlightStep, "discard", lambda step, jobs: None)
 
 
 def rows_stay_where_they_were_planned(patch: Patch) -> None:
-    patch.setattr(carried_rows, "shifts", lambda batch, fallen: np.zeros_like(batch.tokens))
+    patch.setattr(carried_rows, "shifts", lambda batch, rejected: np.zeros_like(batch.tokens))
 
 
 def noise_of_the_planned_place(patch: Patch) -> None:
-    patch.setattr(sampling_driver, "sampled_there", lambda sampling, batch, fallen: sampling)
+    patch.setattr(sampling_driver, "sampled_there", lambda sampling, batch, rejected: sampling)
 
 
 def slots_of_the_first_page(patch: Patch) -> None:

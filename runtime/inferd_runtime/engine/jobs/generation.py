@@ -25,7 +25,7 @@ from inferd_runtime.speculation.drafts import NO_DRAFT, Draft
 from inferd_runtime.speculation.sources import SourceSet
 
 STEPS_AHEAD = 1
-"""A generation that runs on without its program is no more steps ahead of what that has got."""
+"""Steps by which a generation that runs on without its program may be ahead of what the program has received."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -153,7 +153,7 @@ class Generation:
         return draft
 
     def propose_behind(self, ahead: Sequence[int]) -> Draft:
-        """See :class:`~inferd_runtime.engine.job.Job`. Counts a step of the sources' rest where they cannot run ahead."""
+        """See :class:`~inferd_runtime.engine.job.Job`. Counts a step of the sources' rest if they cannot run ahead."""
         sources, limit = self.spec.sources, self._room() - len(ahead) - 2
         if sources is None or not sources.runs_ahead:
             if sources is not None and self.context.pending <= 1:
@@ -214,8 +214,9 @@ class Generation:
         self._notify()
 
     def _advanced(self, tokens: Sequence[int], grammar: OutputMasks) -> Sequence[int]:
-        """Advance the grammar. Returns the tokens, and where nothing but an end could follow the usual one: which of several the
-        model would take, is asked only where a draft has brought the text that far.
+        """Advance the grammar, and return the tokens, with the usual end-of-text where the grammar leaves nothing but an end.
+
+        Which of several the model would draw is known only if a draft has reached that place, and must not change the text.
         """
         *before, last = tokens
         if last not in self._ends or last not in self.spec.eos_tokens:
@@ -225,8 +226,8 @@ class Generation:
         return [*before, self.spec.end_token] if grammar.must_end() else tokens
 
     def next_work(self, in_flight: Work) -> NextWork:
-        """See :class:`~inferd_runtime.engine.job.Job`. Unknown if it depends on a program or a grammar, or if a draft that stands
-        as a whole leaves no room.
+        """See :class:`~inferd_runtime.engine.job.Job`. Unknown if it depends on a program or a grammar, or if accepting the whole
+        draft would leave no room.
         """
         if self.finished():
             return NextWork.NOTHING
@@ -236,12 +237,12 @@ class Generation:
             return NextWork.PENDING
         if self._room() <= 1 or self.outbox.full(coming=1):
             return NextWork.NOTHING
-        if self.spec.on_host or self._must_be_asked() or self._room() <= 1 + len(in_flight.draft):
+        if self.spec.on_host or self._drafts_behind_known() or self._room() <= 1 + len(in_flight.draft):
             return NextWork.UNKNOWN
         return NextWork.LATE_ROW if self._conditioned else NextWork.ROW
 
-    def _must_be_asked(self) -> bool:
-        """True if its sources may draft behind known tokens only. Under a grammar they do: it may force tokens."""
+    def _drafts_behind_known(self) -> bool:
+        """True if its sources can draft behind known tokens only, as they do under a grammar, which may force tokens."""
         sources = self.spec.sources
         if sources is None:
             return False

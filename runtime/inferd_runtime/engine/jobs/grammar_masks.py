@@ -21,8 +21,8 @@ UNBOUNDED = 1 << 30
 DRAFT_SECONDS = 0.05
 """Processor time that the masks of a draft may take."""
 MASK_SECONDS = 0.15
-"""Processor time of one mask, the token before it included: all streams wait for it. Compiling tries the first ones, and allows
-them a third of this.
+"""Limit on the processor time of one mask and the token before it, as all streams wait for it. Compiling tries the first masks,
+and allows them a third of this.
 """
 FORCED = "grammar"
 """The source of tokens that the grammar forces."""
@@ -104,10 +104,8 @@ class OfferedMask(OutputMasks):
 class GrammarCursor(OutputMasks):
     """A grammar matcher at the end of the committed tokens, or further on while a draft is being verified.
 
-    A ``planner`` keeps the text from where it could not end any more, and, if it is ``bounded``, within its budget.
-
-    The methods raise what the matcher raises: DeadEnd where the grammar
-    leaves no token, GrammarFailure for a broken matcher.
+    A ``planner`` keeps the text away from places behind which it could not end, and, if it is ``bounded``, within its budget.
+    The methods raise what the matcher raises: DeadEnd where the grammar leaves no token, GrammarFailure for a broken matcher.
     """
 
     def __init__(
@@ -127,9 +125,9 @@ class GrammarCursor(OutputMasks):
         self._bounded = bounded
         self._walked: list[int] = []
         self._row_seconds = 0.0
-        """What a mask took in the last step, with the way to it."""
+        """Seconds per mask in the last step, with the token before it."""
         self._way_seconds = 0.0
-        """What each token took that has been accepted last."""
+        """Seconds per token when tokens were last accepted."""
         self._rest: Masks = ~bit_mask(eos_tokens, words * 32)
 
     def forced(self) -> list[int]:
@@ -160,8 +158,8 @@ class GrammarCursor(OutputMasks):
     def masks(self, draft: Draft) -> tuple[Draft, Masks]:
         """Walk the matcher along the draft, and return its legal part with the masks. See :class:`OutputMasks`.
 
-        Raises LimitExceeded if one takes longer than MASK_SECONDS, with the token before it. A collection of garbage, which all
-        that the process holds makes long, is not a part of that.
+        Raises LimitExceeded if one takes longer than MASK_SECONDS, with the token before it. Garbage is not collected meanwhile:
+        how long that takes depends on all that the process holds.
         """
         with no_collections():
             started = self._clock()
@@ -172,7 +170,7 @@ class GrammarCursor(OutputMasks):
         return found
 
     def _affordable(self, draft: Draft) -> Draft:
-        """Return as much of a draft as has masks within DRAFT_SECONDS, if they take as long as in the last step: others wait."""
+        """Return the part of a draft whose masks fit into DRAFT_SECONDS, if each takes as long as in the last step."""
         if self._row_seconds * len(draft) <= DRAFT_SECONDS:
             return draft
         return draft.likeliest(int(DRAFT_SECONDS / self._row_seconds))
@@ -191,8 +189,9 @@ class GrammarCursor(OutputMasks):
         return draft.before(legal), masks[: legal + 1]
 
     def _in_time(self, started: float) -> Callable[[], bool]:
-        """Return what says whether a draft may take more time: the last step's tells nothing of a first one, and little where a
-        text comes to slow masks.
+        """Return a function that is True until DRAFT_SECONDS have passed since ``started``.
+
+        :meth:`_affordable` knows nothing of a first draft, and little of one with which the text comes to slow masks.
         """
         return lambda: self._clock() <= started + DRAFT_SECONDS
 

@@ -32,11 +32,11 @@ from inferd_runtime.kernels.native.draws import DrawKernels, draw_kernels
 LogitRows = npt.NDArray[np.float32]
 Masks = npt.NDArray[np.int32]
 XTC = 0x87C0
-"""Tag of the noise that says where top choices are left out."""
+"""Tag of the noise that decides at which positions XTC leaves out the top choices."""
 SLACK = 1e-3
-"""A sum may be so much below the best one and is still looked at: far more than roundings take."""
+"""How far a sum may be below the best one and still be compared exactly: far more than rounding errors."""
 SPARSE = 8
-"""A mask with fewer words in use than one in so many is read word by word."""
+"""A mask is read word by word if fewer than one in so many of its words are in use."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,7 +55,7 @@ class RowSampler:
 
     @property
     def host_only(self) -> bool:
-        """True if no device draws so: its rows come to the host."""
+        """True if no device implements it: its rows come to the host."""
         return self.typical_p < 1 or self.xtc_probability > 0
 
     @property
@@ -121,7 +121,7 @@ def largest(logits: LogitRows) -> int:
 def _draw_quickly(
     kernels: DrawKernels, logits: LogitRows, sampler: RowSampler, position: int, mask: Masks | None
 ) -> int | None:
-    """Return what :func:`plain_draw` does, of a sampler that leaves all tokens; None where that has to tell what is wrong.
+    """Return what :func:`plain_draw` does, for a sampler that leaves all tokens; None where that has to raise an error.
 
     The same tokens as in :func:`gumbel_argmax` could win, and at most a few more: the sum that decides is the same.
     """

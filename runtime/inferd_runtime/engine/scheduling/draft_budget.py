@@ -150,7 +150,7 @@ def propose_draft(job: Job, in_flight: InFlight) -> Draft:
 
 
 def _discounted(job: Job, draft: Draft, in_flight: InFlight) -> Draft:
-    """Return the draft with its chances less that of a draft in flight to fall, which it follows."""
+    """Return the draft with its chances multiplied by the chance of the draft in flight that it follows."""
     step = in_flight.get(job)
     if step is None or step.chance == 1.0 or not draft.tokens:
         return draft

@@ -19,18 +19,18 @@ from typing import Generic, TypeVar
 K = TypeVar("K", str, int)
 
 NARROW = 2
-"""Tokens of a step whose time tells the fixed part of all."""
+"""The time of a step of at most so many tokens tells the fixed cost of every step."""
 LEARNING = 0.1
-"""The weight of each narrow step in what is learnt."""
+"""The weight of the newest narrow step in the moving average."""
 QUANTUM_SECONDS = 0.02
-"""Where several tenants are there, steps are to be no longer: the one that does not take part waits for their end."""
+"""The longest a step should take where several tenants have work: one that does not take part waits for its end."""
 SHRINK, GROW, FILLED = 0.4, 1.2, 0.8
 FIRST_BUDGET, LEAST_BUDGET = 1 / 4, 1 / 32
-"""Parts of the tokens that a step may have."""
+"""Parts of the most tokens that a step may have: at the start, and at least."""
 LINGER_LEADS = 2
 SAVED_SECONDS = 5 * QUANTUM_SECONDS
-"""For so much service to others, or that of so many leads, a tenant that wants nothing counts as there: it may be about to ask
-again. It is also how far it can be behind when it does, for as long as which the others then wait."""
+"""A tenant without work keeps its place while others get so much service, or that of LINGER_LEADS leads if it is more: it may be
+about to ask again. It is also how far behind it can be when it does, and so how long the others then wait."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -108,7 +108,7 @@ class FairClock(Generic[K]):
         self._active: dict[object, Collection[K]] = {}
         self._seen: dict[K, float] = {}
         self._idle: list[K] = []
-        """Those of the seen that want nothing."""
+        """The keys in ``_seen`` that want nothing."""
         self._served = 0.0
         self._given: dict[K, float] = {}
         self._just: dict[K, float] = {}
@@ -142,7 +142,7 @@ class FairClock(Generic[K]):
 
     def charge(self, key: K, service: float) -> None:
         """Advance a clock by the service that its key received, unless nobody else is there."""
-        self._served += min(service, max(self.lead, QUANTUM_SECONDS))  # however long it took, it was one turn
+        self._served += min(service, max(self.lead, QUANTUM_SECONDS))  # a long turn counts as one
         self._given[key] = self._given.get(key, 0.0) + service
         self._just[key] = self._just.get(key, 0.0) + service
         self._advance(key, service)
@@ -150,8 +150,7 @@ class FairClock(Generic[K]):
     def charge_elsewhere(self, key: K, service: float, most: float) -> None:
         """Advance a clock by service that its key received on another machine, unless nobody else is there.
 
-        It comes to be no further ahead of the one furthest behind than ``most`` service: that is how long a key waits at most for
-        what it had elsewhere.
+        It stays within ``most`` service of the clock furthest behind: no key waits for longer because of another machine.
         """
         self._advance(key, service, most)
 
@@ -182,14 +181,16 @@ class FairClock(Generic[K]):
             return
         clock, behind, weight = self._clocks.get(key, 0.0), min(others), self._weight(key)
         if key not in self._seen:
-            clock = max(clock, behind)  # as if it came back now: what it pays is not forgotten when it does
+            clock = max(clock, behind)  # as if it came back now, so that this charge still counts when it does
         advanced = clock + service / weight
         self._clocks[key] = advanced if most is None else max(clock, min(advanced, behind + most / weight))
-        self._pass_by(key, self._clocks[key] - clock)
+        self._pull_along_idle(key, self._clocks[key] - clock)
 
-    def _pass_by(self, key: K, advance: float) -> None:
-        """Have those that want nothing follow a clock that has advanced, except by ``linger``: who asks for a trifle now and
-        then would save up turns without end. Less would leave a client that sends one request at a time without its share.
+    def _pull_along_idle(self, key: K, advance: float) -> None:
+        """Let idle keys follow a clock that has advanced, at a distance of ``linger``.
+
+        Without this a key that asks for little now and then would save up turns without end; at a shorter distance a client that
+        sends one request at a time would not get its share.
         """
         for other in self._idle:
             if other != key:

@@ -18,16 +18,16 @@ from inferd_runtime.engine.stages import Work
 from inferd_runtime.speculation.drafts import NO_DRAFT, Draft
 
 Allocate = Callable[[Sequence[Job], int, Mapping[Job, Continuation | None]], dict[Job, Draft]]
-"""Returns which draft each of the jobs may verify in a step of so many tokens; jobs without one are left out. Given are jobs in
-flight, too, with how they go on."""
+"""Returns the draft that each of the jobs may verify in a step of so many tokens; jobs without one are left out. The mapping says
+how jobs in flight go on."""
 
 PREFILL_SHARE = 8
-"""Where decode rows alone would fill the budget, one part in so many is kept for prefill."""
+"""Where decode rows alone would fill the token budget, one part in so many is kept for prefill."""
 PATIENCE = 128
-"""After so many steps without room for it, a job may push busy contexts out of the cache; after one step, if its tenant holds
-less than an even part of the cache: else who fills that would have others wait for each page."""
+"""Steps without room after which a job may push busy contexts out of the cache. One step is enough if its tenant holds less than
+an even part of the cache: otherwise a tenant that fills the cache could make others wait for every page."""
 REFUSALS = 16
-"""Once so many prompts found no room in a step, the others are not tried."""
+"""After so many prompts that a step has no room for, no further ones are tried in it."""
 
 
 class Scheduler:
@@ -49,7 +49,7 @@ class Scheduler:
         clock: FairClock[str] | None = None,
         times: JobTimes | None = None,
     ) -> None:
-        """``times``: what goes into single jobs, of what the steps take."""
+        """``times``: how long single jobs take in steps."""
         self.times = times or JobTimes()
         self._contexts = contexts
         self._accounts = accounts
@@ -58,16 +58,16 @@ class Scheduler:
         self._drafts: dict[Job, Draft] = {}
         self._ready: list[Job] = []
         self._in_flight: Mapping[Job, Continuation | None] = {}
-        """While the step behind another one is planned: that one's jobs, and how they certainly go on (None: not known)."""
+        """While a step is planned behind one in flight: the jobs in flight, and how they go on (None: not known)."""
         self._demand: Counter[str] | None = None
         self._queues = Queues(accounts, cost, clock, token_budget=token_budget)
         self.deferred = False
-        """True if the last plan is empty because other tenants, who wait for something else, come first."""
+        """True if the last plan is empty because tenants that wait for another engine, or for an operation, come first."""
         self._waiting: defaultdict[str, dict[Job, int]] = defaultdict(dict)
         """Jobs that found no room, by tenant, and the step in which they first did not."""
         self._step = 0
         self._slow = 0.0
-        """Seconds of the step that is planned which will go into single jobs that take long."""
+        """Seconds that slow jobs are expected to take in the step that is planned, beside their rows."""
         self._no_idle_left = False
         """True once all idle contexts have left the cache in this round."""
 
@@ -137,7 +137,7 @@ class Scheduler:
         return ReadyJobs(carried + short, chunks + long)
 
     def charge(self, plan: Sequence[Planned], seconds: float | None = None) -> None:
-        """Charge the tenants of a step that has ended and took ``seconds``, and for what went into their jobs alone."""
+        """Charge the tenants for a step that took ``seconds``, and each for the time that its jobs alone took of it."""
         self._queues.charge(plan, seconds, self.times.take())
 
     def _fill(self, first: Sequence[Job], ready: Sequence[ReadyJobs]) -> list[Planned]:
@@ -155,7 +155,7 @@ class Scheduler:
         return plan + self._admit(long, self._budget - _tokens(plan), REFUSALS)
 
     def _kept_for_prefill(self) -> int:
-        """Return the tokens that are kept for prefill. A budget of one token is, in every other step."""
+        """Return the tokens that are kept for prefill; of a budget of one token, that one in every other step."""
         return self._budget // PREFILL_SHARE or (1 if self._budget > 1 else self._step % 2)
 
     def _admit(self, jobs: Iterable[Job], budget: int, refusals: int = 1 << 30) -> list[Planned]:
@@ -181,8 +181,9 @@ class Scheduler:
         return plan
 
     def _has_time(self, seconds: float) -> bool:
-        """True if a job that takes so long, beside its rows, may take part in the step: where other tenants may wait for its end,
-        those that take long together take no more than its time, or one of them is there.
+        """True if a job that takes so long, beside its rows, may take part in the step.
+
+        Where other tenants may wait for the end of the step, its slow jobs take QUANTUM_SECONDS together, or there is only one.
         """
         if seconds <= SLOW_SECONDS or not self._queues.contended:
             return True
@@ -200,8 +201,9 @@ class Scheduler:
         return Planned(job, work, table, context.adapter, step.ahead, step.carried)
 
     def _row_behind(self, job: Job, step: Continuation, budget: int) -> Work | None:
-        """Return the row that feeds the token in flight, with its draft if that fits. What rests on a guess, as the row does
-        behind a draft, takes no pages that others need: None if there are no more.
+        """Return the row that feeds the token in flight, with its draft if that fits.
+
+        A guess, which the row itself is behind a draft, takes no pages that others need. None if only such pages are left.
         """
         assert step.row is not None
         draft = self._drafts.get(job, NO_DRAFT).likeliest(budget - 1)
@@ -238,7 +240,7 @@ class Scheduler:
         if reused:
             context.count_reused(reused)
         if self._waiting:
-            self._waits_no_more(job)
+            self._stop_waiting(job)
         work = job.work(budget, self._drafts.get(job, NO_DRAFT))
         if work.draft.uncut_length and not self._fits(context, len(work.tokens) + _unused_rows(work.draft)):
             work = job.work(budget, NO_DRAFT)
@@ -266,14 +268,14 @@ class Scheduler:
         Other contexts leave the cache for it, busy or not.
         """
         while (job := self._longest_waiting()) is not None:
-            self._waits_no_more(job)
+            self._stop_waiting(job)
             if job.ready() and self._clear(job.context, idle=False):
                 return [job]
         return []
 
     def _longest_waiting(self) -> Job | None:
-        """Return a job that has found no room for more steps than it has to wait, first one of those that wait for a step only;
-        None if there is none.
+        """Return a job that has waited for room longer than it has to, None if there is none. First come those that have to wait
+        for one step only.
         """
         patient: Job | None = None
         for tenant in list(self._waiting):
@@ -290,10 +292,10 @@ class Scheduler:
             job = next(iter(waiting))
             if not job.finished():
                 return job
-            self._waits_no_more(job)
+            self._stop_waiting(job)
         return None
 
-    def _waits_no_more(self, job: Job) -> None:
+    def _stop_waiting(self, job: Job) -> None:
         tenant = job.context.tenant
         self._waiting[tenant].pop(job, None)
         if not self._waiting[tenant]:
