@@ -16,7 +16,7 @@ class Outbox:
         self._queue: SimpleQueue[FromWorker] = SimpleQueue()
 
     def put(self, message: FromWorker) -> None:
-        """Queue a message, from any thread. That a run has started goes out with what it says first, or when it is taken."""
+        """Queue a message, from any thread. ``Started`` wakes nobody: it goes out with the run's next message."""
         self._queue.put(message)
         if not isinstance(message, Started):
             self.waker.wake()

@@ -75,7 +75,7 @@ class Worker:
         self._busy = threading.Event()
         self._threads = ThreadPool()
         self._starting: set[str] = set()
-        """Runs that have not been reported as started: their reports wait for the first thing that they say, for a moment."""
+        """Runs not yet reported as started: the report waits a moment, to go out with their first message."""
         self._closing = False
 
     def serve(self) -> None:

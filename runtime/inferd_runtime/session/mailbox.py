@@ -122,8 +122,8 @@ class Mailbox:
     def work(self, seconds: float) -> None:
         """Handle requests, the tenant's first that is furthest behind, until none may be handled or ``seconds`` have passed.
 
-        It also ends where the last request of a tenant was handled: whether others go on or its next one is waited for is
-        :class:`~inferd_runtime.session.anticipation.Anticipation`'s to say.
+        It also ends with the last request of a tenant: :class:`~inferd_runtime.session.anticipation.Anticipation` decides then
+        whether to wait for its next one.
         """
         end = self._seconds() + seconds
         while fair := self._clock.next_round(self._ready(), self):

@@ -1,4 +1,4 @@
-"""Text on its way to tokens: bounded by the context before it is read, and read beside the step loop where it is long."""
+"""Tokenizes texts: refuses those that cannot fit into the context unread, and reads long ones beside the step loop."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ T = TypeVar("T")
 SHORT_TEXT = 2048
 """Characters that are tokenized at once, in about 2 ms; more leave the step loop."""
 LONG_TOKEN = 32
-"""Characters. A text of more for each token that there is room for is refused unread; or of more than the longest token has."""
+"""Characters that a token is taken to hold at least. A text that has more of them for each free token is refused unread."""
 VALUE_CHARACTERS = 64
 """A message, or any other value that a chat template sees, counts as so many characters: each may cost a rendering."""
 QUICK_SECONDS = 0.005

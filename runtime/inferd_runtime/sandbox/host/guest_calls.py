@@ -111,7 +111,7 @@ class GuestCalls:
         now = time.monotonic()
         end = math.inf if timeout_ms == FOR_EVER_MS else now + timeout_ms / 1e3
         while True:
-            self._let_out(now)
+            self._flush_due(now)
             patience = min(end, self._events.due()) - now
             idle = not (self._pending.has_answers or self.ended)
             self._collect(min(patience, self.meter.wall_left(now)) if idle else 0.0)
@@ -168,7 +168,7 @@ class GuestCalls:
 
     def tick(self) -> None:
         """Charge the guest, which has computed for a while."""
-        self._let_out(time.monotonic())
+        self._flush_due(time.monotonic())
         self._charge()
 
     def blocked(self) -> None:
@@ -210,7 +210,7 @@ class GuestCalls:
         """Wait until enough of what was sent has been answered. Raises Cancelled if the run ends before."""
         while full() and not self.ended:
             now = time.monotonic()
-            self._let_out(now)
+            self._flush_due(now)
             self._collect(min(self._events.due() - now, self.meter.wall_left(now)))
             self._charge()
         if self.ended:
@@ -259,13 +259,13 @@ class GuestCalls:
         for ticket in self._pending.received():
             self._report(Received(self._run, ticket))
 
-    def _let_out(self, now: float) -> None:
-        """Pass on held text that is due."""
+    def _flush_due(self, now: float) -> None:
+        """Report held text whose time has come."""
         if self._events.due() <= now:
             self._pass_on(self._events.flush(time.monotonic()))
 
     def _pass_on(self, events: Sequence[Output | Sent | Waiting]) -> None:
-        """Report events, then wait as long as the gateway has too many of them to take, or they come too fast."""
+        """Report events, then wait while the gateway has not taken enough of them, or they come too fast."""
         for event in events:
             exceeded = self.meter.count_event()
             if exceeded is not None:

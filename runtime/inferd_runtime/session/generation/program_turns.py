@@ -1,11 +1,11 @@
 """Which steps wait a moment for programs that are about to answer.
 
-A generation with a speculator or a constraint of its own runs one step per answer of its program. A step that leaves without
-those who are still thinking is followed by one for them alone: eight such programs then take almost twice the steps that they
-would take together. So a step waits for them, where they answered in time the last time: for a part of what a step takes if
-others would wait with them, for a whole step's time if all are of this kind. A program that let a step wait in vain is not
-waited for again until it has answered in time by itself. One whose speculator has had nothing to say for some steps does not hold
-up even its own: it runs on beside it, and is asked what it thinks of the steps that have come.
+A generation with a speculator or a constraint of its own runs one step per answer of its program. If a step starts without the
+programs that have not answered yet, another step follows for them alone: eight such programs take almost twice the steps that
+they would take together. So a step waits for programs that answered in time the last time: for a whole step's time if all
+generations are of this kind, else for a part of it. A program for which a step has waited in vain is not waited for again until
+it has answered in time by itself. A generation whose speculator has drafted nothing for some steps runs on without waiting, and
+its speculator is told of the steps that have come.
 """
 
 from __future__ import annotations
