@@ -42,8 +42,10 @@ class AnswerPace:
             await anyio.sleep(wait)
 
     async def beside(self, tenant: str, work: Callable[[], T]) -> T:
-        """Do work that takes long in the one thread for all of it, in which tenants take turns. Of several, each would keep
-        Python's lock from the event loop for 5 ms, whenever that waits for anything: 40 held every request up for seconds.
+        """Do work that takes long in the one thread that there is for it, in which tenants take turns.
+
+        Of several threads each would keep the GIL for 5 ms whenever the event loop waits for anything: 40 delayed all requests by
+        seconds.
         """
         async with self._turns[tenant]:
             return await anyio.to_thread.run_sync(work, limiter=self._thread)

@@ -41,7 +41,7 @@ SCHEMA_FIELDS = frozenset(
 )
 """Fields of all dialects that hold schemas."""
 CONVERSATION = frozenset({"messages", "input"})
-"""Fields of all dialects of which only texts go on: integers of any length may be in them, such as the arguments of a call."""
+"""Fields with conversations: only the texts in them are passed on, so integers of any size may be in them."""
 MAX_WHOLE = (1 << 53) - 1
 """The highest whole number of a field without a limit of its own: what every JSON reader keeps exactly."""
 WHERE = re.compile(r"^(?P<what>.*?)(?: - at (?:`key` in )?`\$(?P<path>.*)`)?$", re.DOTALL)
@@ -53,9 +53,9 @@ BODY = "the body"
 FLOAT = "got `float`"
 UNKNOWN = "Object contains unknown field"
 NOTHING = "Expected `null`, got"
-"""What msgspec writes for a field of another server, which may be there without a value."""
+"""How msgspec's message begins for a field that has to be null, as only other servers support it."""
 ANY_KEY = "[...]"
-"""What msgspec writes for the key of a mapping."""
+"""The key of a mapping in a path of msgspec's."""
 
 
 def invalid(param: str, message: str, code: str = "invalid_value") -> InvalidRequest:
@@ -82,7 +82,7 @@ def read_object(body: bytes) -> dict[str, Any]:
     if not isinstance(value, dict):
         raise invalid("", "the body must be a JSON object")
     if len(value) > MAX_FIELDS:
-        raise invalid("", f"the body has {len(value)} fields")
+        raise invalid("", f"the body has {len(value)} fields; {MAX_FIELDS} are allowed")
     if (values := values_of([body])) > MAX_BODY_VALUES:
         raise invalid("", f"the body has {values} values; {MAX_BODY_VALUES} are allowed")
     if containers(body) > MAX_BODY_DEPTH:
@@ -109,9 +109,9 @@ def _check_schemas(value: Mapping[str, Any]) -> None:
 
 
 def _uncarriable_field(body: bytes) -> str:
-    """Return the first field of a JSON object that no wire carries, "" where the body as a whole is no JSON, or long.
+    """Return the first field of a JSON object that cannot be sent on; "" if the body is not JSON at all, or long.
 
-    Python's own reader takes what is no JSON to others, so that it knows the field: numbers beyond all bounds, half of a letter.
+    Python's reader takes infinities, numbers of any size and lone surrogates, so that the field can be named.
     """
     try:
         value = _carried(json.loads(body)) if len(body) <= MAX_LOOKED_THROUGH else None
@@ -122,7 +122,7 @@ def _uncarriable_field(body: bytes) -> str:
 
 
 def _carried(value: Any) -> Any:
-    """Return a body without the integers of its conversation; one that is nested too deeply as it is."""
+    """Return a body without the integers in its conversation; unchanged if it is nested too deeply."""
     if not isinstance(value, dict):
         return value
     try:
@@ -163,8 +163,8 @@ def as_kind(value: Any, kind: type[T] | Any, at: str = "", hints: Mapping[str, s
 
 
 def _converted(value: Any, kind: Any) -> Any:
-    """Return a JSON value as a type. To JSON ``3.0`` is a whole number, and some clients write it so; but among many values it
-    is not looked for, as that takes long.
+    """Return a JSON value as a type. Whole numbers may be written ``3.0``, as some clients do, except in a value with very many
+    parts, where looking for them takes long.
     """
     try:
         return msgspec.convert(value, kind)
@@ -176,7 +176,7 @@ def _converted(value: Any, kind: Any) -> Any:
 
 
 def _with_types_first(value: Any) -> Any:
-    """Return a JSON value whose objects begin with their types: of one of an unknown type that is told, not its fields."""
+    """Return a JSON value with ``type`` as the first key of objects: an unknown type is then reported before unknown fields."""
     if isinstance(value, dict):
         return {name: _with_types_first(value[name]) for name in sorted(value, key=lambda name: name != "type")}
     return [_with_types_first(one) for one in value] if isinstance(value, list) else value
@@ -216,7 +216,7 @@ def check_means_nothing(given: object, accepted: Mapping[str, Sequence[Any]], at
         value = getattr(given, name)
         if not any(value == one and type(value) is type(one) for one in values):
             shown = ", ".join(json.dumps(one) for one in values)
-            field = name.removesuffix("_")  # which the names of fields have that are Python's own words
+            field = name.removesuffix("_")  # of fields whose names are Python keywords
             raise not_supported(at + field, f"a value other than {shown} is")
 
 
@@ -241,7 +241,7 @@ def read_tool(value: Any, kind: str, struct: type[T], means_nothing: Mapping[str
 
 
 def check_object_schema(schema: Mapping[str, Any], at: str) -> None:
-    """Raises InvalidRequest for a schema of arguments that is not one of objects; one that says no type is."""
+    """Raises InvalidRequest for a schema of arguments whose type is not object. Without a type it passes."""
     if schema.get("type", "object") != "object":
         raise invalid(at, f'{at}: its type must be "object"')
 
@@ -258,8 +258,9 @@ def read_arguments(text: str, at: str) -> str:
 
 
 def check_all_arguments(arguments: Iterable[Any], *, read: bool = False) -> None:
-    """Raises InvalidRequest where the arguments of all calls of a conversation together take long to read: that is done again
-    where they are rendered. What is no text is not looked at. ``read``: :func:`read_arguments` refuses what is too much alone.
+    """Raises InvalidRequest if the arguments of all calls of a conversation together take too long to parse, as rendering does.
+
+    Entries that are no text are skipped. ``read``: an entry that is too large alone is left to :func:`read_arguments`.
     """
     texts = [each.encode("utf-8", "surrogatepass") for each in arguments if isinstance(each, str)]
     values = values_of(texts)
@@ -279,7 +280,7 @@ def _check_arguments(arguments: str, at: str) -> None:
 
 
 def values_of(texts: Sequence[bytes]) -> int:
-    """Return how many lists, objects and members JSON texts have together; few that only look like that in strings may count."""
+    """Return how many lists, objects and members JSON texts have together; with few, marks inside strings count, too."""
     values = sum(containers(text) + text.count(b",") for text in texts)
     if values <= MAX_ARGUMENT_VALUES:
         return values

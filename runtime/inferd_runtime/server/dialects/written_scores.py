@@ -1,4 +1,4 @@
-"""Log-probabilities that are held until an answer is complete, as the JSON that they become."""
+"""Log-probabilities that are held until an answer is complete, encoded as JSON."""
 
 from __future__ import annotations
 
@@ -10,12 +10,12 @@ import msgspec
 from inferd.chat import TokenScore
 
 Columns: TypeAlias = Callable[[Sequence[TokenScore], str], Mapping[str, list[Any]]]
-"""What a dialect writes of the tokens of the next text: lists, by the names that they have in the answer."""
+"""Returns what a dialect writes about the tokens of the next text: lists, by their names in the answer."""
 
 
 class WrittenScores:
-    """They are written as they come: an answer with very many would be written at once, while everybody waits. As objects they
-    would take many times the room.
+    """Encodes log-probabilities as they come. Encoding those of a long answer at its end would hold up other requests, and as
+    objects they take many times the memory.
     """
 
     def __init__(self, columns: Columns) -> None:
@@ -23,7 +23,7 @@ class WrittenScores:
         self._pieces: dict[str, list[bytes]] = {name: [] for name in columns((), "")}
 
     def add(self, scores: Sequence[TokenScore], text: str = "") -> None:
-        """Add those of the next text, of which the answer may tell nothing."""
+        """Add the log-probabilities of the next text's tokens."""
         for name, values in self._columns(scores, text).items():
             if values:
                 self._pieces[name].append(msgspec.json.encode(values)[1:-1])
@@ -34,5 +34,5 @@ class WrittenScores:
 
 
 def no_columns(scores: Sequence[TokenScore], text: str) -> Mapping[str, list[Any]]:
-    """Write nothing of tokens."""
+    """Return no lists."""
     return {}

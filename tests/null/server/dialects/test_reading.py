@@ -46,6 +46,11 @@ def test_what_no_wire_carries_is_told_with_its_field_alone() -> None:
     assert caught.value.detail["param"] == "prompt"
 
 
+def test_too_many_fields_are_refused_with_how_many_are_allowed() -> None:
+    with pytest.raises(InvalidRequest, match="the body has 300 fields; 256 are allowed"):
+        read_object(json.dumps({f"k{number}": 1 for number in range(300)}).encode())
+
+
 LONG = {"n": -(10**40), "deep": [{"n": 2**64}]}
 CALLED = {
     "id": "c",
