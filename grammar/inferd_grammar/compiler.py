@@ -41,14 +41,15 @@ _OBJECT_BYTES, _LIST_BYTES, _MARK_BYTES = 232, 72, 30  # of what is read from JS
 _TRIVIAL_CHOICE = 1000
 _LEARNT_TEXTS = 4
 _END_SECONDS = 4.0
-"""Of processor time, which looking for an end of a constraint may take: it holds a compile lane meanwhile."""
+"""Processor time for the search for an end of a constraint, which holds a compile lane meanwhile."""
 
 
 class Backend(Protocol):
     """A library that compiles constraints for one tokenizer; called from any thread."""
 
     @property
-    def name(self) -> str: ...
+    def name(self) -> str:
+        """The name that :func:`make_backend` knows it by."""
 
     def compile(self, constraint: Constraint, limits: CompileLimits) -> Core:
         """Return a core at the start of the text. Raises GrammarError for what is invalid, too large or not supported."""

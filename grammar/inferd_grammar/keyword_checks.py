@@ -22,7 +22,7 @@ from inferd_grammar.rewrites.patterns import search_steps
 from inferd_grammar.rewrites.rewrite import moves_base
 from inferd_grammar.schema import find_keyword, iter_schemas, resolve
 
-# What the first two lead to depends on the way to them; the library goes every way for the third, which nothing else would bound.
+# The first two depend on the chain of references to them; the third follows every chain, which nothing else would bound.
 _BY_WAY = ("$dynamicRef", "$recursiveRef", "unevaluatedItems")
 _BY_PATTERN = ("patternProperties", "additionalProperties")
 
@@ -41,9 +41,7 @@ class Budget(threading.local):
         self.known: dict[tuple[int, int], tuple[bool, Any, Any]] = {}
 
     def kept(self, is_valid: Callable[[Any, Any], bool]) -> Callable[[Any, Any], bool]:
-        """Return the same of a validator and a value, worked out once for each schema and place in the text: branches of branches
-        would ask 2**depth times.
-        """
+        """Return `is_valid` memoised by schema and value: nested branches would ask 2**depth times."""
 
         def found(validator: Any, value: Any) -> bool:
             key, before = (id(validator.schema), id(value)), self.quiet
@@ -64,8 +62,8 @@ class Budget(threading.local):
             raise Unsupported("it takes too many steps")
 
     def counted(self, name: str, check: Callable[..., Any]) -> Callable[..., Iterator[Any]]:
-        """Return the `check` of the keyword `name`, paid for: more for a keyword or a value with many entries, and one that
-        matches each key with each pattern.
+        """Return the `check` of the keyword `name`, charged by the entries of keyword and value, and by keys times patterns where
+        it matches each key with each pattern.
         """
         by_pattern = name in _BY_PATTERN
 
@@ -106,8 +104,8 @@ def counted_validator(kind: Any, schema: Any, budget: Budget) -> Any:
 
 
 def _follower(root: Any) -> Follow:
-    """Return what finds the targets of references: by place in a document without names, in which the library takes a property
-    `id` for one.
+    """Return a function that follows references. In a document without `$id` and `$anchor` it resolves pointers itself, because
+    the library would take a property called `id` for a name.
     """
     local = not moves_base(list(iter_schemas(root)))
 
@@ -123,7 +121,7 @@ def _follower(root: Any) -> Follow:
 
 
 def _reference(follow: Follow, budget: Budget | None) -> Callable[..., Iterator[Any]]:
-    """`budget`: what keeps whether a schema holds; None where nothing does."""
+    """`budget`: memoises whether a schema holds; None if nothing does."""
 
     def check(validator: Any, reference: Any, value: Any, _schema: Any) -> Iterator[Any]:
         target = follow(validator, "$ref", reference)

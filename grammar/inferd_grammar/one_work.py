@@ -1,4 +1,7 @@
-"""Results that one piece of work asks for again and again: no other work finds them, and could tell by its time that it does."""
+"""Results that are memoised for one piece of work, such as the check of one schema.
+
+Other work does not find them, and so cannot tell by its own time what was computed before.
+"""
 
 from __future__ import annotations
 
@@ -13,7 +16,7 @@ R = TypeVar("R")
 
 
 class Work:
-    """What was worked out for one piece of work, by function; it goes with it."""
+    """The memoised results of one piece of work, by function."""
 
     def __init__(self) -> None:
         self.kept: dict[Callable[..., Any], Callable[..., Any]] = {}
@@ -24,7 +27,7 @@ _WORK: ContextVar[Work | None] = ContextVar("work", default=None)
 
 @contextmanager
 def one_work(work: Work) -> Iterator[None]:
-    """Have what is worked out in the block, and in other blocks with the same ``work``, found again there."""
+    """Memoise in ``work`` what functions of :func:`kept_for_work` return inside the block."""
     token = _WORK.set(work)
     try:
         yield
@@ -33,7 +36,7 @@ def one_work(work: Work) -> Iterator[None]:
 
 
 def kept_for_work(most: int) -> Callable[[Callable[[*Arguments], R]], Callable[[*Arguments], R]]:
-    """Keep so many results of a function for each work, by arguments; none outside of any work."""
+    """Make a decorator that memoises so many results of a function per work, none outside of :func:`one_work`."""
 
     def decorate(function: Callable[[*Arguments], R]) -> Callable[[*Arguments], R]:
         @wraps(function)

@@ -11,7 +11,7 @@ from inferd_grammar.rewrites.regex_dialect import Ambiguous, as_library, foreign
 from inferd_grammar.rewrites.regex_syntax import NotUnderstood, parse
 
 _READ_DIFFERENTLY = re.compile(r"\\[dDsSwWb]|\(\?[a-z]")
-"""What dialects read differently beside what no automaton here reads."""
+"""Syntax that dialects read differently, in patterns that no automaton here reads."""
 
 
 class Unsupported(Exception):
@@ -31,7 +31,7 @@ def search(pattern: str, text: str) -> bool:
 
 
 def _is_doubtful(pattern: str, text: str) -> bool:
-    """Return True if some dialect may find a pattern in a text though the library, as it reads it, does not."""
+    """Return True if the pattern was not found, but some dialect of regular expressions might find it."""
     if is_plain(text):
         return False
     try:

@@ -98,14 +98,17 @@ class Core(Protocol):
     def pop(self, count: int) -> None:
         """Undo the last `count` pushes; `count` is at least 1 and at most the number held."""
 
-    def may_end(self) -> bool: ...
+    def may_end(self) -> bool:
+        """Return True if the text may end here."""
 
     def forced(self, most: int) -> bytes:
-        """Return what is forced; `most`: how many bytes of it are asked for, where more of them take longer."""
+        """Return bytes that any continuation starts with, as far as the library tells; no more than `most` are needed."""
 
-    def forced_tokens(self) -> list[int]: ...
+    def forced_tokens(self) -> list[int]:
+        """Return the canonical tokens of a prefix of `forced`, none if the library does not tell."""
 
-    def copy(self) -> Core: ...
+    def copy(self) -> Core:
+        """Return an independent recogniser in the same state."""
 
 
 @runtime_checkable
@@ -179,12 +182,13 @@ class GuardedMatcher:
 
     @property
     def cost(self) -> int:
-        """Work of rules beside the masks, in masks; grows."""
+        """Work that rules have done beside the masks so far, in units of one mask."""
         return int(getattr(self._core, "cost", 0))
 
     def take(self, tokens: Sequence[int]) -> int:
-        """Accept tokens of text in any split: as `accept`, and tokens that masks leave out beside the usual split of forced
-        text. Never EOS.
+        """Accept tokens of text, as `accept` does, and those that masks leave out because forced text has its usual split.
+
+        Never accepts EOS.
         """
         core = self._any_split
         if core is None or self._eos_held:
@@ -198,7 +202,7 @@ class GuardedMatcher:
     def ends_with(self, tokens: Sequence[int], check: Callable[[], None] = lambda: None) -> bool:
         """Return True if the text may end behind `tokens`, in any split. Leaves the matcher where it is.
 
-        `check` is called again and again where they are many, and may raise.
+        `check` is called before every `AT_ONCE` tokens, and may raise.
         """
         depth = self.depth
         try:
@@ -276,7 +280,7 @@ class GuardedMatcher:
         ring.tags[slot] = -1
         core.fill(raw, ring.addresses[slot])
         ends = ring.ends[slot] = core.may_end()
-        # As `_settle`, once more: a call less in the one place that runs for every token.
+        # The same as `_settle`, inlined, because this runs for every token.
         _AND(raw, self._table.text_mask, row)
         if ends:
             np.bitwise_or(row, self._table.eos_mask, row)

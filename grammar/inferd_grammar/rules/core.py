@@ -128,11 +128,8 @@ class RuledCore:
     @cached_property
     def recipe(self) -> str | None:
         """The inner core's, and the rules'."""
-        return (
-            None
-            if self._inner.recipe is None
-            else json.dumps({"inner": self._inner.recipe, "rules": self._rules.source})
-        )
+        inner = self._inner.recipe
+        return None if inner is None else json.dumps({"inner": inner, "rules": self._rules.source})
 
     @property
     def may_meet_dead_ends(self) -> bool:
@@ -194,9 +191,7 @@ class RuledCore:
         del self._text[max(0, self._places[-1].size - self._rules.skip) :]
 
     def may_end(self) -> bool:
-        if not self._inner.may_end():
-            return False
-        return self._may_close(b"")
+        return self._inner.may_end() and self._may_close(b"")
 
     def forced(self, most: int) -> bytes:
         """Return what the grammar forces, up to where a rule forbids it."""
@@ -286,14 +281,14 @@ class RuledCore:
             np.bitwise_and(row, within, out=row)
 
     def _closing_names(self, place: TextPlace) -> Iterator[int]:
-        """Yield tokens among which all are that close a name which its object has already."""
+        """Yield the tokens that may close a name which its object has already, and perhaps others."""
         closing = self._masks.names.closing
         if self._rules.parts is None:
             return closing(place.names)
         return chain(self._masks.names.opening, *map(closing, place.parts.names))
 
     def _forbid_items(self, row: NDArray[np.int32], place: TextPlace, mode: Mode) -> None:
-        """Take out the tokens that complete an item which is there already."""
+        """Mask the tokens that complete an item which is there already."""
         strings = place.items.strings if self._rules.parts is None else None
         if strings is None:
             self._forbid(row, self._masks.ending(mode))
@@ -304,14 +299,14 @@ class RuledCore:
             self._forbid_each(row, self._masks.names.ending(begun, map(spelt, strings)))
 
     def _forbid(self, row: NDArray[np.int32], among: NDArray[np.int32]) -> None:
-        """Take out the tokens among some that break a rule."""
+        """Mask those of the tokens ``among`` that break a rule."""
         closing = np.bitwise_and(row, among)
         words = np.flatnonzero(closing)
         bits = np.unpackbits(closing[words].view(np.uint8), bitorder="little").reshape(len(words), 32)
         self._forbid_each(row, (int(words[word]) * 32 + int(bit) for word, bit in zip(*np.nonzero(bits), strict=True)))
 
     def _forbid_each(self, row: NDArray[np.int32], tokens: Iterable[int]) -> None:
-        """Take out those tokens that break a rule."""
+        """Mask those of the ``tokens`` that break a rule."""
         for token in tokens:
             if row[token >> 5] >> (token & 31) & 1 and self._behind(token) is None:
                 row.view(np.uint32)[token >> 5] &= ~np.uint32(1 << (token & 31))

@@ -31,7 +31,7 @@ START = "import sys; sys.path[3:3] = sys.argv[1:]; from inferd_grammar.trials.ch
 FEW_THREADS = {"OPENBLAS_NUM_THREADS": "1", "RAYON_NUM_THREADS": "1"}
 QUICK_SECONDS = 0.1
 BEHIND = 15
-"""How much higher the nice value of what tries for long is. A lower value than this process has takes the rights of root."""
+"""Added to the nice value of a child whose attempt takes long. Only root could lower it again."""
 LAST = 19
 
 
