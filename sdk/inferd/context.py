@@ -389,51 +389,51 @@ class Context:
     ) -> Generator[T]:
         """Generate after the context's last token; what is delivered becomes part of the context.
 
-        Returns at once; the generation starts when the first step is asked for. If the last thing added is a system or
-        user message, the assistant's turn is cued first.
+        Returns at once; the generation starts when the first step is asked for. If the last thing added is a system or user
+        message, the assistant's turn is cued first.
 
-        ``sampler``: how each token is drawn; or a function of your own that gets the :class:`~inferd.Candidates` for it and
-        returns one of them (or an ``async`` one), see :class:`~inferd.CustomSampler`: a round trip per token, no speculation.
+        ``sampler``: how each token is drawn. Or a function of your own (it may be ``async``) that gets the
+        :class:`~inferd.Candidates` for each token and returns one of them, see :class:`~inferd.CustomSampler`: a round trip
+        per token, no speculation.
 
-        ``max_tokens``: at most this many, at least 1. ``stop``: end before the first of these texts; they are not
-        part of the output, unless ``include_stop``. ``shown``: names of special tokens that show in the text, where others do
-        not. ``stop_token_ids``: tokens that end the text as end-of-text does, which does not with
-        ``ignore_eos``. ``min_tokens``: nothing but a complete constraint ends it before it has so many tokens.
-        ``constrain``: the output matches a :class:`~inferd.JsonSchema`, :class:`~inferd.Regex`,
-        :class:`~inferd.AnyJson`, :class:`~inferd.Choice`, :class:`~inferd.Lark`, :class:`~inferd.Gbnf`,
-        :class:`~inferd.Tagged` or :class:`~inferd.AllOf`, or is masked by an object of your own with a method
-        ``step(accepted)``, which goes with no speculation. ``reasoning``: the model may think first, between these marks, and
-        ``constrain`` holds what comes behind; the text has both. ``adapter``: compute with this LoRA adapter, the context's
-        earlier tokens too: those that were computed without it, or with another, are computed again.
-        ``priority``, from -3 to 3: each step up doubles its share of what your tenant gets; other tenants notice nothing.
+        ``max_tokens``: at most this many, at least 1. ``stop``: end before the first of these texts, which is no part of the
+        output unless ``include_stop``. ``stop_token_ids``: tokens that end the text as end-of-text does; with ``ignore_eos``
+        only they do. ``min_tokens``: nothing but a complete constraint ends the text before it has so many tokens. ``shown``:
+        names of special tokens that show in the text; others do not.
 
-        ``system_speculation``: the runtime drafts tokens ahead: True with every source that it has for the request,
-        ``"auto"`` as the operator chose, or as a :class:`~inferd.SpecConfig` says. ``predict``: what the output will probably
-        be, text or token ids, which is drafted wherever the output agrees with it, with or without ``system_speculation``.
-        ``speculator``: the program drafts by itself, see :class:`~inferd.Speculator`, and the runtime does not. None of them
-        changes which text comes, only how fast (but see ``SpecConfig.verifier``). ``on_cycle`` is called with a
-        :class:`~inferd.SpeculationCycle` for each step, before the step is handed out.
+        ``constrain``: the output matches a :class:`~inferd.JsonSchema`, :class:`~inferd.Regex`, :class:`~inferd.AnyJson`,
+        :class:`~inferd.Choice`, :class:`~inferd.Lark`, :class:`~inferd.Gbnf`, :class:`~inferd.Tagged` or
+        :class:`~inferd.AllOf`. Or it is masked by an object of your own with a method ``step(accepted)``, without
+        speculation. ``reasoning``: the model may think first, between these marks, and ``constrain`` holds what comes behind;
+        the text has both.
 
-        ``heal``: where the context ends inside what the model knows as one token (``http:``, and ``://`` is one), its last
-        tokens are taken away and written again, so that the model can write the whole token. The text begins behind the
-        context as it was; the first steps' tokens write its end, and count towards ``max_tokens``. It goes with neither
-        ``mode="best_effort"`` nor a constraint of your own.
+        ``adapter``: compute with this LoRA adapter. Earlier tokens of the context that were computed without it, or with
+        another, are computed again. ``priority``, from -3 to 3: each step up doubles its share of what your tenant gets.
+
+        ``system_speculation``: the runtime drafts tokens: True with every source that it has for the request, ``"auto"`` as
+        the operator chose, or as a :class:`~inferd.SpecConfig` says. ``predict``: what the output will probably be, text or
+        token ids, drafted wherever the output agrees with it, with or without ``system_speculation``. ``speculator``: the
+        program drafts in place of the runtime, see :class:`~inferd.Speculator`. None of them changes which text comes, only
+        how fast (but see ``SpecConfig.verifier``). ``on_cycle`` gets a :class:`~inferd.SpeculationCycle` for each step, before
+        the step is handed out.
+
+        ``heal``: where the context ends inside what the model knows as one token (in ``http:``, when it knows ``://``), its
+        last tokens are taken away and written again. The text begins behind the context as it was; the tokens that write its
+        end anew come with the first steps and count towards ``max_tokens``. Not with ``mode="best_effort"`` or a constraint
+        of your own.
 
         ``logprobs``: each step's ``logprobs`` hold one :class:`~inferd.TokenLogprob` per token, with so many (0 to 20) of the
         most likely tokens at its place, or with ``logprob_tokens`` (at most 64). They are the model's own, before penalties,
-        bias, constraint and temperature.
+        bias, constraint and temperature. ``probes``, as in :meth:`forward`: each step's ``probes`` hold one list of results
+        per token, of the row that it was drawn from, behind penalties, bias and constraint, and before the temperature.
 
-        ``probes``, as in :meth:`forward`: each step's ``probes`` hold one list of results per token, of the row that it was drawn
-        from, behind penalties, bias and constraint, and before the temperature. Drafts change none of them.
+        ``on_length`` says what happens when ``max_tokens`` (or the context) is used up. "complete": the text is steered in
+        time to the nearest end that ``constrain`` allows; refused at the start where the shortest text needs more tokens than
+        there are (:class:`~inferd.Truncated`), or no end is found (ConstraintError). "try_complete": the same, but cut where
+        no end is found; "complete_or_cut": cut in both cases. "error": Truncated is raised behind the last step. "cut": the
+        text just ends, with ``finish`` "length". None is "try_complete" for ``collect_json`` and ``stream_json``, else "cut".
 
-        ``on_length`` says what happens when ``max_tokens`` (or the context) is used up. "complete": tokens are kept back for
-        the nearest end that ``constrain`` allows, and the text is steered there in time; refused at the start where the
-        shortest text needs more tokens than there are (:class:`~inferd.Truncated`), or no end is found (ConstraintError).
-        "try_complete": the same, but cut where no end is found; "complete_or_cut": cut in both cases. "error": Truncated is
-        raised behind the last step. "cut": the text just ends, with ``finish`` "length". None is "try_complete" for
-        ``collect_json`` and ``stream_json``, else "cut".
-
-        Raises InvalidRequest, which names an argument that is out of range, ValueError for both kinds of speculation.
+        Raises InvalidRequest, which names an argument that is out of range, and ValueError for both kinds of speculation.
         """
         if speculator is not None and (system_speculation or predict):
             other = "predict=" if predict else "system_speculation=True"

@@ -131,10 +131,10 @@ class RunningGeneration:
         return CloseGenerate(self._generation, keep)
 
     async def fetch(self, delivered: int, least: int = 1) -> Steps:
-        """Ask for more steps behind ``delivered`` tokens, ``least`` at a time where the program takes no part in them. If that
-        is more than one, nobody looks at them before the end, which closes it.
+        """Ask for more steps behind ``delivered`` tokens, ``least`` at a time where the program takes no part in them.
 
-        Raises what the runtime answers, or the program's constraint or sampler raises.
+        With more than one at a time nobody looks at them before the end, and the generation is closed with its last step. Raises
+        what the runtime answers, or the program's constraint or sampler raises.
         """
         if self._constraint is not None:
             return await self._fetch_masked(self._constraint)
@@ -159,7 +159,7 @@ class RunningGeneration:
         return state
 
     async def _as_delivered(self, keep: int) -> ContextState | None:
-        """Take out of the context what a lost answer told of, if that was the end, which closed the generation."""
+        """Cut the context to what was delivered, if the lost answer was the end, which closed the generation."""
         if not self._asked_to_close or keep < 0 or self._heals:  # a healed prompt may end otherwise now
             return None
         state: ContextState = await self._call(TruncateContext(self._context, self.position + keep))
@@ -222,7 +222,7 @@ class GenerationStream:
     def __init__(self, arguments: GenerateArguments) -> None:
         self.arguments = arguments
         self.least = 1
-        """How many steps to ask for at a time: more than one where nobody looks at them before the end."""
+        """How many steps to ask for at a time: more than one if they are only read at the end."""
         self._lifecycle = Lifecycle()
         self._closing = asyncio.Lock()  # of its reader at the end, and of who releases the context at that moment
         self._buffer = StepBuffer()
@@ -378,9 +378,7 @@ class GenerationStream:
     async def _started(self) -> RunningGeneration | None:
         """Return what the runtime started, which a cancelled task may not have waited for; None if it started nothing."""
         if self._running is None and self._starting is not None:
-            with contextlib.suppress(
-                InferdError
-            ):  # the task that started it was told, or was cancelled and does not wait for the reason
+            with contextlib.suppress(InferdError):  # raised to the task that started it, unless that was cancelled
                 self._running = await asyncio.shield(self._starting)
         return self._running
 

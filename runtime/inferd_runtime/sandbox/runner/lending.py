@@ -1,4 +1,4 @@
-"""Modules of the standard library that the sandbox has not, lent to packages that import them and mostly do without."""
+"""Stand-ins for modules that the sandbox does not have, for packages that import them and mostly do without."""
 
 from __future__ import annotations
 
@@ -13,16 +13,16 @@ REASONS = {"ssl": NO_SOCKETS}
 
 
 class Lender:
-    """Lends the modules of ``absent``. What is lent refuses when it is called."""
+    """Lends stand-ins for the modules of ``absent``, which refuse when they are called."""
 
     def __init__(self, absent: Container[str]) -> None:
         self._absent = absent
         self._lent: dict[str, ModuleType] = {}
 
     def run(self, code: Callable[[], None]) -> None:
-        """Run a module's code: again, with what it lacked lent for so long, where it ended because of an absent module.
+        """Run a module's code. If it fails to import an absent module, run it again with a stand-in, which is taken back then.
 
-        Code that looks whether there is one sees that there is none: so do the modules that it imports, each for itself.
+        Code that catches the ImportError never gets a stand-in. Modules that it imports do not see those lent to it.
         """
         outer, self._lent = self._lent, {}
         _take_back(outer)
