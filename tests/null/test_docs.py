@@ -22,6 +22,9 @@ PACKAGES = tuple(
 SOURCES = (*PACKAGES, *(ROOT / name for name in ("tests", "benchmarks", "inferlets", "examples", "scripts")))
 STRICT = [ROOT / "docs" / "architecture.md", *sorted(ROOT.glob("docs/extending/*.md"), key=str)]
 STRICT += sorted(ROOT.glob("docs/decisions/*.md"))
+STRICT += [
+    ROOT / "docs" / f"{name}.md" for name in ("security", "exactness", "testing", "models", "beyond-one-machine")
+]
 PAGES = [*sorted(ROOT.glob("*.md")), *sorted(ROOT.glob("docs/**/*.md"))]
 MOST_LINES = 200
 FENCED = re.compile(r"^```.*?^```$|^    .*?$", re.MULTILINE | re.DOTALL)
@@ -31,8 +34,8 @@ FILE = re.compile(r"(?:[\w.-]+/)*[\w.-]+\.(?:py|md|toml|txt|wit)")
 FOLDER = re.compile(r"(?:[\w.-]+/)+[\w.-]*")
 SYMBOL = re.compile(r"@?([A-Za-z_]\w*(?:\.[A-Za-z_]\w*)*)(?:\(.*\))?")
 WORD = re.compile(r"[A-Za-z_]\w*")
-LIBRARIES = frozenset({"AttentionInterface"})
-"""Names of transformers."""
+LIBRARIES = frozenset({"AttentionInterface", "io_uring"})
+"""Names of transformers, and of Linux."""
 OPTIONS = {"fail-with-body", "model_args", "tasks", "build-arg", "from-file", "home-dir", "offline", "system", "dist"}
 """Of other programs that the pages call."""
 
