@@ -12,7 +12,7 @@ import anyio
 import msgspec
 
 from inferd.protocol import GATEWAY_OPERATIONS, ErrorInfo, reply_from_plain
-from inferd.transport import restore_transport, use_transport
+from inferd.transport import transport_in_force
 from inferd_runtime.server.services.caller import Caller
 from inferd_runtime.server.services.table import Answer, ServiceFamily, ServiceTable
 from inferd_runtime.server.services.wires import JSON_WIRE
@@ -67,9 +67,8 @@ async def service_table(*families: ServiceFamily) -> AsyncIterator[ServiceTable]
 def calling(table: ServiceTable, tenant: str = "ann", name: str = "run-1") -> Iterator[ServiceTransport]:
     """Be a run of a tenant in the body: the SDK's calls go to the table."""
     transport = ServiceTransport(table, Caller(tenant, name))
-    token = use_transport(transport)
     try:
-        yield transport
+        with transport_in_force(transport):
+            yield transport
     finally:
-        restore_transport(token)
         transport.desk.close()

@@ -9,7 +9,7 @@ from typing import Any
 import msgspec
 
 from inferd.protocol import OPERATIONS, reply_from_plain
-from inferd.transport import restore_transport, use_transport
+from inferd.transport import transport_in_force
 from inferd_runtime.session.served_model import ServedModel
 from inferd_runtime.testing.direct import DirectSession
 from inferd_runtime.testing.served import null_model
@@ -38,9 +38,8 @@ class DirectTransport:
 def run_program(program: Callable[[], Coroutine[Any, Any, Any]], model: ServedModel | None = None) -> Any:
     """Run a program on a fresh runtime, and check that nothing is left in it but what the program still held."""
     runtime = DirectTransport(model)
-    token = use_transport(runtime)
     try:
-        return asyncio.run(program())
+        with transport_in_force(runtime):
+            return asyncio.run(program())
     finally:
-        restore_transport(token)
         runtime.direct.close()

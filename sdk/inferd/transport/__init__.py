@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 from collections import deque
+from collections.abc import Iterator
 from contextvars import ContextVar
 from typing import Any, Protocol
 
@@ -70,6 +71,16 @@ def use_port(port: Port) -> Any:
 def restore_transport(token: Any) -> None:
     """Undo :func:`use_transport`."""
     _current.reset(token)
+
+
+@contextlib.contextmanager
+def transport_in_force(transport: Transport) -> Iterator[None]:
+    """As :func:`use_transport`, while the body runs."""
+    token = use_transport(transport)
+    try:
+        yield
+    finally:
+        restore_transport(token)
 
 
 def current_port() -> Port:

@@ -13,7 +13,7 @@ import pytest
 from inferd.protocol import ConstraintError, InvalidRequest, NotFound, Unavailable
 from inferd.protocol.mcp import McpConnected, McpItems, McpServers, McpTool, McpToolResult, McpTools
 from inferd.testing import FakeRuntime
-from inferd.transport import restore_transport, use_transport
+from inferd.transport import restore_transport, transport_in_force, use_transport
 from inferd_runtime.kv.snapshot_folder import SnapshotFolder
 from inferd_runtime.kv.snapshots import SnapshotStore
 from inferd_runtime.testing.direct import DirectSession
@@ -434,11 +434,10 @@ def test_saved_contexts_open_fork_and_end(tmp_path: Path) -> None:
     transport = DirectTransport()
     store = SnapshotStore(SnapshotFolder(tmp_path / "snapshots", 1 << 20))
     transport.direct = DirectSession(null_model(), snapshots=store)
-    token = use_transport(transport)
     try:
-        asyncio.run(main())
+        with transport_in_force(transport):
+            asyncio.run(main())
     finally:
-        restore_transport(token)
         transport.direct.close()
         store.close()
 

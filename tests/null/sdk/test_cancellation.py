@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from inferd import Choice, Context, DraftTree, InferdError, InvalidRequest, Sampler, Speculator
-from inferd.transport import restore_transport, use_transport
+from inferd.transport import transport_in_force
 from inferd_runtime.engine.engine import EngineOptions
 from inferd_runtime.testing.byte_tokenizer import VOCAB_SIZE
 from inferd_runtime.testing.direct import DirectSession
@@ -99,11 +99,8 @@ async def cancelled_after(turns: int) -> bool:
 def test_a_cancel_at_any_await_leaks_nothing_and_leaves_the_contexts_usable() -> None:
     for turns in range(1000):
         runtime = SteppedRuntime()
-        token = use_transport(runtime)
-        try:
+        with transport_in_force(runtime):
             ended = asyncio.run(cancelled_after(turns))
-        finally:
-            restore_transport(token)
         runtime.direct.engine.check_integrity()
         runtime.direct.close()
         if ended:
@@ -141,11 +138,8 @@ def test_a_release_at_any_await_of_another_task_ends_what_runs_there_and_leaks_n
 
     for turns in range(200):
         runtime = SteppedRuntime()
-        token = use_transport(runtime)
-        try:
+        with transport_in_force(runtime):
             ended = asyncio.run(released_after(turns))
-        finally:
-            restore_transport(token)
         held = runtime.direct.session._state
         assert not held.contexts, turns
         assert not held.generations, turns
@@ -183,11 +177,8 @@ def test_a_cancel_at_any_await_loses_neither_the_prompt_nor_the_open_turn(
     ended, turns, prompt = False, 0, []
     while not ended:
         runtime = SteppedRuntime()
-        token = use_transport(runtime)
-        try:
+        with transport_in_force(runtime):
             ended, tokens = asyncio.run(asked(turns))
-        finally:
-            restore_transport(token)
         runtime.direct.close()
         prompt = prompt or tokens[:-1]  # of the first: it was cancelled before anything was sent
         assert tokens[: len(prompt)] == prompt, turns

@@ -24,7 +24,7 @@ from inferd.chat import (
 )
 from inferd.chat.answer_parser import AnswerShape
 from inferd.chat.reply import MOST_SCORED, Reply, _AnswerStream
-from inferd.transport import restore_transport, use_transport
+from inferd.transport import transport_in_force
 from inferd_grammar import GrammarCompiler, TokenTable
 from inferd_runtime.engine.adapters import AdapterSet
 from inferd_runtime.engine.engine import Engine, EngineOptions
@@ -134,11 +134,10 @@ def answered(
         **{"max_tokens": 200, **fields},
     )
     transport = Listening(model, request.n)
-    token = use_transport(transport)
     try:
-        asyncio.run(answer(request))
+        with transport_in_force(transport):
+            asyncio.run(answer(request))
     finally:
-        restore_transport(token)
         transport.direct.close()
     (started,) = [each for each in transport.requests if isinstance(each, p.StartGenerate)]
     return transport.answer, started

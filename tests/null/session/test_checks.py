@@ -34,7 +34,7 @@ from inferd import (
     protocol as p,
 )
 from inferd.model import Tokenizer
-from inferd.transport import restore_transport, use_transport
+from inferd.transport import transport_in_force
 from inferd_runtime.testing.direct import DirectSession
 from inferd_runtime.testing.served import null_model
 from inferd_runtime.testing.transport import DirectTransport, run_program
@@ -235,11 +235,10 @@ class Crooked(Speculator):
 
 def test_an_empty_mask_of_a_step_is_refused_alike(caller: DirectSession) -> None:
     runtime = DirectTransport()
-    token = use_transport(runtime)
     try:
-        said = refusal(lambda: Context().append("x").generate(GREEDY, constrain=Nothing()).collect_tokens())
+        with transport_in_force(runtime):
+            said = refusal(lambda: Context().append("x").generate(GREEDY, constrain=Nothing()).collect_tokens())
     finally:
-        restore_transport(token)
         runtime.direct.close()
     assert not [request for request in runtime.requests if isinstance(request, p.NextSteps)]
     generation = caller.call(p.StartGenerate(1, program_constraint=True)).generation

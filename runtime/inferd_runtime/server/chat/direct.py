@@ -31,7 +31,7 @@ from inferd.protocol import (
     Steps,
     TokenLogprobs,
 )
-from inferd.transport import restore_transport, use_transport
+from inferd.transport import transport_in_force
 from inferd_runtime.server.chat.answer_pace import (
     EVENT_SECONDS,
     TURN_SECONDS,
@@ -234,12 +234,9 @@ class DirectChat:
         """Run the program to its end, and put how it ended behind what it wrote."""
         formats = partial(self._formats.get, engine=engine, session=session)
         transport = ProgramTransport(session, EventReader(request.n), written, formats, turn)
-        token = use_transport(transport)
-        try:
+        with transport_in_force(transport):
             await written.put(await self._ending(request, transport.reader))
             await written.put(None)
-        finally:
-            restore_transport(token)
 
     async def _ending(self, request: ChatRequest, reader: EventReader) -> Item:
         seconds = self._runtime.settings.limits.wall_s

@@ -50,15 +50,15 @@ class ChatServing:
         self._direct = direct
         self._started = time.time()
 
-    def meant(self, name: str) -> str:
-        """Return what an alias stands for; any other name as it is."""
+    def resolve_alias(self, name: str) -> str:
+        """Return the name that an alias stands for; any other name unchanged."""
         return self._aliases.get(name, name)
 
     async def target(self, name: str, tenant: str) -> ChatTarget:
         """Return what a name stands for: a served model, else a program, else an adapter. Raises NotFound, and Unavailable while
         no engine answers.
         """
-        name = self.meant(name)
+        name = self.resolve_alias(name)
         if name in (model.name for model in self._runtime.models.models):
             return ChatTarget(await self._chat_program(tenant), model=name)
         program = await self._find(name, tenant)
@@ -68,7 +68,7 @@ class ChatServing:
 
     async def model_target(self, name: str, tenant: str) -> ChatTarget:
         """Return the served model, or the adapter of one, that a name stands for. Raises NotFound."""
-        name = self.meant(name)
+        name = self.resolve_alias(name)
         if name in (model.name for model in self._runtime.models.models):
             return ChatTarget(model=name)
         for adapter in await self._adapters(tenant):

@@ -25,7 +25,7 @@ from inferd.protocol import (
     TokenPieces,
 )
 from inferd.protocol.passes import MAX_INPUTS
-from inferd.transport import Transport, restore_transport, use_transport
+from inferd.transport import Transport, transport_in_force
 from inferd_runtime.server.chat.tenant_sessions import TenantSessions
 from inferd_runtime.server.dialects.anthropic.dialect import read_count_tokens
 from inferd_runtime.server.dialects.anthropic.model_list import (
@@ -173,11 +173,8 @@ class ModelApi:
         tenant = request.scope[TENANT_KEY]
         target = await self.chat.serving.target(model, tenant)
         async with self.sessions.open(tenant, asked) as calls:
-            token = use_transport(calls)
-            try:
+            with transport_in_force(calls):
                 return await rendered(replace(asked, model=target.model), with_text=True)
-            finally:
-                restore_transport(token)
 
     async def _ask(self, request: Request, asked: Any) -> Any:
         async with self.sessions.open(request.scope[TENANT_KEY], asked) as calls:
@@ -185,9 +182,9 @@ class ModelApi:
 
     def info(self, name: str = "") -> ModelInfo:
         """Return a served model, the default one for "". Raises NotFound."""
-        meant = self.chat.serving.meant(name)
+        wanted = self.chat.serving.resolve_alias(name)
         for info in self.chat.runtime.models.models:
-            if meant in ("", info.name):
+            if wanted in ("", info.name):
                 return info
         raise unknown_model(name)
 

@@ -11,7 +11,7 @@ import pytest
 from inferd import InvalidRequest, ProgramError, mcp
 from inferd.protocol.mcp import CallMcpTool, ConnectMcp, ListMcpTools, McpConnected, McpTool, McpToolResult, McpTools
 from inferd.tools import ToolFunction
-from inferd.transport import restore_transport, use_transport
+from inferd.transport import transport_in_force
 
 SCHEMA = {"type": "object", "properties": {"text": {"type": "string"}}, "required": ["text"]}
 
@@ -38,11 +38,8 @@ def use(server: Server, program: Callable[[mcp.McpServer], Any]) -> Any:
         async with mcp.connect("notes") as connected:
             return await program(connected)
 
-    token = use_transport(server)
-    try:
+    with transport_in_force(server):
         return asyncio.run(run())
-    finally:
-        restore_transport(token)
 
 
 def test_a_servers_tools_become_tools() -> None:
