@@ -26,7 +26,7 @@ from inferd_grammar.errors import TOO_DEEP, GrammarError, GrammarFailure, Gramma
 from inferd_grammar.keys import constraint_key
 from inferd_grammar.limits import DEFAULT_LIMITS, CompileLimits
 from inferd_grammar.matchers.matcher import Core, GuardedMatcher
-from inferd_grammar.one_work import Work, one_work
+from inferd_grammar.memo import Memo, memoising
 from inferd_grammar.references import read_by_place
 from inferd_grammar.rewrites.endless import without_endless
 from inferd_grammar.schema import require_size, schema_text
@@ -144,7 +144,7 @@ class Compiled:
     def _sought(self) -> Split | None:
         looks = FIRST_LOOKS if self.refusal is None else GUARDED_LOOKS
         found = first_end(self.matcher(), self._splitter, self._outline, looks, SearchClock(_END_SECONDS))
-        with one_work(Work()):
+        with memoising(Memo()):
             return self._guessed() if found is None else found
 
     def _guessed(self) -> Split | None:
@@ -257,7 +257,7 @@ class GrammarCompiler:
     def _fulfil(self, key: CacheKey, future: Future[Compiled | GrammarError], constraint: Constraint) -> None:
         with ExitStack() as undo:
             undo.callback(self._cache.drop, key, future)  # neither compiled nor refused: a bug, on its way up
-            with one_work(Work()):
+            with memoising(Memo()):
                 outcome = self._outcome(constraint, _read_bytes(key))
             undo.pop_all()
         busy = isinstance(outcome, GrammarLimit) and outcome.limit == "wall_seconds"

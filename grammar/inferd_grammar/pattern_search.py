@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import re
 
-from inferd_grammar.one_work import kept_for_work
+from inferd_grammar.memo import memoised
 from inferd_grammar.rewrites.patterns import finds, is_plain
 from inferd_grammar.rewrites.regex_dialect import Ambiguous, as_library, foreign, is_spared
 from inferd_grammar.rewrites.regex_syntax import NotUnderstood, parse
@@ -18,7 +18,7 @@ class Unsupported(Exception):
     """Raised for what cannot be checked here: an expression that is not matched in linear time, or too much work."""
 
 
-@kept_for_work(4096)
+@memoised(4096)
 def search(pattern: str, text: str) -> bool:
     """Return True if a pattern is found in a text. Raises Unsupported where that cannot be said."""
     try:

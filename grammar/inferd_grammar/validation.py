@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 from urllib.parse import quote
 
 from inferd_grammar.errors import GrammarError
-from inferd_grammar.one_work import Work, one_work
+from inferd_grammar.memo import Memo, memoising
 from inferd_grammar.pattern_search import Unsupported, search
 from inferd_grammar.schema import escape, finite, iter_schemas, resolve, unique_keys, within
 
@@ -74,8 +74,8 @@ class SchemaValidator:
         safe = counted_validator(kind, schema, self._budget)
         _require_one_draft(schema, lambda part: jsonschema.validators.validator_for(part, default=kind) is kind)
         _require_guarded(schema)
-        self._work = Work()
-        with one_work(self._work):
+        self._memo = Memo()
+        with memoising(self._memo):
             _require_matched(schema)
         named = str(schema.get("$schema")) if isinstance(schema, dict) else _LATEST
         document = specification_with(named, DRAFT202012).create_resource(schema)
@@ -123,7 +123,7 @@ class SchemaValidator:
         """Allow so many looks in the block, and count what it takes."""
         self._budget.left, self._budget.steps = looks, 0
         try:
-            with one_work(self._work):
+            with memoising(self._memo):
                 yield
         finally:
             self._budget.known = {}

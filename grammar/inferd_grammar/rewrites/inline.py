@@ -12,7 +12,7 @@ from itertools import chain, combinations, product
 from typing import Any
 
 from inferd_grammar.errors import GrammarError
-from inferd_grammar.one_work import kept_for_work
+from inferd_grammar.memo import memoised
 from inferd_grammar.rewrites.base import Schema, all_of, any_of
 from inferd_grammar.rewrites.kinds import ALL, canonical, of_types, of_value
 from inferd_grammar.rewrites.patterns import are_apart, found_in, in_doubt, regions
@@ -224,7 +224,7 @@ def _matched(parts: list[dict[str, Any]], names: Iterable[str]) -> tuple[str, ..
     return tuple(name for name in names if any(is_matched(name, words) for words in closed))
 
 
-@kept_for_work(1024)
+@memoised(1024)
 def _disjoint(groups: tuple[tuple[str, ...], ...], listed: tuple[str, ...]) -> list[tuple[str, set[str] | None]]:
     """Return disjoint patterns of names, each with those of all groups that it lies in; None for one of names in doubt.
 

@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterable, Iterator
 from dataclasses import replace
 from math import inf
 
-from inferd_grammar.one_work import kept_for_work
+from inferd_grammar.memo import memoised
 from inferd_grammar.rewrites.automata import Dfa, Nfa, classes_of, product
 from inferd_grammar.rewrites.base import CannotRewrite, Schema, View
 from inferd_grammar.rewrites.ends import consuming
@@ -62,7 +62,7 @@ def looks_around(pattern: str) -> bool:
     return ("^" in tokens[1:] or "$" in tokens[:-1]) and _is_anchored_inside(pattern)
 
 
-@kept_for_work(4_096)
+@memoised(4_096)
 def _is_anchored_inside(pattern: str) -> bool:
     try:
         return not is_outer(parse(pattern)[0])
@@ -174,7 +174,7 @@ def plain(pattern: str) -> str:
         return difference([pattern], [])
 
 
-@kept_for_work(512)
+@memoised(512)
 def shortest_match(pattern: str) -> str:
     """Return a shortest text in which the pattern is found. Raises NotUnderstood."""
     (node,), alphabet = _parsed([pattern])
@@ -262,7 +262,7 @@ def difference(patterns: list[str], without: list[str]) -> str:
     return found
 
 
-@kept_for_work(512)
+@memoised(512)
 def _difference(patterns: tuple[str, ...], without: tuple[str, ...]) -> str | NotUnderstood:
     """Return `difference`, or why there is none: a schema is rewritten several times where no grammar holds all of it."""
     try:
@@ -289,7 +289,7 @@ def _text(nodes: list[RegexNode], alphabet: Chars, needed: int) -> str:
     return NOTHING if text is None else f"^(?:{text})$"
 
 
-@kept_for_work(4_096)
+@memoised(4_096)
 def are_apart(patterns: tuple[str, ...]) -> bool:
     """Return True if it is proved that no text has all of the patterns in it; texts on which dialects differ count, too."""
     try:
@@ -362,7 +362,7 @@ def finds(pattern: str, text: str) -> bool:
     return _is_found(searcher, text)
 
 
-@kept_for_work(10_000)
+@memoised(10_000)
 def found_in(text: str, pattern: str) -> bool | None:
     """Return `finds`; None where that is not known."""
     try:
@@ -404,7 +404,7 @@ def search_steps(pattern: str, text: str) -> int:
     return 0 if isinstance(searcher, NotUnderstood) else len(text) * searcher[0].size
 
 
-@kept_for_work(256)
+@memoised(256)
 def _searcher(pattern: str, wide: bool) -> _Searcher | NotUnderstood:
     """Return what searches for a pattern, or why nothing does: building a large one up to its limit takes long."""
     try:

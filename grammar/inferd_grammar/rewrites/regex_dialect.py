@@ -9,7 +9,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator
 
-from inferd_grammar.one_work import kept_for_work
+from inferd_grammar.memo import memoised
 from inferd_grammar.rewrites.regex_syntax import NotUnderstood, parse
 
 _COUNT = re.compile(r"\{\d+(?:,\d*)?\}")
@@ -166,7 +166,7 @@ def _of_rust(piece: str) -> str:
     return r"\{" if piece == "{" else piece
 
 
-@kept_for_work(512)
+@memoised(512)
 def _takes_spared(piece: str) -> bool:
     """Return True for a class, or a character, that has `_SPARED` and not all of `_ESCAPED`."""
     if not piece.startswith("[^"):

@@ -77,11 +77,11 @@ def _bounded(attempt: Attempt, table: TokenTable, backend: Backend) -> dict[str,
 def _answer(attempt: Attempt, table: TokenTable, backend: Backend) -> dict[str, Any]:
     from inferd_grammar.compiler import Compiled
     from inferd_grammar.errors import TOO_DEEP, GrammarError, GrammarFailure
-    from inferd_grammar.one_work import Work, one_work
+    from inferd_grammar.memo import Memo, memoising
 
     before = allocated()
     try:
-        with one_work(Work()):  # the next attempt may be another tenant's
+        with memoising(Memo()):  # the next attempt may be another tenant's
             core = backend.compile(attempt.constraint, attempt.limits)
             compiled = Compiled(core, table, backend.name)
             slowest = _slowest_mask(compiled, table)

@@ -1,4 +1,4 @@
-"""What was worked out for one piece of work is not found by another."""
+"""What is memoised for one piece of work is not found by another."""
 
 from __future__ import annotations
 
@@ -8,22 +8,22 @@ import pytest
 
 from inferd_grammar import JsonSchemaGrammar
 from inferd_grammar.compiler import GrammarCompiler
-from inferd_grammar.one_work import Work, kept_for_work, one_work
+from inferd_grammar.memo import Memo, memoised, memoising
 from inferd_grammar.rewrites import patterns
 from inferd_grammar.tokens import TokenTable
 
 
-def test_results_are_found_by_the_work_that_they_are_of_alone() -> None:
+def test_results_are_found_in_their_own_memo_alone() -> None:
     asked = Counter[str]()
 
-    @kept_for_work(8)
+    @memoised(8)
     def ask(text: str) -> str:
         asked[text] += 1
         return text
 
-    first, second = Work(), Work()
-    for work in (first, second, first):
-        with one_work(work):
+    first, second = Memo(), Memo()
+    for memo in (first, second, first):
+        with memoising(memo):
             assert [ask("a"), ask("a")] == ["a", "a"]
     assert asked["a"] == 2
     assert [ask("b"), ask("b")] == ["b", "b"]

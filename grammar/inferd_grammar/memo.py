@@ -1,4 +1,4 @@
-"""Results that are memoised for one piece of work, such as the check of one schema.
+"""Memoised results of one piece of work, such as compiling one constraint or checking texts under one schema.
 
 Other work does not find them, and so cannot tell by its own time what was computed before.
 """
@@ -15,38 +15,38 @@ Arguments = TypeVarTuple("Arguments")
 R = TypeVar("R")
 
 
-class Work:
+class Memo:
     """The memoised results of one piece of work, by function."""
 
     def __init__(self) -> None:
         self.kept: dict[Callable[..., Any], Callable[..., Any]] = {}
 
 
-_WORK: ContextVar[Work | None] = ContextVar("work", default=None)
+_MEMO: ContextVar[Memo | None] = ContextVar("memo", default=None)
 
 
 @contextmanager
-def one_work(work: Work) -> Iterator[None]:
-    """Memoise in ``work`` what functions of :func:`kept_for_work` return inside the block."""
-    token = _WORK.set(work)
+def memoising(memo: Memo) -> Iterator[None]:
+    """Have functions that are :func:`memoised` look up and keep their results in ``memo`` inside the block."""
+    token = _MEMO.set(memo)
     try:
         yield
     finally:
-        _WORK.reset(token)
+        _MEMO.reset(token)
 
 
-def kept_for_work(most: int) -> Callable[[Callable[[*Arguments], R]], Callable[[*Arguments], R]]:
-    """Make a decorator that memoises so many results of a function per work, none outside of :func:`one_work`."""
+def memoised(most: int) -> Callable[[Callable[[*Arguments], R]], Callable[[*Arguments], R]]:
+    """Return a decorator that keeps so many results of a function in each memo, and none outside of :func:`memoising`."""
 
     def decorate(function: Callable[[*Arguments], R]) -> Callable[[*Arguments], R]:
         @wraps(function)
         def found(*arguments: *Arguments) -> R:
-            work = _WORK.get()
-            if work is None:
+            memo = _MEMO.get()
+            if memo is None:
                 return function(*arguments)
-            if function not in work.kept:
-                work.kept[function] = lru_cache(maxsize=most)(function)
-            result: R = work.kept[function](*arguments)
+            if function not in memo.kept:
+                memo.kept[function] = lru_cache(maxsize=most)(function)
+            result: R = memo.kept[function](*arguments)
             return result
 
         return found
