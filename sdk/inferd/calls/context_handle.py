@@ -8,7 +8,8 @@ from dataclasses import replace
 from typing import Any, cast
 
 from inferd.calls.dialogue import Dialogue, shared_length
-from inferd.calls.generation_stream import GenerationStream, note_outcome
+from inferd.calls.generation_stream import GenerationStream
+from inferd.calls.outcomes import retrieve_error
 from inferd.protocol import (
     AppendContext,
     ContextState,
@@ -265,7 +266,7 @@ class ContextHandle:
         if self._id is None or self._parts:
             # In a task of its own: a task that is cancelled while it waits loses neither the parts nor the open turn.
             self._sending = asyncio.create_task(self._send(), name="inferd context.append")
-            self._sending.add_done_callback(note_outcome)
+            self._sending.add_done_callback(retrieve_error)
             await self._sent()
         self.check()
         return await self._create()

@@ -14,6 +14,7 @@ from typing import Any
 from inferd.calls.constraint_runner import ConstraintRunner
 from inferd.calls.generate_arguments import GenerateArguments
 from inferd.calls.generation_state import GenerationEvent, GenerationState, Lifecycle
+from inferd.calls.outcomes import retrieve_error
 from inferd.calls.sampler_runner import SamplerRunner
 from inferd.calls.speculator_runner import NO_DRAFT, CheckedDraft, SpeculatorRunner
 from inferd.protocol import (
@@ -315,7 +316,7 @@ class GenerationStream:
         self._lifecycle.on(GenerationEvent.SEND)
         # In a task of its own: if the waiting task is cancelled now, the start still tells which generation to close.
         self._starting = asyncio.create_task(self._start(transport, context), name="inferd generate.start")
-        self._starting.add_done_callback(note_outcome)
+        self._starting.add_done_callback(retrieve_error)
         try:
             self._running = await asyncio.shield(self._starting)
         except InferdError:
@@ -381,9 +382,3 @@ class GenerationStream:
             with contextlib.suppress(InferdError):  # raised to the task that started it, unless that was cancelled
                 self._running = await asyncio.shield(self._starting)
         return self._running
-
-
-def note_outcome(task: asyncio.Task[Any]) -> None:
-    """Take an error that nobody waits for any more, so that it is not reported as forgotten."""
-    if not task.cancelled():
-        task.exception()

@@ -7,6 +7,7 @@ import json
 from collections.abc import Awaitable, Callable
 from typing import Any
 
+from inferd.calls.outcomes import retrieve_error
 from inferd.program.json_values import is_carried, to_json_value
 from inferd.protocol import InvalidRequest, LimitExceeded
 from inferd.protocol.topics import MAX_VALUE_BYTES, MAX_VALUES
@@ -59,7 +60,7 @@ class Outgoing:
         if batch is None or batch.task is None or not batch.takes(size):
             batch = self._gathering = _Batch()
             batch.task = asyncio.get_running_loop().create_task(self._sent_next(batch, self._under_way))
-            batch.task.add_done_callback(_look_at)
+            batch.task.add_done_callback(retrieve_error)  # all who waited may have been cancelled
             self._under_way = batch.task
         assert batch.task is not None
         batch.values.append(value)
@@ -89,9 +90,3 @@ def size_in_json(value: Any) -> int:
         text = f"a value takes {size} bytes as JSON; {MAX_VALUE_BYTES} are allowed"
         raise LimitExceeded(text, limit="value_bytes", value=MAX_VALUE_BYTES, raise_with="several values")
     return size
-
-
-def _look_at(task: asyncio.Task[Any]) -> None:
-    """Have asyncio see that somebody knows of the error: all who waited may have been cancelled."""
-    if not task.cancelled():
-        task.exception()

@@ -6,6 +6,7 @@ import asyncio
 from collections.abc import AsyncGenerator, Mapping, Sequence
 from typing import Any
 
+from inferd.calls.outcomes import retrieve_error
 from inferd.chat.request import ToolCall
 from inferd.protocol import Cancelled, LimitExceeded, ProgramError
 from inferd.tools.events import ToolResult
@@ -42,7 +43,7 @@ class ToolCaller:
         """Cancel what still runs, and give it a moment to end by itself."""
         for task in tasks:
             task.cancel()
-            task.add_done_callback(_look_at)
+            task.add_done_callback(retrieve_error)
         running = {*self._running, *(task for task in tasks if not task.done())}
         self._running.clear()
         for called in running:
@@ -70,7 +71,7 @@ class ToolCaller:
             done, _ = await asyncio.wait({task}, timeout=self._options.timeout)
         finally:
             task.cancel()
-            task.add_done_callback(_look_at)
+            task.add_done_callback(retrieve_error)
         if not done:
             raise LimitExceeded(
                 f"{call.name} did not end in {self._options.timeout:g} s",
@@ -86,9 +87,3 @@ def _parted(
 ) -> tuple[list[asyncio.Task[ToolResult]], list[asyncio.Task[ToolResult]]]:
     """Return those that have ended, and the others, both in their order."""
     return [task for task in tasks if task.done()], [task for task in tasks if not task.done()]
-
-
-def _look_at(task: asyncio.Future[Any]) -> None:
-    """Take an error that nobody waits for, so that the event loop does not report it."""
-    if task.done() and not task.cancelled():
-        task.exception()
