@@ -19,14 +19,13 @@ from inferd_runtime.isolation.start import close_input, give_order
 from inferd_runtime.server.engine_process.command import NO_SECRETS, DraftSecrets, EngineStart, engine_launch
 from inferd_runtime.session.grants import SessionGrants, new_key
 from inferd_runtime.session.wire import (
-    CLOSE_NAMED,
     ERROR,
     MSGPACK,
     OPEN,
-    STATS,
     TICKET,
     CloseNamedSessions,
     EngineStats,
+    GetEngineStats,
     OpenSession,
     new_identity,
 )
@@ -76,12 +75,12 @@ class Caller:
 
     def stats(self) -> EngineStats:
         """The engine's counters."""
-        stats: EngineStats = self._result(self._send(STATS, b"\x80", EngineStats))
+        stats: EngineStats = self._result(self._send(GetEngineStats.op, b"\x80", EngineStats))
         return stats
 
     def close_session(self, name: str) -> None:
         """Close a session of this name, whoever opened it, as the gateway does."""
-        self._result(self._send(CLOSE_NAMED, msgspec.msgpack.encode(CloseNamedSessions([name])), p.Done))
+        self._result(self._send(CloseNamedSessions.op, msgspec.msgpack.encode(CloseNamedSessions([name])), p.Done))
 
     def prompt(self, text: str) -> int:
         """A context that holds a text."""

@@ -28,25 +28,21 @@ from inferd_runtime.session.step_profile import StepProfile
 from inferd_runtime.session.wire import (
     CANCEL,
     CLOSE,
-    CLOSE_NAMED,
+    ENGINE_REQUESTS,
     ERROR,
-    GATEWAY_OPERATIONS,
-    GENERATIONS,
     JSON,
     MSGPACK,
     OK,
     OPEN,
-    PRODUCED,
-    SHARE,
-    SLOW_STEP,
-    STATS,
     TICKET,
     CloseNamedSessions,
     EndedGenerations,
     EngineStats,
     FoundSlowStep,
     GetCycles,
+    GetEngineStats,
     GetGenerations,
+    GetProduced,
     GetSlowStep,
     ModelStats,
     OpenSession,
@@ -174,7 +170,7 @@ class SessionHub:
             return session.cancel(ticket)
         if op == CLOSE:
             return respond(self._close(identity))
-        if op in GATEWAY_OPERATIONS:
+        if op in ENGINE_REQUESTS:
             return respond(self._answer_gateway(identity, op, payload))
         session.handle(ticket, self._decode(op, form, payload), respond)
 
@@ -222,25 +218,26 @@ class SessionHub:
             self._close(self._identities[name])
 
     def _answer_gateway(self, identity: bytes, op: str, payload: bytes) -> Any:
-        """Return the reply to what the gateway alone may ask. Raises Unauthorized for any other session."""
+        """Return the reply to one of ENGINE_REQUESTS. Raises Unauthorized unless the session is the gateway's own."""
         if not self._granted[identity].gateway:
             raise p.Unauthorized(f"{op} is the gateway's own")
-        if op == STATS:
-            return self.stats()
-        if op == GENERATIONS:
-            return self._generations(msgspec.msgpack.decode(payload, type=GetGenerations))
-        if op == CLOSE_NAMED:
-            for name in msgspec.msgpack.decode(payload, type=CloseNamedSessions).sessions:
-                self._close_named(name)
-            return p.Done()
-        if op == PRODUCED:
-            return ProducedTokens(self.take_produced())
-        if op == SHARE:
-            return self._shared.share(msgspec.msgpack.decode(payload, type=ShareTenants))
-        if op == SLOW_STEP:
-            return FoundSlowStep(self.profile.read(msgspec.msgpack.decode(payload, type=GetSlowStep).over_ms))
-        asked = msgspec.msgpack.decode(payload, type=GetCycles)
-        return self._cycles.read(asked.tenant, asked.after)
+        match msgspec.msgpack.decode(payload, type=ENGINE_REQUESTS[op]):
+            case GetEngineStats():
+                return self.stats()
+            case GetGenerations() as asked:
+                return self._generations(asked)
+            case CloseNamedSessions(sessions=names):
+                for name in names:
+                    self._close_named(name)
+                return p.Done()
+            case GetProduced():
+                return ProducedTokens(self.take_produced())
+            case ShareTenants() as shared:
+                return self._shared.share(shared)
+            case GetSlowStep(over_ms=over_ms):
+                return FoundSlowStep(self.profile.read(over_ms))
+            case GetCycles(tenant=tenant, after=after):
+                return self._cycles.read(tenant, after)
 
     def _decode(self, op: str, form: bytes, payload: bytes) -> Any:
         decode = self._decode_as.get((form, op))
@@ -267,7 +264,7 @@ class SessionHub:
 
 
 def _encoded(encode: Callable[[Any], bytes], reply: Any) -> tuple[bool, bytes]:
-    """Return whether a reply is no error, and its payload; an InternalError for one that cannot be encoded."""
+    """Return True and the payload of a reply, False and that of an error. A reply that cannot be encoded is an InternalError."""
     try:
         if isinstance(reply, p.InferdError):
             return False, encode(_refusal(reply))
@@ -277,5 +274,5 @@ def _encoded(encode: Callable[[Any], bytes], reply: Any) -> tuple[bool, bytes]:
 
 
 def _refusal(error: p.InferdError) -> p.ErrorInfo:
-    """Return an error of the engine as it is sent: what it repeats of a request may be long, what it says is not."""
+    """Return an error as it is sent. Its message is cut, as it may repeat a part of the request."""
     return replace(error.to_wire(), message=p.cut(str(error.message), MAX_REFUSAL))

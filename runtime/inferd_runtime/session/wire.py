@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import secrets
 import struct
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, ClassVar
 
@@ -33,17 +33,8 @@ TICKET = struct.Struct("<I")
 OPEN = "session.open"
 CLOSE = "session.close"
 CANCEL = "cancel"
-STATS = "engine.stats"
-CYCLES = "engine.cycles"
-CLOSE_NAMED = "engine.close_sessions"
 RUN_SESSION = "run/"
 """Prefix of the name of a run's session, before the run's id. Its worker opens it; the gateway sees to its end."""
-GENERATIONS = "engine.generations"
-SLOW_STEP = "engine.slow_step"
-PRODUCED = "engine.produced"
-SHARE = "engine.share"
-GATEWAY_OPERATIONS = frozenset({STATS, CYCLES, CLOSE_NAMED, GENERATIONS, SLOW_STEP, PRODUCED, SHARE})
-PRIVATE_OPERATIONS = frozenset({OPEN, CLOSE, CANCEL}) | GATEWAY_OPERATIONS
 
 
 @dataclass(frozen=True)
@@ -59,14 +50,14 @@ class CloseNamedSessions:
     """Close those of the named sessions that are open, whichever connection opened them."""
 
     sessions: list[str]
-    op: ClassVar[str] = CLOSE_NAMED
+    op: ClassVar[str] = "engine.close_sessions"
 
 
 @dataclass(frozen=True)
 class GetEngineStats:
     """Ask for :class:`EngineStats`."""
 
-    op: ClassVar[str] = STATS
+    op: ClassVar[str] = "engine.stats"
 
 
 @dataclass(frozen=True)
@@ -111,7 +102,7 @@ class GetGenerations:
     """Ask for the generations that ended since index ``after`` of each model (none: all that are kept)."""
 
     after: dict[str, int] = field(default_factory=dict)
-    op: ClassVar[str] = GENERATIONS
+    op: ClassVar[str] = "engine.generations"
 
 
 @dataclass(frozen=True)
@@ -125,7 +116,7 @@ class EndedGenerations:
 class GetProduced:
     """Ask how many tokens were generated since this was asked last."""
 
-    op: ClassVar[str] = PRODUCED
+    op: ClassVar[str] = "engine.produced"
 
 
 @dataclass(frozen=True)
@@ -148,7 +139,7 @@ class ShareTenants:
     elsewhere: dict[str, float] = field(default_factory=dict)
     pages: dict[str, int] = field(default_factory=dict)
     parts: int = 1
-    op: ClassVar[str] = SHARE
+    op: ClassVar[str] = "engine.share"
 
 
 @dataclass(frozen=True)
@@ -165,7 +156,7 @@ class GetCycles:
 
     tenant: str
     after: int = -1
-    op: ClassVar[str] = CYCLES
+    op: ClassVar[str] = "engine.cycles"
 
 
 @dataclass(frozen=True)
@@ -198,7 +189,7 @@ class GetSlowStep:
     """Ask for the last step that took more than ``over_ms`` while somebody asked. Steps are profiled for a few seconds more."""
 
     over_ms: float
-    op: ClassVar[str] = SLOW_STEP
+    op: ClassVar[str] = "engine.slow_step"
 
 
 @dataclass(frozen=True)
@@ -227,6 +218,16 @@ class FoundSlowStep:
     """The answer: None while no step was slow enough."""
 
     step: SlowStep | None = None
+
+
+ENGINE_REQUESTS: Mapping[str, type] = {
+    kind.op: kind
+    for kind in (
+        GetEngineStats, GetGenerations, CloseNamedSessions, GetProduced, ShareTenants, GetSlowStep, GetCycles,
+    )
+}  # fmt: skip
+"""What the gateway alone may ask of the engine, in a session of its own."""
+PRIVATE_OPERATIONS = frozenset({OPEN, CLOSE, CANCEL, *ENGINE_REQUESTS})
 
 
 @dataclass(frozen=True)

@@ -112,7 +112,7 @@ def test_the_hub_tells_what_was_delivered() -> None:
 
 
 def test_programs_and_scripts_cannot_ask_for_it() -> None:
-    assert link.CYCLES in link.PRIVATE_OPERATIONS
+    assert link.GetCycles.op in link.PRIVATE_OPERATIONS
     assert not link.PRIVATE_OPERATIONS & p.OPERATIONS.keys()
 
 

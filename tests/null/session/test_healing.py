@@ -268,7 +268,7 @@ def test_a_fork_of_a_healed_generation_holds_no_more_than_the_prompt(caller: Dir
     context = caller.text(PROMPT)
     caller.call(p.StartGenerate(context, max_tokens=5, heal=True))
     with pytest.raises(
-        p.InvalidRequest, match=f"cannot fork {len(PROMPT) + 1} tokens: the context holds {len(PROMPT)}"
+        p.InvalidRequest, match=f"cannot copy {len(PROMPT) + 1} tokens: the context holds {len(PROMPT)}"
     ):
         caller.call(p.ForkContext(context, len(PROMPT) + 1))
 

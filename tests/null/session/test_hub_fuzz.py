@@ -23,7 +23,7 @@ VALUES = st.recursive(
     lambda inner: st.one_of(st.lists(inner, max_size=3), st.dictionaries(st.text(max_size=4), inner, max_size=3)),
     max_leaves=6,
 )
-PRIVATE = [link.CANCEL, link.STATS, link.CYCLES, "no.such.operation"]
+PRIVATE = [link.CANCEL, link.GetEngineStats.op, link.GetCycles.op, "no.such.operation"]
 
 
 @st.composite

@@ -244,9 +244,9 @@ def identity(worker: Any, launch: LaunchRun, victim: str, others: list[str]) -> 
     assert answer(own.socket) == "ok"
     made |= {
         "the same grant again": opened(worker, launch.grant),
-        "figures of all": asked(own, wire.STATS, {}),
-        "what others do": asked(own, wire.CYCLES, {"tenant": "bob", "after": -1}),
-        "the end of another's session": asked(own, wire.CLOSE_NAMED, {"sessions": [f"run/{victim}"]}),
+        "figures of all": asked(own, wire.GetEngineStats.op, {}),
+        "what others do": asked(own, wire.GetCycles.op, {"tenant": "bob", "after": -1}),
+        "the end of another's session": asked(own, wire.CloseNamedSessions.op, {"sessions": [f"run/{victim}"]}),
     }
     for name in (f"run/{victim}", victim, "gateway", "gateway/1", "gateway/2"):
         made[f"the socket of {name}"] = spoken_as(worker, name)
@@ -273,7 +273,7 @@ def spoken_as(worker: Any, identity: str) -> str:
     link: zmq.Socket[bytes] = worker.context.socket(zmq.DEALER)
     link.setsockopt(zmq.IDENTITY, identity.encode())
     link.connect(worker.links.engine)
-    link.send_multipart(wire.request_frames(5, wire.STATS, wire.MSGPACK, b"\x80"))
+    link.send_multipart(wire.request_frames(5, wire.GetEngineStats.op, wire.MSGPACK, b"\x80"))
     return answer(link)
 
 

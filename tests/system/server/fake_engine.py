@@ -35,19 +35,17 @@ from inferd_runtime.session.grants import SIGNATURE_BYTES, Grant
 from inferd_runtime.session.wire import (
     CANCEL,
     CLOSE,
-    CLOSE_NAMED,
-    CYCLES,
     ERROR,
     JSON,
     OK,
     OPEN,
-    PRODUCED,
-    STATS,
     TICKET,
     CloseNamedSessions,
     CyclePage,
     EngineStats,
     GetCycles,
+    GetEngineStats,
+    GetProduced,
     OpenSession,
     ProducedTokens,
     WatchedCycle,
@@ -91,16 +89,16 @@ class Engine:
             self.reply(session, ticket, form, MODELS)
         elif op == "adapter.list":
             self.reply(session, ticket, form, Adapters([]))
-        elif op == STATS:
+        elif op == GetEngineStats.op:
             self.reply(session, ticket, form, EngineStats(7, 0, len(self.sessions), 64, 60))
-        elif op == PRODUCED:
+        elif op == GetProduced.op:
             produces = self.produces is not None and self.produces.exists()
             self.reply(session, ticket, form, ProducedTokens({"ann": 900} if produces else {}))
-        elif op == CYCLES:
+        elif op == GetCycles.op:
             asked = msgspec.msgpack.decode(payload, type=GetCycles)
             cycle = WatchedCycle(max(0, asked.after), asked.tenant, 1, 1, "ngram", 4, 2, 3)
             self.reply(session, ticket, form, CyclePage([cycle], cycle.index + 1))
-        elif op == CLOSE_NAMED:
+        elif op == CloseNamedSessions.op:
             names = msgspec.msgpack.decode(payload, type=CloseNamedSessions).sessions
             self.sessions = {key: held for key, held in self.sessions.items() if held not in names}
             self.reply(session, ticket, form, Done())

@@ -139,7 +139,7 @@ class OpenGeneration:
         left = (delivered, ()) if self._healing is None else self._healing.keep(delivered)
         held = left[0] + len(left[1])
         if not -1 <= length <= max(delivered, held):
-            raise p.InvalidRequest(f"cannot fork {length} tokens: the context holds {held}")
+            raise p.InvalidRequest(f"cannot copy {length} tokens: the context holds {held}")
         if length < 0 or length >= delivered:
             return left
         return (length, ()) if self._healing is None else self._healing.keep(length)

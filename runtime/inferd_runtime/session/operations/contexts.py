@@ -57,7 +57,7 @@ def fork(state: SessionState, call: Call) -> None:
         return call.respond(state.open_context(entry.fork(*running.keep(request.length))))
     held = len(state.free_context(request.context).context.tokens)
     if not -1 <= request.length <= held:
-        raise p.InvalidRequest(f"cannot fork {request.length} tokens: the context holds {held}")
+        raise p.InvalidRequest(f"cannot copy {request.length} tokens: the context holds {held}")
     call.respond(state.open_context(entry.fork(held if request.length < 0 else request.length)))
 
 
