@@ -53,9 +53,8 @@ def read_by_place(text: str, limits: CompileLimits) -> Any:
     if not isinstance(root, dict):
         return root
     if not _DRAFT.search(str(root.get("$schema"))):
-        root.pop(
-            "$schema", None
-        )  # a dialect that nobody knows is read as the latest; libraries would look for its document
+        # An unknown dialect is read as the latest one; libraries would look for its document.
+        root.pop("$schema", None)
     else:
         root = _of_draft(root, _draft(str(root["$schema"])))
     document = _Document(root)

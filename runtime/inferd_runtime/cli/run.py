@@ -110,9 +110,8 @@ async def _execute(command: ProgramCommand, program: Program, phases: Phases) ->
         program = replace(program, bundle=bundle)
         runtime.services.join(Launches(runtime, partial(_find_itself, program)))
         run = runtime.launch(program, arguments, limits=limits)
-        talk = replace(
-            command.talk, cancels=False
-        )  # what interrupts this process ends the runtime, and the run with it
+        # An interrupt of this process ends the runtime, and the run with it: nothing is to be cancelled.
+        talk = replace(command.talk, cancels=False)
         code = await Conversation(OwnRun(run, runtime.files), RunScreen(command.as_json), talk, alone=True).follow()
         phases.end("run")
     phases.end("stop")

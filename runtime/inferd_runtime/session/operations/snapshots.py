@@ -135,9 +135,8 @@ def _await(
 
     def done(result: Any) -> None:
         failed = isinstance(result, p.InferdError)
-        if (
-            state.waiting.get(call.ticket) is stop
-        ):  # else it was cancelled, and the ticket may be another request's by now
+        # Otherwise it was cancelled, and the ticket may belong to another request by now.
+        if state.waiting.get(call.ticket) is stop:
             del state.waiting[call.ticket]
             call.respond(result if failed else guarded(reply, result))
         elif not failed:
