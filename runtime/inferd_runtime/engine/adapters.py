@@ -180,7 +180,7 @@ class AdapterSet:
 
     def _check_room(self, tenant: str, name: str) -> None:
         if (None, name) in self._named:
-            raise InvalidRequest(f"adapter name {name!r} is taken by the server")
+            raise InvalidRequest(f"adapter name {name!r} is taken by the server: choose another one")
         others = [owner for owner, other in self._named if owner == tenant and other != name]
         held = len(others) + sum(adapter.tenant == tenant for adapter in self._leaving)
         if held >= self.limits.count:

@@ -189,8 +189,7 @@ class SessionState:
         user = entry.context.user
         if isinstance(user, Generation) and user.finished() and not user.outbox:
             self.end_generation(user)
-        if entry.context.user is not None:
-            raise p.InvalidRequest("the context is in use: close its generation or wait for its operation first")
+        entry.context.check_unused()
         return entry
 
     def context_state(self, handle: int) -> p.ContextState:

@@ -26,8 +26,7 @@ class ContextJob(Job):
     """
 
     def __init__(self, context: CachedSequence) -> None:
-        if context.user is not None:
-            raise InvalidRequest("the context is in use by another operation")
+        context.check_unused()
         context.user = self
         self.context = context
         self.priority = 0

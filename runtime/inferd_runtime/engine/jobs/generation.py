@@ -462,6 +462,5 @@ def filtered_sources(draft: Draft, legal: Draft) -> list[str]:
 
 def check_start(context: CachedSequence) -> None:
     """Check that a generation can start. Raises InvalidRequest if the context is empty or in use, LimitExceeded if it is full."""
-    if context.user is not None:
-        raise InvalidRequest("the context is in use by another operation")
+    context.check_unused()
     context.check_room_behind()

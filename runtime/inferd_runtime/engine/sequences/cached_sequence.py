@@ -201,6 +201,11 @@ class CachedSequence:
             wrong = next(token for token in tokens if not 0 <= token < self._family.vocab_size)
             raise InvalidRequest(f"token id {wrong} is outside the vocabulary of {self._family.vocab_size}")
 
+    def check_unused(self) -> None:
+        """Raises InvalidRequest while a job works on the context."""
+        if self.user is not None:
+            raise InvalidRequest("the context is in use: close its generation or wait for its operation first")
+
     def check_room_behind(self) -> None:
         """Check that a token can be generated. Raises InvalidRequest if the context is empty, LimitExceeded if it is full."""
         if not self.tokens:

@@ -93,7 +93,9 @@ def open_drafters(
             verifier=settings.verifier, max_draft=settings.max_draft, prompt=len(context.tokens), salt=context.salt,
         )  # fmt: skip
     elif "draft_model" in asked.names and (settings.draft_model or "draft_model" in settings.sources):
-        raise p.NotFound(f"no draft model is served for {model.info.name!r}")
+        raise p.NotFound(
+            f"no draft model is served for {model.info.name!r}: ask for none, or have the server started with --draft"
+        )
 
 
 def open_lookup(asked: SpeculationRequest, model: ServedModel, context: CachedSequence) -> NgramDrafter:
