@@ -1,4 +1,4 @@
-"""The properties that `unevaluatedProperties` leaves out of account, with patterns searched for by the caller.
+"""The properties that a schema has evaluated, which `unevaluatedProperties` passes over; the caller searches for patterns.
 
 jsonschema has the same, and searches by Python's engine, which can backtrack for ever.
 """
@@ -14,7 +14,7 @@ Search = Callable[[str, str], bool]
 
 
 def evaluated_names(validator: Any, value: dict[str, Any], follow: Follow, search: Search) -> set[str]:
-    """Return the names that a validator's schema, which holds for the object, looks at; by `unevaluatedProperties` in it: all."""
+    """Return the properties of an object that a schema, under which it is valid, evaluates: all with `unevaluatedProperties`."""
     schema = validator.schema
     if not isinstance(schema, dict):
         return set()

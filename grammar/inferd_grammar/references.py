@@ -31,7 +31,7 @@ _REFERENCES = ("$ref", "$dynamicRef", "$recursiveRef")
 
 
 class _Unknown(Exception):
-    """Raised for a reference to a place that depends on where a schema is used, and, with a reason, for one to none."""
+    """Raised for a reference whose target depends on where the schema is used; with a reason, for one without a target."""
 
 
 class _Place(NamedTuple):
@@ -44,10 +44,10 @@ class _Place(NamedTuple):
 
 
 def read_by_place(text: str, limits: CompileLimits) -> Any:
-    """Return `read_schema` with every reference by place, and without the names that are then needed no more.
+    """Return what `read_schema` does, with references by name as JSON pointers, and without the names, which nothing needs then.
 
-    As it is written where all references are so, or one of them leads elsewhere or is not known before a value is. Raises
-    GrammarError as that does, and for a name that is no URI.
+    It stays as written if all references are pointers already, if one leads out of the document, or if a target depends on the
+    value. Raises GrammarError as `read_schema` does, and for a name that is no URI.
     """
     root = read_schema(text, limits)
     if not isinstance(root, dict):

@@ -111,7 +111,7 @@ class EndPlanner:
             self._clock.check()
 
     def _closes(self, written: bytes, left: int) -> bool:
-        """Where a character is cut in two, keep the held end behind the rest of it; and that end alone once it is whole."""
+        """Inside a character, keep the held end behind the rest of its bytes; once it is whole, keep that end alone."""
         rest = rest_of_character(begun_character(self._begun + written))
         if not rest and not self._closing:
             return False
