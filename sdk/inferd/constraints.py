@@ -21,14 +21,14 @@ class _Text(OutputConstraint):
 
 
 class Lark(_Text):
-    """Text of a context-free grammar in llguidance's variant of Lark, rule ``start``.
+    """Text of a context-free grammar in Lark, from its rule ``start`` on.
 
-    What names special tokens, other grammars or options of the library is refused when the generation starts
-    (ConstraintError).
+    What names special tokens, other grammars or options of llguidance is refused when the generation starts (ConstraintError).
     """
 
-    def __init__(self, grammar: str) -> None:
-        self.constraint = ConstraintSpec("lark", value=_checked_text("grammar", grammar))
+    def __init__(self, grammar: str, start: str = "start") -> None:
+        own = "" if start == "start" else f"\nstart: {start}\n"
+        self.constraint = ConstraintSpec("lark", value=_checked_text("grammar", grammar) + own)
 
 
 class Gbnf(_Text):

@@ -201,6 +201,7 @@ def test_what_each_kind_sends() -> None:
     schema = ConstraintSpec("json_schema", "{}", mode="best_effort")
     assert JsonSchema({}, mode="best_effort").constraint == schema
     assert Lark("start: /a/").constraint == ConstraintSpec("lark", "start: /a/")
+    assert Lark('a: "x"', start="a").constraint == ConstraintSpec("lark", 'a: "x"\nstart: a\n')
     assert Gbnf('root ::= "a"').constraint == ConstraintSpec("gbnf", 'root ::= "a"')
     assert Exact(YES).constraint == ConstraintSpec("exact", members=[YES.constraint])
     both = AllOf([Regex("a*"), Exact(YES)])

@@ -194,6 +194,7 @@ def test_every_kind_goes_through() -> None:
             return await Context().append("p").generate(SEEDED, max_tokens=40, constrain=constraint).collect_text()
 
         assert (await said(Lark('start: "a" "b"'))) == "ab"
+        assert (await said(Lark('first.2: "a" "b"', start="first"))) == "ab"
         assert (await said(Gbnf('root ::= "c" "d"'))) == "cd"
         assert (await said(AllOf([Regex("[a-m]{3}"), Regex("[m-z]{3}")]))) == "mmm"
         tagged = Tagged([Tag("<call>", JsonSchema(Answer), "</call>")])
