@@ -68,7 +68,7 @@ async def main() -> str:
     return text * 2
 """
 DECODE = """
-from inferd import AttentionMask, Context, CustomSampler, Distribution, Entropy, Model, Regex, Sampler
+from inferd import AttentionMask, Context, CustomSampler, Distribution, Entropy, Lark, Model, Regex, Sampler
 from inferd.samplers import Dry, Guided, Typical, chain
 
 async def beams(ctx: Context, width: int, length: int) -> int:
@@ -100,6 +100,9 @@ async def main() -> dict:
     seeded = chain(Dry(), Typical(0.9), Guided(Context().user("x").cue(), 1.2), seed=3, k=64)
     text = await Context().user("Hello").generate(seeded, max_tokens=6, constrain=Regex("[a-z ]{1,4}")).collect_text()
     assert 0 < len(text) <= 4, text
+    lark = Lark('%import python.HEX_NUMBER -> NUMBER\\nfirst.2: NUMBER', start="first")  # read by a library, in a sealed child
+    text = await Context().user("Hello").generate(seeded, max_tokens=6, constrain=lark).collect_text()
+    assert text[:2].lower() == "0x", text
     vocabulary = await (await Model.load()).tokenizer.vocabulary()
     words = await (await Model.load()).tokenizer.encode("a few words")
     assert b"".join(vocabulary[token] for token in words) == b"a few words"
