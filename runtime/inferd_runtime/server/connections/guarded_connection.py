@@ -23,6 +23,8 @@ FEED_SECONDS = 0.002
 """How long pieces are parsed in a row before others have their turn."""
 JOINED_BYTES = 16 << 10
 """Of an answer's head and body that are sent together; more is sent at once, so that what the client does not read is seen."""
+HANDED_BYTES = 64 << 10
+"""What a transport gets at a time, until it has too much. What it holds beyond that is not told where it speaks TLS."""
 
 
 Peer = tuple[str, int]
@@ -76,6 +78,9 @@ class GuardedConnection(asyncio.Protocol):
         self._keeper = keeper
         self._transport: asyncio.Transport | None = None
         self._pending = bytearray()
+        self._unsent = bytearray()
+        self._full = False
+        self._last_act: Callable[[], None] | None = None
         self._feeder: asyncio.TimerHandle | None = None
         self._paused: set[str] = set()
 
@@ -87,6 +92,7 @@ class GuardedConnection(asyncio.Protocol):
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         """Hand the connection to the HTTP server."""
         self._transport = cast(asyncio.Transport, transport)
+        self._transport.set_write_buffer_limits(HANDED_BYTES)
         self.inner = self._make_inner()
         self.inner.connection_made(GuardedTransport(self, self._transport))
 
@@ -95,6 +101,8 @@ class GuardedConnection(asyncio.Protocol):
         if self._feeder is not None:
             self._feeder.cancel()
         self._pending.clear()
+        self._unsent.clear()
+        self._last_act = None
         self._keeper.ended(self)
         lost, self.inner = self.inner, asyncio.Protocol()  # or only a collection of garbage would free the two
         lost.connection_lost(exc)
@@ -119,18 +127,58 @@ class GuardedConnection(asyncio.Protocol):
 
     def pause_writing(self) -> None:
         """The client does not read: it is not read either, and its time runs."""
+        self._full = True
         self.deadlines.stalled(time.monotonic())
-        self.pause(UNREAD)
-        self.inner.pause_writing()
-        if self._transport is not None:
-            self._keeper.stalled(self, self._transport.get_write_buffer_size())
+        if not self.is_paused(UNREAD):
+            self.pause(UNREAD)
+            self.inner.pause_writing()
+        self._keeper.stalled(self, self.unsent_bytes())
 
     def resume_writing(self) -> None:
-        """The client reads again."""
+        """The client reads again: it gets what waited for that, and the HTTP server goes on once it has all of it."""
+        self._full = False
         self.deadlines.flows()
         self._keeper.flows(self)
-        self.inner.resume_writing()
-        self.resume(UNREAD)
+        self.hand_over()
+        if not self._full:
+            self.inner.resume_writing()
+            self.resume(UNREAD)
+
+    def unsent_bytes(self) -> int:
+        """Return how many bytes wait to be sent, here and in the transport."""
+        return len(self._unsent) + (0 if self._transport is None else self._transport.get_write_buffer_size())
+
+    def send(self, data: bytes | bytearray | memoryview) -> None:
+        """Send together what is written in one turn of the event loop: each piece alone would cost system calls on both sides."""
+        if self._transport is None or self._transport.is_closing() or self._last_act is not None:
+            return
+        if data and not self._unsent:
+            asyncio.get_running_loop().call_soon(self.hand_over)
+        self._unsent += data
+        if len(self._unsent) >= JOINED_BYTES:
+            self.hand_over()
+
+    def hand_over(self) -> None:
+        """Give the transport what waits to be sent, in pieces, until it has too much; then do what was to be done behind it."""
+        if self._transport is None:
+            return
+        while self._unsent and not self._full:
+            piece = bytes(self._unsent[:HANDED_BYTES])
+            del self._unsent[:HANDED_BYTES]
+            self._transport.write(piece)
+            self.deadlines.wrote(time.monotonic())
+        if not self._unsent and self._last_act is not None:
+            act, self._last_act = self._last_act, None
+            act()
+
+    def finish(self, act: Callable[[], None]) -> None:
+        """Do this, which ends what is sent, once the transport has all that waits to be sent."""
+        self._last_act = act
+        self.hand_over()
+
+    def is_ending(self) -> bool:
+        """Return True if nothing more is to be sent behind what waits."""
+        return self._last_act is not None
 
     def is_paused(self, why: str) -> bool:
         """Return True if there is this reason for not reading."""
@@ -202,7 +250,6 @@ class GuardedTransport(asyncio.Transport):
         super().__init__()
         self._connection = connection
         self._transport = transport
-        self._joined = bytearray()
 
     def get_extra_info(self, name: str, default: Any = None) -> Any:
         """Return what the transport knows."""
@@ -218,16 +265,14 @@ class GuardedTransport(asyncio.Transport):
 
     def is_closing(self) -> bool:
         """Return True once it is closed or about to be."""
-        return self._transport.is_closing()
+        return self._connection.is_ending() or self._transport.is_closing()
 
     def close(self) -> None:
         """Close when all is sent."""
-        self._flush()
-        self._transport.close()
+        self._connection.finish(self._transport.close)
 
     def abort(self) -> None:
         """Close now."""
-        self._joined.clear()
         self._transport.abort()
 
     def is_reading(self) -> bool:
@@ -243,22 +288,12 @@ class GuardedTransport(asyncio.Transport):
         self._connection.resume(SERVER)
 
     def write(self, data: bytes | bytearray | memoryview) -> None:
-        """Send together what is written in one turn of the event loop: each piece alone would cost system calls on both sides."""
-        if data and not self._joined:
-            asyncio.get_running_loop().call_soon(self._flush)
-        self._joined += data
-        if len(self._joined) >= JOINED_BYTES:
-            self._flush()
-
-    def _flush(self) -> None:
-        data, self._joined = bytes(self._joined), bytearray()
-        if data:
-            self._transport.write(data)
-            self._connection.deadlines.wrote(time.monotonic())
+        """Send bytes when the client reads them."""
+        self._connection.send(data)
 
     def get_write_buffer_size(self) -> int:
         """Return the bytes that are not sent yet."""
-        return len(self._joined) + self._transport.get_write_buffer_size()
+        return self._connection.unsent_bytes()
 
     def set_write_buffer_limits(self, high: int | None = None, low: int | None = None) -> None:
         """Set when the HTTP server is told to stop writing."""
@@ -269,6 +304,5 @@ class GuardedTransport(asyncio.Transport):
         return self._transport.can_write_eof()
 
     def write_eof(self) -> None:
-        """Close the sending side."""
-        self._flush()
-        self._transport.write_eof()
+        """Close the sending side when all is sent."""
+        self._connection.finish(self._transport.write_eof)

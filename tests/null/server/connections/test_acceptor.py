@@ -7,15 +7,16 @@ import contextlib
 import errno
 import logging
 import socket
+import ssl
 import time
 import weakref
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any, cast
 
 import pytest
+import trustme
 import zmq
 
 from inferd.protocol import Unavailable
@@ -25,12 +26,11 @@ from inferd_runtime.garbage import no_collections
 from inferd_runtime.server.connections import acceptor as acceptor_module
 from inferd_runtime.server.connections.acceptor import ACCEPTED_IN_A_ROW, Acceptor, Listener
 from inferd_runtime.server.connections.connection_table import ConnectionTable, close_frame
-from inferd_runtime.server.connections.deadlines import Deadlines, Patience
 from inferd_runtime.server.connections.guarded_connection import (
     JOINED_BYTES,
     PIECE_BYTES,
+    UNREAD,
     GuardedConnection,
-    GuardedTransport,
 )
 from inferd_runtime.server.connections.loop_shares import REGULAR_MOST_SECONDS, REGULAR_SHARE
 from inferd_runtime.server.gateway.listening import listen
@@ -38,6 +38,11 @@ from inferd_runtime.server.supervisor.engine_session import EngineChannel
 from inferd_runtime.server.tenancy.quotas import Quotas, same_for_all
 from inferd_runtime.server.tenancy.tenant_use import SharedSizes, TenantUse
 from inferd_runtime.settings.settings import Settings
+
+SMALL_BUFFER = 64 << 10
+LONG_ANSWER = 32 << 20
+MOST_BELOW = 12 << 20
+"""What transport and system hold of an answer that nobody reads."""
 
 
 class Echo(asyncio.Protocol):
@@ -184,6 +189,9 @@ class FullTransport:
     def get_write_buffer_size(self) -> int:
         return self.size
 
+    def set_write_buffer_limits(self, high: int) -> None:
+        """Do nothing."""
+
     def abort(self) -> None:
         self.aborted = True
 
@@ -298,19 +306,51 @@ class Sink(asyncio.Transport):
         super().__init__()
         self.sent: list[bytes] = []
 
+    def set_write_buffer_limits(self, high: int | None = None, low: int | None = None) -> None:
+        """Do nothing."""
+
     def write(self, data: bytes | bytearray | memoryview) -> None:
         self.sent.append(bytes(data))
 
     def close(self) -> None:
         self.sent.append(b"closed")
 
+    def is_closing(self) -> bool:
+        return self.sent[-1:] == [b"closed"]
+
+
+def tls_contexts() -> tuple[ssl.SSLContext, ssl.SSLContext]:
+    """Contexts of a server and of a client that trusts it."""
+    authority = trustme.CA()
+    served, trusted = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER), ssl.create_default_context()
+    authority.issue_cert("127.0.0.1").configure_cert(served)
+    authority.configure_trust(trusted)
+    return served, trusted
+
+
+class Talker(asyncio.Protocol):
+    """Stands for an HTTP server that sends one long answer and closes the connection."""
+
+    def __init__(self, answer: bytes, unread: asyncio.Event) -> None:
+        self.answer = answer
+        self.unread = unread
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        answering = cast(asyncio.Transport, transport)
+        answering.write(self.answer)
+        answering.close()
+        assert answering.is_closing()
+
+    def pause_writing(self) -> None:
+        self.unread.set()
+
 
 def test_head_and_body_go_out_together_and_what_is_long_goes_out_at_once() -> None:
     async def write() -> list[bytes]:
-        sink = Sink()
-        transport = GuardedTransport(
-            cast(GuardedConnection, SimpleNamespace(deadlines=Deadlines(Patience(), 0.0))), sink
-        )
+        sink, server = Sink(), Echo()
+        new_table().arrived(("127.0.0.1", 1), lambda: server).connection_made(sink)
+        transport = server.transport
+        assert transport is not None
         for piece in (b"head", b"body", b""):
             transport.write(piece)
         assert sink.sent == []
@@ -318,7 +358,43 @@ def test_head_and_body_go_out_together_and_what_is_long_goes_out_at_once() -> No
         transport.write(b"x" * JOINED_BYTES)
         transport.write(b"last")
         transport.close()
+        transport.write(b"behind the end")
         await asyncio.sleep(0)
         return sink.sent
 
     assert asyncio.run(write()) == [b"headbody", b"x" * JOINED_BYTES, b"last", b"closed"]
+
+
+@pytest.mark.parametrize("tls", [False, True])
+def test_of_an_answer_that_nobody_reads_the_transport_holds_little_and_the_tenant_pays_the_rest(
+    tls: bool, tmp_path: Path
+) -> None:
+    """asyncio's TLS says that nothing waits while all of an answer does, in the transport below it."""
+    served, trusted = tls_contexts()
+    listening = socket.create_server(("127.0.0.1", 0))
+    listening.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, SMALL_BUFFER)
+    table, connections = new_table(), list[GuardedConnection]()
+
+    def arrived(unread: asyncio.Event) -> GuardedConnection:
+        connection = table.arrived(("127.0.0.1", 1), lambda: Talker(bytes(LONG_ANSWER), unread))
+        connection.tenant = "ann"
+        connections.append(connection)
+        return connection
+
+    async def read() -> None:
+        unread, loop = asyncio.Event(), asyncio.get_running_loop()
+        server = await loop.create_server(partial(arrived, unread), sock=listening, ssl=served if tls else None)
+        address = listening.getsockname()[:2]
+        reader, writer = await asyncio.open_connection(*address, ssl=trusted if tls else None, limit=SMALL_BUFFER)
+        await unread.wait()
+        (connection,) = connections
+        assert connection.is_paused(UNREAD)
+        assert connection.unread_bytes > LONG_ANSWER - MOST_BELOW
+        for left in range(LONG_ANSWER, 0, -SMALL_BUFFER):
+            await reader.readexactly(min(SMALL_BUFFER, left))
+        assert await reader.read() == b""
+        assert connection.unread_bytes == 0
+        writer.close()
+        server.close()
+
+    asyncio.run(read())
