@@ -172,9 +172,13 @@ class GuardedConnection(asyncio.Protocol):
             act()
 
     def finish(self, act: Callable[[], None]) -> None:
-        """Do this, which ends what is sent, once the transport has all that waits to be sent."""
-        self._last_act = act
-        self.hand_over()
+        """Do this, which ends what is sent, once the transport has all that waits to be sent.
+
+        A transport that is closed already is left alone: asyncio's own for TLS, closed twice, raises whatever it is asked.
+        """
+        if self._transport is not None and not self._transport.is_closing():
+            self._last_act = act
+            self.hand_over()
 
     def is_ending(self) -> bool:
         """Return True if nothing more is to be sent behind what waits."""

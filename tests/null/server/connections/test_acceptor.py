@@ -365,6 +365,35 @@ def test_head_and_body_go_out_together_and_what_is_long_goes_out_at_once() -> No
     assert asyncio.run(write()) == [b"headbody", b"x" * JOINED_BYTES, b"last", b"closed"]
 
 
+def test_a_connection_with_tls_that_is_closed_twice_leaves_no_traceback_when_its_client_closes_too() -> None:
+    async def ends() -> list[dict[str, Any]]:
+        told, unread, loop = list[dict[str, Any]](), asyncio.Event(), asyncio.get_running_loop()
+        loop.set_exception_handler(lambda _, context: told.append(context))
+        served, trusted = tls_contexts()
+        table, lost = new_table(), asyncio.Event()
+
+        class ClosesTwice(Talker):
+            def connection_made(self, transport: asyncio.BaseTransport) -> None:
+                super().connection_made(transport)
+                transport.close()
+
+            def connection_lost(self, exc: Exception | None) -> None:
+                lost.set()
+
+        def arrived() -> GuardedConnection:
+            return table.arrived(("127.0.0.1", 1), lambda: ClosesTwice(b"answer", unread))
+
+        server = await loop.create_server(arrived, "127.0.0.1", 0, ssl=served)
+        reader, writer = await asyncio.open_connection(*server.sockets[0].getsockname()[:2], ssl=trusted)
+        assert await reader.read() == b"answer"
+        writer.close()
+        await lost.wait()
+        server.close()
+        return told
+
+    assert asyncio.run(ends()) == []
+
+
 @pytest.mark.parametrize("tls", [False, True])
 def test_of_an_answer_that_nobody_reads_the_transport_holds_little_and_the_tenant_pays_the_rest(
     tls: bool, tmp_path: Path
