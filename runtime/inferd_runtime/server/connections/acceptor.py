@@ -88,6 +88,9 @@ class Acceptor:
             await loop.connect_accepted_socket(lambda: connection, accepted, ssl=tls, ssl_handshake_timeout=timeout)
         except OSError as error:  # SSLError and time-outs are some, too
             log.debug("no connection with %s: %s", connection.address, error)
+            error.__traceback__ = (
+                None  # it holds asyncio's TLS with its buffer of 256 KiB, which holds it, until a collection
+            )
             self._table.ended(connection)
 
     async def _sweep(self) -> None:
