@@ -11,7 +11,7 @@ from collections.abc import AsyncIterator
 from dataclasses import dataclass, field, replace
 from functools import partial
 
-from inferd_runtime.accepting import accept
+from inferd_runtime.accepting import accept, connect_accepted
 from inferd_runtime.draft_models.messages import AskDraft, DraftAnswer, DraftTransport, DropDraft
 from inferd_runtime.draft_models.remote.checks import MOST_ERROR, check_ask
 from inferd_runtime.draft_models.remote.frames import Frame, Kind, MalformedFrame, pack, unpack
@@ -146,10 +146,7 @@ class DraftService:
         loop = asyncio.get_running_loop()
         reader = asyncio.StreamReader()
         protocol = asyncio.StreamReaderProtocol(reader)
-        timeout = self._handshake_seconds if self._tls is not None else None
-        transport, _ = await loop.connect_accepted_socket(
-            lambda: protocol, connection, ssl=self._tls, ssl_handshake_timeout=timeout
-        )
+        transport = await connect_accepted(lambda: protocol, connection, self._tls, self._handshake_seconds)
         return FrameStream(reader, asyncio.StreamWriter(transport, protocol, reader, loop))
 
     async def _shake_hands(self, guest: _Guest) -> None:

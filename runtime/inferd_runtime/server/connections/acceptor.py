@@ -12,7 +12,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
 
-from inferd_runtime.accepting import accept
+from inferd_runtime.accepting import accept, connect_accepted
 from inferd_runtime.server.connections.connection_table import ConnectionTable
 from inferd_runtime.server.connections.guarded_connection import GuardedConnection
 
@@ -81,11 +81,9 @@ class Acceptor:
 
     async def _connect(self, accepted: socket.socket, connection: GuardedConnection) -> None:
         """Make the connection's transport, with TLS where it is spoken; a handshake that fails ends this connection alone."""
-        tls = self._listener.tls()
-        timeout = None if tls is None else self._listener.handshake_seconds
-        loop = asyncio.get_running_loop()
+        tls, seconds = self._listener.tls(), self._listener.handshake_seconds
         try:
-            await loop.connect_accepted_socket(lambda: connection, accepted, ssl=tls, ssl_handshake_timeout=timeout)
+            await connect_accepted(lambda: connection, accepted, tls, seconds)
         except OSError as error:  # SSLError and time-outs are some, too
             log.debug("no connection with %s: %s", connection.address, error)
             error.__traceback__ = (

@@ -160,7 +160,7 @@ class GuardedConnection(asyncio.Protocol):
 
     def hand_over(self) -> None:
         """Give the transport what waits to be sent, in pieces, until it has too much; then do what was to be done behind it."""
-        if self._transport is None:
+        if self._transport is None or self._transport.is_closing():
             return
         while self._unsent and not self._full:
             piece = bytes(self._unsent[:HANDED_BYTES])
