@@ -32,27 +32,30 @@ def lark_grammar(text: str, limits: CompileLimits) -> str:
     Raises GrammarError.
     """
     require_size(text, "Lark grammar", limits)
-    grammar, refusal = (
-        None,
-        GrammarError("a lazy quantifier in a grammar that Lark itself cannot read is not supported"),
-    )
     try:
-        grammar = llguidance.LLMatcher.grammar_from_lark(plain_lark(text, limits))
-        if reason := llguidance.LLMatcher.validate_grammar(grammar):
-            grammar, refusal = None, GrammarError(f"llguidance: {one_line(reason)}")
+        if not _is_lazy(text):
+            return _as_it_stands(text, limits)
+        refusal = GrammarError("a lazy quantifier in a grammar that Lark itself cannot read is not supported")
     except GrammarError as error:
         refusal = error
-    if grammar is not None and not any(is_lazy(piece[0]) for piece in LITERALS.finditer(text) if piece[0][0] == "/"):
-        return grammar
-    from inferd_grammar.backends.lark_library import (
-        NotLark,
-        written_plainly,
-    )  # a third of the time of all other imports
+    from inferd_grammar.backends import lark_library  # takes a third as long to import as all else here
 
     try:
-        return llguidance.LLMatcher.grammar_from_lark(written_plainly(text, limits))
-    except NotLark:
+        return llguidance.LLMatcher.grammar_from_lark(lark_library.written_plainly(text, limits))
+    except lark_library.NotLark:
         raise refusal from None
+
+
+def _is_lazy(text: str) -> bool:
+    pieces = (piece[0] for piece in LITERALS.finditer(text))
+    return any(is_lazy(piece) for piece in pieces if piece.startswith("/") and not piece.startswith("//"))
+
+
+def _as_it_stands(text: str, limits: CompileLimits) -> str:
+    grammar = llguidance.LLMatcher.grammar_from_lark(plain_lark(text, limits))
+    if reason := llguidance.LLMatcher.validate_grammar(grammar):
+        raise GrammarError(f"llguidance: {one_line(reason)}")
+    return grammar
 
 
 def plain_lark(text: str, limits: CompileLimits) -> str:

@@ -107,6 +107,10 @@ def test_what_cannot_be_held_is_refused_by_name(bytes_compiler: GrammarCompiler,
         bytes_compiler.compile(LarkGrammar(grammar))
 
 
+def test_a_comment_has_no_lazy_quantifier(bytes_compiler: GrammarCompiler) -> None:
+    bytes_compiler.compile(LarkGrammar('start: %json {"type": "string"} // as in /a*?/'))
+
+
 def test_no_import_reads_a_file(
     bytes_compiler: GrammarCompiler, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
