@@ -12,7 +12,6 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 from lark import Token, Tree
-from lark.exceptions import LarkError
 from lark.grammar import NonTerminal, Terminal
 from lark.lexer import PatternStr, TerminalDef
 from lark.load_grammar import (
@@ -46,17 +45,16 @@ def written_plainly(text: str, limits: CompileLimits) -> str:
 
     Raises NotLark for a text that the library cannot read, GrammarError for a grammar with what cannot be held.
     """
-    if _NESTED_TEMPLATE.search(LITERALS.sub("", text)):
-        raise GrammarError(
-            "a template of a Lark grammar that is given a template is not supported"
-        )  # it may have no end
+    if _NESTED_TEMPLATE.search(LITERALS.sub("", text)):  # such may have no end
+        raise GrammarError("a template of a Lark grammar that is given a template is not supported")
     try:
         builder = _OwnGrammars()
         builder.load_grammar(text, "<string>")
         return "\n".join(_Writer(builder.build(), limits).lines())
-    except GrammarError:
+    except (GrammarError, RecursionError, MemoryError):
         raise
-    except LarkError as error:
+    except Exception as error:
+        # The library's boundary: it stumbles over some texts, and in its own messages, too.
         raise NotLark(str(error)) from error
 
 

@@ -44,6 +44,7 @@ REFUSED = {
     'expr.2: "a"': "no rule `start`",
     "start: t{t{A}}\nt{x}: x | t{t{x}}\nA: /a/": "a template .* that is given a template",
     MANY_INSTANCES: "max_rules is 1000",
+    "expr: a{b, c}\na{x}: x\nstart.1: expr\nb: /b/\nc: /c/": "llguidance",
     'start: %json {"type": "string"} /a*?/': "a lazy quantifier in a grammar that Lark itself cannot read",
 }  # fmt: skip
 
