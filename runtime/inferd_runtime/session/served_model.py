@@ -19,7 +19,8 @@ from inferd_runtime.engine.jobs.reasoning import ReasoningMarkTokens
 from inferd_runtime.engine.jobs.text import TextTokenizer
 from inferd_runtime.engine.jobs.timeline import GenerationClock
 from inferd_runtime.models.chat import ChatTemplate
-from inferd_runtime.models.chat_formats import reasoning_of, tool_format_of
+from inferd_runtime.models.chat_formats import reasoning_of
+from inferd_runtime.models.written_calls import written_format
 from inferd_runtime.session.generation.program_turns import ProgramTurns
 from inferd_runtime.speculation.corpus import Corpora
 from inferd_runtime.speculation.words import WordIndex
@@ -83,7 +84,7 @@ class ServedModel:
         """Return what the chat template says about tools and reasoning. Raises InvalidRequest for an invalid template."""
         template = self.tokenizer.chat_template
         marks = reasoning_of(template)
-        written = tool_format_of(template) if self.tool_format == "auto" else self.tool_format
+        written = written_format(self.tokenizer) if self.tool_format == "auto" else self.tool_format
         read = self.tokenizer.template_variables if template else frozenset()
         begin, end = (self.tokenizer.encode(mark, special=True) for mark in marks[:2])
         return ChatFormat(
