@@ -15,6 +15,8 @@ from inferd.chat.call_forms import (
     DEEPSEEK_V3,
     DEEPSEEK_V31,
     FUNCTION,
+    GIGACHAT,
+    GIGACHAT_CALL,
     GLM,
     GRANITE,
     GRANITE_CALLS,
@@ -25,6 +27,9 @@ from inferd.chat.call_forms import (
     JSON,
     KEY,
     LLAMA3,
+    MINICPM,
+    MINIMAX_CALLS,
+    MINIMAX_M2,
     MISTRAL,
     MISTRAL_ARGS,
     NEMOTRON,
@@ -40,7 +45,7 @@ from inferd.chat.call_forms import (
 
 TOOL_FORMATS = (
     *(HERMES, LLAMA3, MISTRAL, MISTRAL_ARGS, QWEN3_CODER, DEEPSEEK_V3, DEEPSEEK_V31, GRANITE, PHI4, NEMOTRON, JAMBA),
-    *(SEED_OSS, GLM, HARMONY, JSON),
+    *(SEED_OSS, GLM, MINIMAX_M2, MINICPM, GIGACHAT, HARMONY, JSON),
 )
 
 
@@ -78,6 +83,9 @@ FORMAT_MARKS = (
     FormatMark((NEMOTRON_CALLS,), NEMOTRON),
     FormatMark((SEED_CALL, FUNCTION), SEED_OSS),
     FormatMark((JAMBA_CALLS,), JAMBA),
+    FormatMark((MINIMAX_CALLS, "<invoke name="), MINIMAX_M2),
+    FormatMark((GIGACHAT_CALL,), GIGACHAT),
+    FormatMark(('<function name="', '<param name="'), MINICPM),
 )
 """The first that a template holds counts."""
 CALL_MARK = re.compile(r"<[^<>\s]*(?:call|invoke|start_action|action_start|tools_prefix)[^<>\s]*>", re.IGNORECASE)

@@ -10,6 +10,7 @@ HERMES, LLAMA3, MISTRAL, JSON = "hermes", "llama3", "mistral", "json"
 MISTRAL_ARGS, QWEN3_CODER, SEED_OSS, GLM = "mistral_args", "qwen3_coder", "seed_oss", "glm"
 DEEPSEEK_V3, DEEPSEEK_V31 = "deepseek_v3", "deepseek_v31"
 GRANITE, PHI4, NEMOTRON, JAMBA = "granite", "phi4", "nemotron", "jamba"
+MINIMAX_M2, MINICPM, GIGACHAT = "minimax_m2", "minicpm", "gigachat"
 HARMONY = "harmony"
 UNKNOWN = "unknown"
 """Of a template that names marks of calls, but none of a format here."""
@@ -24,6 +25,8 @@ GRANITE_CALLS, PHI4_CALLS = "<|tool_call|>", "functools"
 NEMOTRON_CALLS, NEMOTRON_CALLS_END = "<TOOLCALL>", "</TOOLCALL>"
 JAMBA_CALLS, JAMBA_CALLS_END = "<tool_calls>", "</tool_calls>"
 SEED_CALL, SEED_CALL_END = "<seed:tool_call>", "</seed:tool_call>"
+MINIMAX_CALLS, MINIMAX_CALLS_END, INVOKE = "<minimax:tool_call>", "</minimax:tool_call>", '<invoke name="'
+MINICPM_CALL, GIGACHAT_CALL = "<function ", "<|function_call|>"
 START, CHANNEL, MESSAGE, CONSTRAIN = "<|start|>", "<|channel|>", "<|message|>", "<|constrain|>"
 END, CALL, RETURN = "<|end|>", "<|call|>", "<|return|>"
 HARMONY_MARKS = (START, CHANNEL, MESSAGE, CONSTRAIN, END, CALL, RETURN)
@@ -38,7 +41,7 @@ class CallForm:
 
     ``end``: the mark behind each, "" for none. ``opening``: what the call's own text begins with, "" for a name. ``within``: a
     mark behind which calls are the rest of an answer, or up to ``end``, "" for none. ``between``: what separates calls that have
-    one ``begin``; None: each has its own.
+    one ``begin``; None: each has its own. ``line``: what stands between such calls and their marks.
     """
 
     begin: str = ""
@@ -46,6 +49,7 @@ class CallForm:
     opening: str = "{"
     within: str = ""
     between: str | None = None
+    line: str = ""
 
     @property
     def marks(self) -> tuple[str, ...]:
@@ -61,6 +65,9 @@ MARKED: Mapping[str, CallForm] = {
     QWEN3_CODER: CallForm(CALL_BEGIN, CALL_END, FUNCTION),
     SEED_OSS: CallForm(SEED_CALL, SEED_CALL_END, FUNCTION),
     GLM: CallForm(CALL_BEGIN, "", ""),
+    MINICPM: CallForm(MINICPM_CALL, "", "name="),
+    MINIMAX_M2: CallForm(MINIMAX_CALLS, MINIMAX_CALLS_END, INVOKE, between="\n", line="\n"),
+    GIGACHAT: CallForm(GIGACHAT_CALL, ""),
     MISTRAL_ARGS: CallForm(TOOL_CALLS, "", ""),
     DEEPSEEK_V3: CallForm(DEEPSEEK_CALLS, DEEPSEEK_CALLS_END, DEEPSEEK_CALL, between="\n"),
     DEEPSEEK_V31: CallForm(DEEPSEEK_CALLS, DEEPSEEK_CALLS_END, DEEPSEEK_CALL, between=""),
@@ -80,7 +87,7 @@ LISTED: Mapping[str, CallForm] = {
 class XmlForm:
     """A call whose arguments have marks each. ``call`` and ``key`` stand around the names of the function ("" behind it: a line's
     end) and of an argument, ``value`` between that and its value, ``value_end`` and ``end`` behind. ``line``: what stands around
-    a value, and is no part of it.
+    a value, and is no part of it. ``feed``: what stands behind the head of a call, and behind each argument.
     """
 
     call: tuple[str, str]
@@ -89,10 +96,11 @@ class XmlForm:
     value_end: str
     end: str
     line: str = ""
+    feed: str = "\n"
 
     def call_head(self, name: str) -> str:
         """Return the beginning of a call as models write it."""
-        return f"{self.call[0]}{name}{self.call[1]}\n"
+        return f"{self.call[0]}{name}{self.call[1]}{self.feed}"
 
     def value_head(self, name: str) -> str:
         """Return what stands before an argument's value."""
@@ -102,13 +110,15 @@ class XmlForm:
     @property
     def value_tail(self) -> str:
         """What stands behind a value."""
-        return f"{self.line}{self.value_end}\n"
+        return f"{self.line}{self.value_end}{self.feed}"
 
 
 _CODER = XmlForm((FUNCTION, ">"), (PARAMETER, ">"), "", PARAMETER_END, FUNCTION_END, "\n")
 XML: Mapping[str, XmlForm] = {
     QWEN3_CODER: _CODER,
     SEED_OSS: _CODER,
+    MINIMAX_M2: XmlForm((INVOKE, '">'), ('<parameter name="', '">'), "", PARAMETER_END, "</invoke>"),
+    MINICPM: XmlForm(('name="', '">'), ('<param name="', '">'), "", "</param>", FUNCTION_END, feed=""),
     GLM: XmlForm(("", ""), (KEY, KEY_END), VALUE, VALUE_END, CALL_END),
 }
 
@@ -139,6 +149,7 @@ HEADED: Mapping[str, HeadedCall] = {
 SHOWN_MARKS = (
     *(CALL_BEGIN, CALL_END, *LEADING_MARKS, ARGS, CALL_ID, SEED_CALL, SEED_CALL_END),
     *(DEEPSEEK_CALLS, DEEPSEEK_CALL, DEEPSEEK_SEP, DEEPSEEK_CALL_END, DEEPSEEK_CALLS_END),
+    *(MINIMAX_CALLS, MINIMAX_CALLS_END, GIGACHAT_CALL),
     *("<|/tool_call|>", NEMOTRON_CALLS_END, JAMBA_CALLS_END, KEY, KEY_END, VALUE, VALUE_END),
 )
 """What has to be seen in an answer's text to read calls, also where it is a special token."""

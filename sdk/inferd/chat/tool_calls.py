@@ -97,11 +97,13 @@ def _marked(form: CallForm, call: OutputConstraint, choice: ToolChoice) -> Outpu
 def _section(form: CallForm, call: OutputConstraint, between: str, choice: ToolChoice) -> OutputConstraint:
     """Return calls that stand between two marks together."""
     if choice.mode != "auto" and not choice.parallel:
-        return InSequence([Text(form.begin), call])
+        return InSequence([Text(f"{form.begin}{form.line}"), call])
     calls = InSequence([call, Repeated(InSequence([Text(between), call]) if between else call)])
     if choice.mode == "auto":
-        return Tagged([Tag(form.begin, calls, form.end)])
-    return InSequence([Text(form.begin), calls, Text(form.end)])
+        return Tagged(
+            [Tag(form.begin, InSequence([Text(form.line), calls]) if form.line else calls, f"{form.line}{form.end}")]
+        )
+    return InSequence([Text(f"{form.begin}{form.line}"), calls, Text(f"{form.line}{form.end}")])
 
 
 def _written_call(tool_format: str, tools: Sequence[Tool], *, strict: bool) -> OutputConstraint:

@@ -34,6 +34,9 @@ def test_the_format_of_tool_calls_is_found_in_the_template(kind: str, expected: 
         ("'<|channel|>commentary to=functions.' + name + '<|call|>'", "harmony"),
         ('<|header_start|>{"name": name, "parameters": values}', "llama3"),
         ("'<tool_call>' + name + '<arg_key>' + key", "glm"),
+        ("'<minimax:tool_call>\\n<invoke name=' + name", "minimax_m2"),
+        ("'<|function_call|>' + call | tojson", "gigachat"),
+        ("""'<function name="' + name + '"><param name="' + key""", "minicpm"),
         ("{{ messages }}", "json"),
     ],
 )
@@ -45,7 +48,7 @@ def test_newer_formats_are_told_from_older_ones(template: str, expected: str) ->
     "template",
     [
         "<|tool_calls_section_begin|>",
-        "<minimax:tool_call><invoke name=",
+        "<other:tool_call><invoke name=",
         "<|START_ACTION|>[",
         "<|action_start|><|plugin|>",
         "<|tools_prefix|>[",

@@ -12,12 +12,10 @@ from inferd.chat.answer_parser import AnswerShape, ArgumentsPart, CallPart
 from inferd.chat.call_forms import (
     DEEPSEEK_V3,
     DEEPSEEK_V31,
-    GLM,
+    GIGACHAT,
     HERMES,
     LLAMA3,
     MISTRAL_ARGS,
-    QWEN3_CODER,
-    SEED_OSS,
     XML,
     form_of,
 )
@@ -71,6 +69,8 @@ def written(form: str) -> str:
     call = f'{{"name": "find", "arguments": {whole}}}'
     if form == LLAMA3:
         return call.replace(": ", ":").replace(", ", ",").replace("arguments", "parameters")
+    if form == GIGACHAT:
+        return f"{marks.begin}{call.replace(': ', ':', 1).replace(', ', ',', 1).replace(': ', ':', 1)}"
     return f"{marks.begin}\n{call.replace(': ', ':', 1).replace(', ', ',', 1).replace(': ', ':', 1)}\n{marks.end}"
 
 
@@ -131,7 +131,7 @@ def test_the_ends_of_calls_are_searched_where_they_are_compiled(monkeypatch: pyt
 
 
 @pytest.mark.parametrize("mode", ["auto", "required"])
-@pytest.mark.parametrize("form", [QWEN3_CODER, SEED_OSS, GLM, HERMES, MISTRAL_ARGS, DEEPSEEK_V3, DEEPSEEK_V31, LLAMA3])
+@pytest.mark.parametrize("form", [*XML, HERMES, GIGACHAT, MISTRAL_ARGS, DEEPSEEK_V3, DEEPSEEK_V31, LLAMA3])
 def test_no_text_ends_in_the_middle_of_a_call(form: str, mode: str) -> None:
     constraint = tool_constraint(form, TOOLS, ToolChoice(mode))  # type: ignore[arg-type]
     assert constraint is not None

@@ -138,6 +138,24 @@ CASES = [
         "<seed:tool_call>\n<function=weather>\n<parameter=city>\nRome\n</parameter>\n</function>\n</seed:tool_call>",
         [CALL, ArgumentsPart('{"city": "Rome"}')],
     ),
+    (
+        AnswerShape("minimax_m2", TOOLS, schemas={"weather": WEATHER}),
+        'Sure.\n<minimax:tool_call>\n<invoke name="weather">\n<parameter name="city">Rome</parameter>\n<parameter name="days">3'
+        '</parameter>\n</invoke>\n<invoke name="weather">\n</invoke>\n</minimax:tool_call>',
+        [TextPart("Sure.\n"), CALL, ArgumentsPart('{"city": "Rome", "days": 3}'), CALL, ArgumentsPart("{}")],
+    ),
+    (
+        AnswerShape("minicpm", TOOLS, schemas={"weather": WEATHER}),
+        'Sure.<function name="weather"><param name="city">Rome</param><param name="days">3</param></function>\n'
+        '<function name="weather"></function>',
+        [TextPart("Sure."), CALL, ArgumentsPart('{"city": "Rome", "days": 3}'), CALL, ArgumentsPart("{}")],
+    ),
+    (AnswerShape("minicpm", TOOLS), "a <function of x> here", [TextPart("a <function of x> here")]),
+    (
+        AnswerShape("gigachat", TOOLS),
+        'Sure.<|function_call|>{"name": "weather", "arguments": {"x": 1}}',
+        [TextPart("Sure."), CALL, ArgumentsPart('{"x": 1}')],
+    ),
     (AnswerShape(), '<tool_call>{"name": "weather"}', [TextPart('<tool_call>{"name": "weather"}')]),
 ]  # fmt: skip
 
