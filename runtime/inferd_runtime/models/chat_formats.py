@@ -26,6 +26,8 @@ from inferd.chat.call_forms import (
     JAMBA_CALLS,
     JSON,
     KEY,
+    LFM2,
+    LFM2_CALLS,
     LLAMA3,
     MINICPM,
     MINIMAX_CALLS,
@@ -45,7 +47,7 @@ from inferd.chat.call_forms import (
 
 TOOL_FORMATS = (
     *(HERMES, LLAMA3, MISTRAL, MISTRAL_ARGS, QWEN3_CODER, DEEPSEEK_V3, DEEPSEEK_V31, GRANITE, PHI4, NEMOTRON, JAMBA),
-    *(SEED_OSS, GLM, MINIMAX_M2, MINICPM, GIGACHAT, HARMONY, JSON),
+    *(SEED_OSS, GLM, MINIMAX_M2, MINICPM, GIGACHAT, LFM2, HARMONY, JSON),
 )
 
 
@@ -85,6 +87,8 @@ FORMAT_MARKS = (
     FormatMark((JAMBA_CALLS,), JAMBA),
     FormatMark((MINIMAX_CALLS, "<invoke name="), MINIMAX_M2),
     FormatMark((GIGACHAT_CALL,), GIGACHAT),
+    FormatMark((LFM2_CALLS,), LFM2),
+    FormatMark(("<|tool_list_start|>",), LFM2),
     FormatMark(('<function name="', '<param name="'), MINICPM),
 )
 """The first that a template holds counts."""

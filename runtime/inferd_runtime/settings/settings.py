@@ -87,12 +87,12 @@ class EngineSettings:
     )
     tool_format: Literal[
         "auto", "hermes", "llama3", "mistral", "mistral_args", "qwen3_coder", "deepseek_v3", "deepseek_v31", "granite",
-        "phi4", "nemotron", "jamba", "seed_oss", "glm", "minimax_m2", "minicpm", "gigachat", "harmony", "json",
+        "phi4", "nemotron", "jamba", "seed_oss", "glm", "minimax_m2", "minicpm", "gigachat", "lfm2", "harmony", "json",
     ] = setting(
         "auto",
         "auto, hermes, llama3, mistral, mistral_args, qwen3_coder, deepseek_v3, deepseek_v31, granite, phi4, nemotron, jamba, "
-        "seed_oss, glm, minimax_m2, minicpm, gigachat, harmony or json: how the models write calls of tools; auto: as their chat "
-        "templates do",
+        "seed_oss, glm, minimax_m2, minicpm, gigachat, lfm2, harmony or json: how the models write calls of tools; auto: as "
+        "their chat templates do",
     )  # fmt: skip
     adapter: tuple[AdapterOptions, ...] = setting(
         (),

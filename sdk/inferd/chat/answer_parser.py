@@ -12,6 +12,7 @@ from inferd.chat.call_forms import (
     HEADED,
     HERMES,
     LEADING_MARKS,
+    LFM2,
     SHOWN_MARKS,
     XML,
     CallForm,
@@ -19,6 +20,7 @@ from inferd.chat.call_forms import (
 )
 from inferd.chat.call_scanner import BLANK, CallScanner, CharacterScanner
 from inferd.chat.headed_call import HeadedCallScanner
+from inferd.chat.python_call import PythonCallScanner
 from inferd.chat.xml_call import Schemas, XmlCallScanner
 
 BETWEEN_CALLS = BLANK + "[],;"
@@ -60,6 +62,8 @@ class AnswerShape:
         """Return what reads a call."""
         if self.tool_format in HEADED:
             return HeadedCallScanner(HEADED[self.tool_format])
+        if self.tool_format == LFM2:
+            return PythonCallScanner()
         if self.tool_format in XML:
             return XmlCallScanner(XML[self.tool_format], self.schemas)
         return CallScanner()
@@ -220,14 +224,17 @@ class AnswerParser:
     def _between_calls(self, last: bool) -> Iterator[AnswerPart]:
         """Look for the next call's beginning. Behind a mark of their own calls end with another; others end with the text."""
         opening, end = self._form.opening, self._form.end
-        self._skip(self._held.lstrip(BETWEEN_CALLS if opening == "{" else BLANK))
+        listed = opening == "{" or "[" in self._form.around
+        self._skip(self._held.lstrip(BETWEEN_CALLS if listed else BLANK))
         if len(self._skipped) > MAX_HELD:
             yield from self._give_up()
-        elif self._held and self._held.startswith(opening):
-            self._call, self._announced, self._state = self._shape.scanner(), False, self._in_call
         elif end and self._held.startswith(end) and self.calls:
             self._held, self._skipped, self._state = self._held[len(end) :], "", self._text
-        elif self._held and (last or not (end.startswith(self._held) or opening.startswith(self._held))):
+        elif not self._held or (end.startswith(self._held) and not last):
+            return
+        elif self._held.startswith(opening):
+            self._call, self._announced, self._state = self._shape.scanner(), False, self._in_call
+        elif last or not opening.startswith(self._held):
             yield from self._give_up()
 
     def _in_call(self, last: bool) -> Iterator[AnswerPart]:

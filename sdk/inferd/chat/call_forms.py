@@ -10,7 +10,7 @@ HERMES, LLAMA3, MISTRAL, JSON = "hermes", "llama3", "mistral", "json"
 MISTRAL_ARGS, QWEN3_CODER, SEED_OSS, GLM = "mistral_args", "qwen3_coder", "seed_oss", "glm"
 DEEPSEEK_V3, DEEPSEEK_V31 = "deepseek_v3", "deepseek_v31"
 GRANITE, PHI4, NEMOTRON, JAMBA = "granite", "phi4", "nemotron", "jamba"
-MINIMAX_M2, MINICPM, GIGACHAT = "minimax_m2", "minicpm", "gigachat"
+MINIMAX_M2, MINICPM, GIGACHAT, LFM2 = "minimax_m2", "minicpm", "gigachat", "lfm2"
 HARMONY = "harmony"
 UNKNOWN = "unknown"
 """Of a template that names marks of calls, but none of a format here."""
@@ -27,6 +27,7 @@ JAMBA_CALLS, JAMBA_CALLS_END = "<tool_calls>", "</tool_calls>"
 SEED_CALL, SEED_CALL_END = "<seed:tool_call>", "</seed:tool_call>"
 MINIMAX_CALLS, MINIMAX_CALLS_END, INVOKE = "<minimax:tool_call>", "</minimax:tool_call>", '<invoke name="'
 MINICPM_CALL, GIGACHAT_CALL = "<function ", "<|function_call|>"
+LFM2_CALLS, LFM2_CALLS_END = "<|tool_call_start|>", "<|tool_call_end|>"
 START, CHANNEL, MESSAGE, CONSTRAIN = "<|start|>", "<|channel|>", "<|message|>", "<|constrain|>"
 END, CALL, RETURN = "<|end|>", "<|call|>", "<|return|>"
 HARMONY_MARKS = (START, CHANNEL, MESSAGE, CONSTRAIN, END, CALL, RETURN)
@@ -41,7 +42,7 @@ class CallForm:
 
     ``end``: the mark behind each, "" for none. ``opening``: what the call's own text begins with, "" for a name. ``within``: a
     mark behind which calls are the rest of an answer, or up to ``end``, "" for none. ``between``: what separates calls that have
-    one ``begin``; None: each has its own. ``line``: what stands between such calls and their marks.
+    one ``begin``; None: each has its own. ``around``: what stands between such calls and their marks.
     """
 
     begin: str = ""
@@ -49,7 +50,7 @@ class CallForm:
     opening: str = "{"
     within: str = ""
     between: str | None = None
-    line: str = ""
+    around: tuple[str, str] = ("", "")
 
     @property
     def marks(self) -> tuple[str, ...]:
@@ -66,8 +67,9 @@ MARKED: Mapping[str, CallForm] = {
     SEED_OSS: CallForm(SEED_CALL, SEED_CALL_END, FUNCTION),
     GLM: CallForm(CALL_BEGIN, "", ""),
     MINICPM: CallForm(MINICPM_CALL, "", "name="),
-    MINIMAX_M2: CallForm(MINIMAX_CALLS, MINIMAX_CALLS_END, INVOKE, between="\n", line="\n"),
+    MINIMAX_M2: CallForm(MINIMAX_CALLS, MINIMAX_CALLS_END, INVOKE, between="\n", around=("\n", "\n")),
     GIGACHAT: CallForm(GIGACHAT_CALL, ""),
+    LFM2: CallForm(LFM2_CALLS, LFM2_CALLS_END, "", between=", ", around=("[", "]")),
     MISTRAL_ARGS: CallForm(TOOL_CALLS, "", ""),
     DEEPSEEK_V3: CallForm(DEEPSEEK_CALLS, DEEPSEEK_CALLS_END, DEEPSEEK_CALL, between="\n"),
     DEEPSEEK_V31: CallForm(DEEPSEEK_CALLS, DEEPSEEK_CALLS_END, DEEPSEEK_CALL, between=""),
@@ -149,7 +151,7 @@ HEADED: Mapping[str, HeadedCall] = {
 SHOWN_MARKS = (
     *(CALL_BEGIN, CALL_END, *LEADING_MARKS, ARGS, CALL_ID, SEED_CALL, SEED_CALL_END),
     *(DEEPSEEK_CALLS, DEEPSEEK_CALL, DEEPSEEK_SEP, DEEPSEEK_CALL_END, DEEPSEEK_CALLS_END),
-    *(MINIMAX_CALLS, MINIMAX_CALLS_END, GIGACHAT_CALL),
+    *(MINIMAX_CALLS, MINIMAX_CALLS_END, GIGACHAT_CALL, LFM2_CALLS, LFM2_CALLS_END),
     *("<|/tool_call|>", NEMOTRON_CALLS_END, JAMBA_CALLS_END, KEY, KEY_END, VALUE, VALUE_END),
 )
 """What has to be seen in an answer's text to read calls, also where it is a special token."""

@@ -12,6 +12,7 @@ from inferd.chat.call_forms import (
     CALL_END,
     HARMONY,
     HEADED,
+    LFM2,
     LISTED,
     LLAMA3,
     MARKED,
@@ -23,6 +24,7 @@ from inferd.chat.call_forms import (
 )
 from inferd.chat.composed import AnyOf, InSequence, Prefixed, Repeated, Text
 from inferd.chat.harmony import harmony_constraint
+from inferd.chat.python_call import python_call
 from inferd.chat.request import ChatMessage, Tool, ToolChoice
 from inferd.chat.xml_constraint import xml_call
 from inferd.constraints import Tag, Tagged
@@ -96,14 +98,13 @@ def _marked(form: CallForm, call: OutputConstraint, choice: ToolChoice) -> Outpu
 
 def _section(form: CallForm, call: OutputConstraint, between: str, choice: ToolChoice) -> OutputConstraint:
     """Return calls that stand between two marks together."""
+    before, behind = form.around
     if choice.mode != "auto" and not choice.parallel:
-        return InSequence([Text(f"{form.begin}{form.line}"), call])
+        return InSequence([Text(f"{form.begin}{before}"), call])
     calls = InSequence([call, Repeated(InSequence([Text(between), call]) if between else call)])
     if choice.mode == "auto":
-        return Tagged(
-            [Tag(form.begin, InSequence([Text(form.line), calls]) if form.line else calls, f"{form.line}{form.end}")]
-        )
-    return InSequence([Text(f"{form.begin}{form.line}"), calls, Text(f"{form.line}{form.end}")])
+        return Tagged([Tag(form.begin, InSequence([Text(before), calls]) if before else calls, f"{behind}{form.end}")])
+    return InSequence([Text(f"{form.begin}{before}"), calls, Text(f"{behind}{form.end}")])
 
 
 def _written_call(tool_format: str, tools: Sequence[Tool], *, strict: bool) -> OutputConstraint:
@@ -111,6 +112,8 @@ def _written_call(tool_format: str, tools: Sequence[Tool], *, strict: bool) -> O
     if tool_format in XML:
         form = XML[tool_format]
         return AnyOf([xml_call(form, tool, checked_parameters(tool), strict=strict) for tool in tools])
+    if tool_format == LFM2:
+        return AnyOf([python_call(tool, checked_parameters(tool), strict=strict) for tool in tools])
     if tool_format in HEADED:
         return AnyOf([_headed(HEADED[tool_format], tool) for tool in tools])
     return _one_call(tools, "arguments")

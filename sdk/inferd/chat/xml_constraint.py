@@ -31,7 +31,7 @@ def xml_call(form: XmlForm, tool: Tool, parameters: Mapping[str, Any], *, strict
     begin, end = Text(form.call_head(tool.name)), Text(form.end)
     composing = next((key for key in COMPOSING if key in parameters), None)
     if composing is not None:
-        _refuse(tool, composing, strict)
+        refuse_keyword(tool, composing, strict)
         return InSequence([begin, Until(form.end)])
     properties, required = parameters.get("properties") or {}, parameters.get("required") or []
     members: list[OutputConstraint] = [begin]
@@ -47,11 +47,10 @@ def _value(
     """Return a parameter's value, and the end of it."""
     if is_text(schema):
         return _text_value(form, tool, schema, strict)
-    if any(not reference.startswith(LOCAL) for reference in _references(schema)):
-        _refuse(tool, "$ref", strict)
+    if leads_out(schema):
+        refuse_keyword(tool, "$ref", strict)
         return [Until(form.value_tail)]
-    shared = {key: parameters[key] for key in ("$defs", "definitions") if key in parameters}
-    whole = {**shared, **schema} if isinstance(schema, Mapping) else schema
+    whole = {**shared_definitions(parameters), **schema} if isinstance(schema, Mapping) else schema
     return [JsonSchema(whole), Text(form.value_tail)]
 
 
@@ -61,8 +60,18 @@ def _text_value(form: XmlForm, tool: Tool, schema: Mapping[str, Any], strict: bo
         return [Choice(list(values)), Text(form.value_tail)]
     for keyword in NOT_HELD:
         if keyword in schema:
-            _refuse(tool, keyword, strict)
+            refuse_keyword(tool, keyword, strict)
     return [Until(form.value_tail)]
+
+
+def shared_definitions(parameters: Mapping[str, Any]) -> dict[str, Any]:
+    """Return what references of a parameter's schema lead to."""
+    return {key: parameters[key] for key in ("$defs", "definitions") if key in parameters}
+
+
+def leads_out(schema: Any) -> bool:
+    """Return True if a reference leads elsewhere."""
+    return any(not reference.startswith(LOCAL) for reference in _references(schema))
 
 
 def _references(schema: Any) -> list[str]:
@@ -75,7 +84,8 @@ def _references(schema: Any) -> list[str]:
     return [*found, reference] if isinstance(reference, str) else found
 
 
-def _refuse(tool: Tool, keyword: str, strict: bool) -> None:
+def refuse_keyword(tool: Tool, keyword: str, strict: bool) -> None:
+    """Raise InvalidRequest for a keyword that cannot be held, if it has to be."""
     if strict:
         raise InvalidRequest(
             f"the tool {tool.name!r}: {keyword!r} cannot be held in the way in which this model writes calls "

@@ -37,6 +37,8 @@ def test_the_format_of_tool_calls_is_found_in_the_template(kind: str, expected: 
         ("'<minimax:tool_call>\\n<invoke name=' + name", "minimax_m2"),
         ("'<|function_call|>' + call | tojson", "gigachat"),
         ("""'<function name="' + name + '"><param name="' + key""", "minicpm"),
+        ("'<|tool_call_start|>[' + name + '('", "lfm2"),
+        ("List of tools: <|tool_list_start|>[", "lfm2"),
         ("{{ messages }}", "json"),
     ],
 )
@@ -53,7 +55,6 @@ def test_newer_formats_are_told_from_older_ones(template: str, expected: str) ->
         "<|action_start|><|plugin|>",
         "<|tools_prefix|>[",
         "<function_calls>",
-        "<|tool_call_start|>[",
         "<start_function_call>call:",
     ],
 )

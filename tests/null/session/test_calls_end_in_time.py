@@ -14,6 +14,7 @@ from inferd.chat.call_forms import (
     DEEPSEEK_V31,
     GIGACHAT,
     HERMES,
+    LFM2,
     LLAMA3,
     MISTRAL_ARGS,
     XML,
@@ -59,6 +60,9 @@ def written(form: str) -> str:
         values = "".join(xml.value_head(key) + text + xml.value_tail for key, text in texts.items())
         call = f"{xml.call_head('find')}{values}{xml.end}"
         return f"{marks.begin}" + (f"\n{call}\n{marks.end}" if marks.end else call)
+    if form == LFM2:
+        named = (f"{key}={json.dumps(value, separators=(',', ':'))}" for key, value in ARGUMENTS.items())
+        return f"{marks.begin}[find({', '.join(named)})]{marks.end}"
     if form == MISTRAL_ARGS:
         return f"{marks.begin}find[ARGS]{whole}"
     if form in (DEEPSEEK_V3, DEEPSEEK_V31):
@@ -131,7 +135,7 @@ def test_the_ends_of_calls_are_searched_where_they_are_compiled(monkeypatch: pyt
 
 
 @pytest.mark.parametrize("mode", ["auto", "required"])
-@pytest.mark.parametrize("form", [*XML, HERMES, GIGACHAT, MISTRAL_ARGS, DEEPSEEK_V3, DEEPSEEK_V31, LLAMA3])
+@pytest.mark.parametrize("form", [*XML, LFM2, HERMES, GIGACHAT, MISTRAL_ARGS, DEEPSEEK_V3, DEEPSEEK_V31, LLAMA3])
 def test_no_text_ends_in_the_middle_of_a_call(form: str, mode: str) -> None:
     constraint = tool_constraint(form, TOOLS, ToolChoice(mode))  # type: ignore[arg-type]
     assert constraint is not None

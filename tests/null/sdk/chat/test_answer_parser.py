@@ -29,6 +29,7 @@ WEATHER = {
         "city": {"type": "string"}, "days": {"type": "integer"}, "unit": {"enum": ["C", "F"]}, "at": {"type": "array"},
     },
 }  # fmt: skip
+LFM2 = AnswerShape("lfm2", TOOLS)
 XML = AnswerShape("qwen3_coder", TOOLS, schemas={"weather": WEATHER})
 MISTRAL = AnswerShape("mistral", TOOLS)
 DEEPSEEK = AnswerShape("deepseek_v3", TOOLS, ("<think>", "</think>"))
@@ -156,6 +157,22 @@ CASES = [
         'Sure.<|function_call|>{"name": "weather", "arguments": {"x": 1}}',
         [TextPart("Sure."), CALL, ArgumentsPart('{"x": 1}')],
     ),
+    (
+        LFM2,
+        "Sure.<|tool_call_start|>[weather(city='L\\'Aquila \"x\"', days=3, on=True, at=[1.5, None, {'a': (2,)}]), weather()]"
+        "<|tool_call_end|>Done.",
+        [
+            TextPart("Sure."), CALL,
+            ArgumentsPart('{"city": "L\'Aquila \\"x\\"", "days": 3, "on": true, "at": [1.5,null,{"a":[2]}]}'),
+            CALL, ArgumentsPart("{}"), TextPart("Done."),
+        ],
+    ),
+    (
+        LFM2,
+        '<|tool_call_start|>[weather(city="a\\nb)]", on=true)]<|tool_call_end|>',
+        [CALL, ArgumentsPart('{"city": "a\\nb)]", "on": true}')],
+    ),
+    (LFM2, "<|tool_call_start|>[other(x=1)]<|tool_call_end|>", [TextPart("<|tool_call_start|>[other(x=1)]<|tool_call_end|>")]),
     (AnswerShape(), '<tool_call>{"name": "weather"}', [TextPart('<tool_call>{"name": "weather"}')]),
 ]  # fmt: skip
 
@@ -201,6 +218,9 @@ CUT_CASES = [
         '<｜tool▁calls▁begin｜><｜tool▁call▁begin｜>weather<｜tool▁sep｜>{"x": 1',
         [CALL, ArgumentsPart('{"x": 1')],
     ),
+    (LFM2, "Sure.<|tool_call_start|>[wea", [TextPart("Sure.")]),
+    (LFM2, "<|tool_call_start|>[weather(city='Ro", [CALL, ArgumentsPart('{"city": "Ro')]),
+    (LFM2, "<|tool_call_start|>[weather()]<|tool_ca", [CALL, ArgumentsPart("{}")]),
     (REQUIRED, '{"name": "wea', []),
     (REQUIRED, '{"na', []),
     (REQUIRED, '{"other"', [TextPart('{"other"')]),

@@ -185,6 +185,47 @@ def test_calls_whose_parameters_stand_alone(choice: ToolChoice, text: str, allow
     assert accepts("qwen3_coder", choice, text, (WEATHER, TRIP)) is allowed
 
 
+MIXED = Tool(
+    "t",
+    parameters={
+        "type": "object",
+        "properties": {"a": {"type": "string"}, "b": {"type": "integer"}, "c": {"type": "boolean"}},
+        "required": ["b"],
+    },
+)
+
+
+@pytest.mark.parametrize(
+    ("choice", "calls", "allowed"),
+    [
+        (MUST, "[t(b=1)]", True),
+        (MUST, '[t(a="x, b=2)", b=1, c=true)]', True),
+        (MUST, "[t(b=1, c=true), t(b=2)]", True),
+        (MUST, '[t(a="x")]', False),
+        (MUST, "[t()]", False),
+        (MUST, "[t(b=1.5)]", False),
+        (MUST, "[t(c=true, b=1)]", False),
+        (MUST, "[other(b=1)]", False),
+        (MUST, "[]", False),
+        (AUTO, "[t(b=1)]", True),
+        (AUTO, "[t(b=many)]", False),
+    ],
+)
+def test_calls_as_python_writes_them(choice: ToolChoice, calls: str, allowed: bool) -> None:
+    before, behind = ("Well. ", " Bye.") if choice == AUTO else ("", "")
+    text = f"{before}<|tool_call_start|>{calls}<|tool_call_end|>{behind}"
+    assert accepts("lfm2", choice, text, (MIXED,)) is allowed
+
+
+def test_a_parameter_that_no_keyword_of_python_can_be_is_refused_where_a_call_is_required() -> None:
+    tool = Tool("t", parameters={"type": "object", "properties": {"user-id": {"type": "string"}}})
+    with pytest.raises(InvalidRequest, match="properties/user-id"):
+        tool_constraint("lfm2", (tool,), MUST)
+    assert accepts("lfm2", AUTO, "<|tool_call_start|>[t()]<|tool_call_end|>", (tool,))
+    assert accepts("lfm2", MUST, "<|tool_call_start|>[t()]<|tool_call_end|>", (Tool("t"),))
+    assert accepts("lfm2", MUST_ONE, "<|tool_call_start|>[t(b=1)", (MIXED,))
+
+
 def glm(name: str, **arguments: str) -> str:
     written = "".join(f"<arg_key>{key}</arg_key>\n<arg_value>{value}</arg_value>\n" for key, value in arguments.items())
     return f"<tool_call>{name}\n{written}</tool_call>"

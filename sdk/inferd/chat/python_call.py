@@ -1,0 +1,145 @@
+"""A call as Python writes it, ``name(key='value', other=[1, True])``, and what holds one to its tool."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from typing import Any
+
+from inferd.chat.call_scanner import BLANK, CharacterScanner
+from inferd.chat.composed import AnyOf, InSequence, Repeated, Text, Until
+from inferd.chat.request import Tool
+from inferd.chat.xml_constraint import COMPOSING, leads_out, refuse_keyword, shared_definitions
+from inferd.schema import JsonSchema, OutputConstraint
+
+MAX_NAME = 256
+"""Characters of a name: what is longer is none."""
+SIGNS = "'\",:[]{}()"
+WORDS = {"True": "true", "False": "false", "None": "null"}
+ESCAPES = {"'": "'", '"': '\\"', "\n": "", **{letter: f"\\{letter}" for letter in "\\/bfnrtu"}}
+"""What follows a backslash in a text, and what JSON writes for both."""
+
+
+class PythonCallScanner(CharacterScanner):
+    """Takes the text of a call from its name on, and gives its arguments out as JSON while they are written."""
+
+    def __init__(self) -> None:
+        super().__init__(self._in_name)
+        self._word = ""
+        self._quote = ""
+        self._open = ""
+        self._comma = ""
+        self._count = 0
+
+    def _in_name(self, character: str) -> None:
+        if character == "(":
+            self.name, self._word, self._state = self._word.strip(BLANK), "", self._in_key
+            self.failed = not self.name
+        else:
+            self._grow(character, failed=character in "[]{}'\"=<")
+
+    def _in_key(self, character: str) -> None:
+        key = self._word.strip(BLANK)
+        if character == "=" and key:
+            self._arguments.append(f"{', ' if self._count else '{'}{json.dumps(key)}: ")
+            self._count, self._word, self._state = self._count + 1, "", self._in_value
+        elif character == ")" and not key:
+            self._end()
+        else:
+            self._grow(character, failed=character in "[]{}'\"=<,():")
+
+    def _in_value(self, character: str) -> None:
+        """Between the texts of a value, inside of any brackets."""
+        if character not in BLANK + SIGNS:
+            self._grow(character)
+            return
+        word, self._word = self._word, ""
+        if word or character in "'\"[{(":
+            self._arguments.append(f"{self._comma}{WORDS.get(word, word)}")
+            self._comma = ""
+        if character in "'\"":
+            self._quote, self._state = character, self._in_text
+            self._arguments.append('"')
+        elif character == ")" and not self._open:
+            self._end()
+        elif character == "," and not self._open:
+            self._state = self._in_key
+        elif character == ",":
+            self._comma = character  # in Python one may stand before the end of a list, too
+        elif character in SIGNS:
+            self._take_bracket(character)
+
+    def _take_bracket(self, character: str) -> None:
+        if character in "[{(":
+            self._open += character
+        elif character != ":":
+            self.failed = self._open[-1:] + character not in ("[]", "{}", "()")
+            self._open, self._comma = self._open[:-1], ""
+        self._arguments.append({"(": "[", ")": "]"}.get(character, character))
+
+    def _in_text(self, character: str) -> None:
+        if character == "\\":
+            self._state = self._escaped
+        elif character == self._quote:
+            self._arguments.append('"')
+            self._state = self._in_value
+        else:
+            self._arguments.append(json.dumps(character, ensure_ascii=False)[1:-1])
+
+    def _escaped(self, character: str) -> None:
+        self._arguments.append(ESCAPES.get(character, f"\\\\{json.dumps(character, ensure_ascii=False)[1:-1]}"))
+        self._state = self._in_text
+
+    def _end(self) -> None:
+        self._arguments.append("}" if self._count else "{}")
+        self.done = True
+
+    def _grow(self, character: str, *, failed: bool = False) -> None:
+        self._word += character
+        self.failed = failed or len(self._word) > MAX_NAME
+
+
+def python_call(tool: Tool, parameters: Mapping[str, Any], *, strict: bool) -> OutputConstraint:
+    """Return a call of a tool, its arguments in the order of its parameters and their values as JSON.
+
+    Raises InvalidRequest, which names the tool and the keyword, for what cannot be held in this format; unless ``strict`` that
+    part is free.
+    """
+    composing = next((key for key in COMPOSING if key in parameters), None)
+    if composing is not None:
+        refuse_keyword(tool, composing, strict)
+        return InSequence([Text(f"{tool.name}("), Until(")")])
+    required = parameters.get("required") or []
+    arguments: list[tuple[OutputConstraint, bool]] = []
+    for name, schema in (parameters.get("properties") or {}).items():
+        if not name.isidentifier():
+            refuse_keyword(tool, f"properties/{name}", strict)
+            continue
+        value = InSequence([Text(f"{name}="), JsonSchema(_held(tool, schema, parameters, strict))])
+        arguments.append((value, name in required))
+    return InSequence([Text(f"{tool.name}("), *_listed(arguments), Text(")")])
+
+
+def _held(tool: Tool, schema: Any, parameters: Mapping[str, Any], strict: bool) -> Any:
+    if leads_out(schema):
+        refuse_keyword(tool, "$ref", strict)
+        return {}
+    return {**shared_definitions(parameters), **schema} if isinstance(schema, Mapping) else schema
+
+
+def _listed(arguments: list[tuple[OutputConstraint, bool]]) -> list[OutputConstraint]:
+    """Return arguments with commas between those that are there: each is required, or may be left out."""
+    behind = [_behind_comma(*argument) for argument in arguments]
+    starts: list[OutputConstraint] = []
+    for at, (argument, required) in enumerate(arguments):
+        starts.append(InSequence([argument, *behind[at + 1 :]]))
+        if required:
+            break
+    else:
+        starts.append(Text(""))
+    return [AnyOf(starts)] if len(starts) > 1 else starts
+
+
+def _behind_comma(argument: OutputConstraint, required: bool) -> OutputConstraint:
+    one = InSequence([Text(", "), argument])
+    return one if required else Repeated(one, 0, 1)
