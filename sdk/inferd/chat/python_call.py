@@ -16,7 +16,7 @@ MAX_NAME = 256
 """Characters of a name: what is longer is none."""
 SIGNS = "'\",:[]{}()"
 WORDS = {"True": "true", "False": "false", "None": "null"}
-ESCAPES = {"'": "'", '"': '\\"', "\n": "", **{letter: f"\\{letter}" for letter in "\\/bfnrtu"}}
+ESCAPES = {"'": "'", '"': '\\"', "\n": "", "x": "\\u00", **{letter: f"\\{letter}" for letter in "\\/bfnrtu"}}
 """What follows a backslash in a text, and what JSON writes for both."""
 
 
