@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Sequence
 from typing import Any, Protocol
 
-from inferd.chat.answer_parser import AnswerParser, AnswerShape, ArgumentsPart, CallPart
+from inferd.chat.answer_parser import AnswerParser, AnswerShape, CallPart
 from inferd.chat.call_forms import HARMONY, UNKNOWN, form_of
 from inferd.protocol import InvalidRequest, LimitExceeded
 from inferd_runtime.models.chat import ChatTemplate
@@ -36,7 +35,7 @@ def written_format(template: ReadTemplate) -> str:
     If what reads that format does not find the call, another one whose marks stand there may; else it is "unknown".
     """
     by_marks, reasoning = tool_format_of(template.chat_template), reasoning_of(template.chat_template)
-    written = _written_call(template)
+    written = _written_call(template) if template.chat_template else ""
     if NAME not in written or by_marks == HARMONY:
         return by_marks
     marked = [
@@ -64,9 +63,4 @@ def _is_found(tool_format: str, reasoning: ReasoningMarks, written: str) -> bool
     marks = (reasoning.begin, reasoning.end) if reasoning.begin else None
     parser = AnswerParser(AnswerShape(tool_format, frozenset({NAME}), marks, schemas={NAME: PARAMETERS}))
     parts = [*parser.feed(written), *parser.finish()]
-    names = [part.name for part in parts if isinstance(part, CallPart)]
-    arguments = "".join(part.text for part in parts if isinstance(part, ArgumentsPart))
-    try:
-        return names == [NAME] and json.loads(arguments) == ARGUMENTS
-    except ValueError:
-        return False
+    return [part.name for part in parts if isinstance(part, CallPart)] == [NAME]

@@ -60,7 +60,9 @@ DEEPSEEK_MARKS = (
 )
 DEEPSEEK = BY_ITSELF.replace(
     "<tool_call>\n{{ call.function | tojson }}\n</tool_call>",
-    "<｜tool▁sep｜>{{ call.function.name + '\n```json\n' + call.function.arguments }}\n```",
+    "<｜tool▁calls▁begin｜><｜tool▁call▁begin｜>function<｜tool▁sep｜>"
+    "{{ call.function.name + '\n```json\n' + call.function.arguments }}"
+    "\n```<｜tool▁call▁end｜><｜tool▁calls▁end｜>",
 )
 HARMONY_MARKS = ("<|start|>", "<|channel|>", "<|message|>", "<|constrain|>", "<|end|>", "<|call|>")
 HARMONY = (
