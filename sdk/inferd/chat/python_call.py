@@ -27,7 +27,7 @@ class PythonCallScanner(CharacterScanner):
         super().__init__(self._in_name)
         self._word = ""
         self._quote = ""
-        self._open = ""
+        self._open: list[str] = []
         self._comma = ""
         self._count = 0
 
@@ -71,10 +71,10 @@ class PythonCallScanner(CharacterScanner):
 
     def _take_bracket(self, character: str) -> None:
         if character in "[{(":
-            self._open += character
+            self._open.append(character)
         elif character != ":":
-            self.failed = self._open[-1:] + character not in ("[]", "{}", "()")
-            self._open, self._comma = self._open[:-1], ""
+            opened = self._open.pop() if self._open else ""
+            self.failed, self._comma = opened + character not in ("[]", "{}", "()"), ""
         self._arguments.append({"(": "[", ")": "]"}.get(character, character))
 
     def _in_text(self, character: str) -> None:
