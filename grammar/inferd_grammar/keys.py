@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-import json
+from collections.abc import Iterable, Iterator
+from itertools import chain
 
 from inferd_grammar.constraints import (
     AllOfGrammar,
@@ -52,34 +53,40 @@ def constraint_key(constraint: Constraint, *, depth: int = 0) -> tuple[str, ...]
         case TaggedGrammar(tags):
             return ("tagged", *(part for tag in tags for part in _tag_key(tag, depth)))
         case AllOfGrammar(members):
-            return ("all_of", *(_nested(member, depth) for member in members))
+            return ("all_of", *_all_nested(members, depth))
         case ExactGrammar(inner):
-            return ("exact", _nested(inner, depth))
+            return ("exact", *_nested(inner, depth))
         case TextGrammar(text):
             return ("text", _text(text, "text"))
         case UntilGrammar(end):
             return ("until", _text(end, "end of a text"))
         case SequenceGrammar(members):
-            return ("sequence", *(_nested(member, depth) for member in members))
+            return ("sequence", *_all_nested(members, depth))
         case AnyOfGrammar(members):
-            return ("any_of", *(_nested(member, depth) for member in members))
+            return ("any_of", *_all_nested(members, depth))
         case RepeatedGrammar(inner, least, most):
-            return ("repeated", str(least), str(most), _nested(inner, depth))
+            return ("repeated", str(least), str(most), *_nested(inner, depth))
         case PrefixedGrammar(prefix, None):
             return ("prefixed", _text(prefix, "prefix"))
         case PrefixedGrammar(prefix, inner) if inner is not None:
-            return ("prefixed", _text(prefix, "prefix"), _nested(inner, depth))
+            return ("prefixed", _text(prefix, "prefix"), *_nested(inner, depth))
     raise GrammarError(f"{type(constraint).__name__} is not a constraint")
 
 
-def _tag_key(tag: TagGrammar, depth: int) -> tuple[str, str, str]:
+def _tag_key(tag: TagGrammar, depth: int) -> tuple[str, ...]:
     if not isinstance(tag, TagGrammar):
         raise GrammarError(f"tags must hold Tag, not {type(tag).__name__}")
-    return _text(tag.begin, "begin of a tag"), _nested(tag.content, depth), _text(tag.end, "end of a tag")
+    return _text(tag.begin, "begin of a tag"), *_nested(tag.content, depth), _text(tag.end, "end of a tag")
 
 
-def _nested(constraint: Constraint, depth: int) -> str:
-    return json.dumps(constraint_key(constraint, depth=depth + 1))
+def _nested(constraint: Constraint, depth: int) -> tuple[str, ...]:
+    """Return the key of a part, behind how long it is: so parts that stand side by side are told apart."""
+    key = constraint_key(constraint, depth=depth + 1)
+    return (str(len(key)), *key)
+
+
+def _all_nested(members: Iterable[Constraint], depth: int) -> Iterator[str]:
+    return chain.from_iterable(_nested(member, depth) for member in members)
 
 
 def _text(value: object, what: str) -> str:

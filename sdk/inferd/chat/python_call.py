@@ -1,16 +1,10 @@
-"""A call as Python writes it, ``name(key='value', other=[1, True])``, and what holds one to its tool."""
+"""A call as Python writes it: ``name(key='value', other=[1, True])``."""
 
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
-from typing import Any
 
 from inferd.chat.call_scanner import BLANK, CharacterScanner
-from inferd.chat.composed import AnyOf, InSequence, Repeated, Text, Until
-from inferd.chat.request import Tool
-from inferd.chat.xml_constraint import COMPOSING, leads_out, refuse_keyword, shared_definitions
-from inferd.schema import JsonSchema, OutputConstraint
 
 MAX_NAME = 256
 """Characters of a name: what is longer is none."""
@@ -97,49 +91,3 @@ class PythonCallScanner(CharacterScanner):
     def _grow(self, character: str, *, failed: bool = False) -> None:
         self._word += character
         self.failed = failed or len(self._word) > MAX_NAME
-
-
-def python_call(tool: Tool, parameters: Mapping[str, Any], *, strict: bool) -> OutputConstraint:
-    """Return a call of a tool, its arguments in the order of its parameters and their values as JSON.
-
-    Raises InvalidRequest, which names the tool and the keyword, for what cannot be held in this format; unless ``strict`` that
-    part is free.
-    """
-    composing = next((key for key in COMPOSING if key in parameters), None)
-    if composing is not None:
-        refuse_keyword(tool, composing, strict)
-        return InSequence([Text(f"{tool.name}("), Until(")")])
-    required = parameters.get("required") or []
-    arguments: list[tuple[OutputConstraint, bool]] = []
-    for name, schema in (parameters.get("properties") or {}).items():
-        if not name.isidentifier():
-            refuse_keyword(tool, f"properties/{name}", strict)
-            continue
-        value = InSequence([Text(f"{name}="), JsonSchema(_held(tool, schema, parameters, strict))])
-        arguments.append((value, name in required))
-    return InSequence([Text(f"{tool.name}("), *_listed(arguments), Text(")")])
-
-
-def _held(tool: Tool, schema: Any, parameters: Mapping[str, Any], strict: bool) -> Any:
-    if leads_out(schema):
-        refuse_keyword(tool, "$ref", strict)
-        return {}
-    return {**shared_definitions(parameters), **schema} if isinstance(schema, Mapping) else schema
-
-
-def _listed(arguments: list[tuple[OutputConstraint, bool]]) -> list[OutputConstraint]:
-    """Return arguments with commas between those that are there: each is required, or may be left out."""
-    behind = [_behind_comma(*argument) for argument in arguments]
-    starts: list[OutputConstraint] = []
-    for at, (argument, required) in enumerate(arguments):
-        starts.append(InSequence([argument, *behind[at + 1 :]]))
-        if required:
-            break
-    else:
-        starts.append(Text(""))
-    return [AnyOf(starts)] if len(starts) > 1 else starts
-
-
-def _behind_comma(argument: OutputConstraint, required: bool) -> OutputConstraint:
-    one = InSequence([Text(", "), argument])
-    return one if required else Repeated(one, 0, 1)

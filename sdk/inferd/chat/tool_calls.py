@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 from urllib.parse import quote
 
+from inferd.chat.argument_constraints import python_call, xml_call
 from inferd.chat.call_forms import (
     CALL_BEGIN,
     CALL_END,
@@ -24,9 +25,7 @@ from inferd.chat.call_forms import (
 )
 from inferd.chat.composed import AnyOf, InSequence, Prefixed, Repeated, Text
 from inferd.chat.harmony import harmony_constraint
-from inferd.chat.python_call import python_call
 from inferd.chat.request import ChatMessage, Tool, ToolChoice
-from inferd.chat.xml_constraint import xml_call
 from inferd.constraints import Tag, Tagged
 from inferd.program.json_types import closed
 from inferd.protocol import InvalidRequest

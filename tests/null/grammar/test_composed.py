@@ -41,6 +41,7 @@ from inferd_grammar.conformance.matcher_checks import (
     language,
     legal_ids,
 )
+from inferd_grammar.keys import constraint_key
 from inferd_grammar.matchers.product import is_regular
 
 
@@ -239,6 +240,14 @@ def test_parts_that_repeat_each_other_a_million_times_have_no_known_end_and_rais
     assert few.shortest() == b"ababab"
 
 
+def test_a_key_does_not_double_with_each_level_of_parts() -> None:
+    """Levels were quoted in each other: eight of them made more of a kilobyte than a constraint may have."""
+    inner: Constraint = TextGrammar('"' * 1000)
+    for _ in range(15):
+        inner = SequenceGrammar((inner,))
+    assert sum(map(len, constraint_key(inner))) < 2000
+
+
 def test_keys_tell_constraints_apart(compiler: GrammarCompiler) -> None:
     plain, exact = compiler.compile(RegexGrammar("ab")), compiler.compile(ExactGrammar(RegexGrammar("ab")))
     assert plain is not exact
@@ -248,6 +257,18 @@ def test_keys_tell_constraints_apart(compiler: GrammarCompiler) -> None:
     assert compiler.compile(AllOfGrammar((RegexGrammar("a"), RegexGrammar("a|b")))) is not compiler.compile(
         AllOfGrammar((RegexGrammar("a|b"), RegexGrammar("a")))
     )
+
+
+def test_keys_tell_apart_how_parts_are_grouped() -> None:
+    a, b, c = (TextGrammar(text) for text in "abc")
+    groupings = [
+        SequenceGrammar((a, b, c)), SequenceGrammar((SequenceGrammar((a, b)), c)), SequenceGrammar((a, SequenceGrammar((b, c)))),
+        SequenceGrammar((ChoiceGrammar(("a", "b")), ChoiceGrammar(("c",)))),
+        SequenceGrammar((ChoiceGrammar(("a",)), ChoiceGrammar(("b", "c")))),
+        SequenceGrammar((ChoiceGrammar(("a", "2", "choice", "b")),)),
+        SequenceGrammar((ChoiceGrammar(("a",)), ChoiceGrammar(("b",)))),
+    ]  # fmt: skip
+    assert len(set(map(constraint_key, groupings))) == len(groupings)
 
 
 def test_limits_hold_for_the_parts(table: TokenTable) -> None:

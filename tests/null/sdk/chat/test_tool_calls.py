@@ -217,6 +217,18 @@ def test_calls_as_python_writes_them(choice: ToolChoice, calls: str, allowed: bo
     assert accepts("lfm2", choice, text, (MIXED,)) is allowed
 
 
+def test_a_tool_with_many_parameters_is_held() -> None:
+    """Calls of ten parameters were more than a constraint may have: its key doubled with each level of its parts."""
+    properties = {f"p{at}": {"type": "integer"} for at in range(60)}
+    optional = Tool("t", parameters={"type": "object", "properties": properties})
+    for calls in ("[t()]", "[t(p7=1)]", "[t(p1=1, p59=2)]", "[t(p59=1, p0=2)]"):
+        assert accepts("lfm2", MUST, f"<|tool_call_start|>{calls}<|tool_call_end|>", (optional,))
+    assert not accepts("lfm2", MUST, "<|tool_call_start|>[t(p7=x)]<|tool_call_end|>", (optional,))
+    needed = Tool("t", parameters={"type": "object", "properties": properties, "required": ["p30", "p40"]})
+    assert accepts("lfm2", MUST, "<|tool_call_start|>[t(p1=1, p30=2, p40=3)]<|tool_call_end|>", (needed,))
+    assert not accepts("lfm2", MUST, "<|tool_call_start|>[t(p1=1, p30=2)]<|tool_call_end|>", (needed,))
+
+
 def test_a_parameter_that_no_keyword_of_python_can_be_is_refused_where_a_call_is_required() -> None:
     tool = Tool("t", parameters={"type": "object", "properties": {"user-id": {"type": "string"}}})
     with pytest.raises(InvalidRequest, match="properties/user-id"):

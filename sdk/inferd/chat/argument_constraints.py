@@ -1,12 +1,12 @@
-"""What holds a call whose arguments have marks each to its tool: each parameter to its own schema."""
+"""What holds a call whose arguments stand one by one to its tool: each parameter to its own schema."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from inferd.chat.call_forms import XmlForm
-from inferd.chat.composed import InSequence, Repeated, Text, Until
+from inferd.chat.composed import AnyOf, InSequence, Repeated, Text, Until
 from inferd.chat.request import Tool
 from inferd.chat.xml_call import is_text
 from inferd.protocol import InvalidRequest
@@ -31,7 +31,7 @@ def xml_call(form: XmlForm, tool: Tool, parameters: Mapping[str, Any], *, strict
     begin, end = Text(form.call_head(tool.name)), Text(form.end)
     composing = next((key for key in COMPOSING if key in parameters), None)
     if composing is not None:
-        refuse_keyword(tool, composing, strict)
+        _refuse(tool, composing, strict)
         return InSequence([begin, Until(form.end)])
     properties, required = parameters.get("properties") or {}, parameters.get("required") or []
     members: list[OutputConstraint] = [begin]
@@ -41,17 +41,65 @@ def xml_call(form: XmlForm, tool: Tool, parameters: Mapping[str, Any], *, strict
     return InSequence([*members, end])
 
 
+def python_call(tool: Tool, parameters: Mapping[str, Any], *, strict: bool) -> OutputConstraint:
+    """Return a call of a tool as Python writes it, the values of its arguments as JSON.
+
+    They stand in the order of the parameters; in any, where none is required. Raises as :func:`xml_call`.
+    """
+    composing = next((key for key in COMPOSING if key in parameters), None)
+    if composing is not None:
+        _refuse(tool, composing, strict)
+        return InSequence([Text(f"{tool.name}("), Until(")")])
+    arguments: dict[str, OutputConstraint] = {}
+    for name, schema in (parameters.get("properties") or {}).items():
+        if name.isidentifier():
+            value = JsonSchema(_json_schema(tool, schema, parameters, strict))
+            arguments[name] = InSequence([Text(f"{name}="), value])
+        else:
+            _refuse(tool, f"properties/{name}", strict)
+    required = [name for name in arguments if name in (parameters.get("required") or [])]
+    listed = _in_order(arguments, required) if required else _in_any_order(list(arguments.values()))
+    return InSequence([Text(f"{tool.name}("), *listed, Text(")")])
+
+
+def _in_order(arguments: Mapping[str, OutputConstraint], required: Sequence[str]) -> Iterator[OutputConstraint]:
+    """Yield arguments, of which all but the ``required`` ones may be left out, with commas between those that are there."""
+    met = False
+    for name, argument in arguments.items():
+        if name == required[0]:
+            met = True
+            yield argument
+            continue
+        one = InSequence([Text(", "), argument] if met else [argument, Text(", ")])
+        yield one if name in required else Repeated(one, 0, 1)
+
+
+def _in_any_order(arguments: Sequence[OutputConstraint]) -> Iterator[OutputConstraint]:
+    """Yield up to as many arguments as there are. In their order they would take a rule for each pair of them."""
+    if arguments:
+        one = AnyOf(arguments)
+        more = [Repeated(InSequence([Text(", "), one]), 0, len(arguments) - 1)] if len(arguments) > 1 else []
+        yield Repeated(InSequence([one, *more]), 0, 1)
+
+
 def _value(
     form: XmlForm, tool: Tool, schema: Any, parameters: Mapping[str, Any], strict: bool
 ) -> list[OutputConstraint]:
     """Return a parameter's value, and the end of it."""
     if is_text(schema):
         return _text_value(form, tool, schema, strict)
-    if leads_out(schema):
-        refuse_keyword(tool, "$ref", strict)
+    if _leads_out(schema):
+        _refuse(tool, "$ref", strict)
         return [Until(form.value_tail)]
-    whole = {**shared_definitions(parameters), **schema} if isinstance(schema, Mapping) else schema
-    return [JsonSchema(whole), Text(form.value_tail)]
+    return [JsonSchema(_with_definitions(schema, parameters)), Text(form.value_tail)]
+
+
+def _json_schema(tool: Tool, schema: Any, parameters: Mapping[str, Any], strict: bool) -> Any:
+    """Return the schema of a parameter that is written as JSON."""
+    if _leads_out(schema):
+        _refuse(tool, "$ref", strict)
+        return {}
+    return _with_definitions(schema, parameters)
 
 
 def _text_value(form: XmlForm, tool: Tool, schema: Mapping[str, Any], strict: bool) -> list[OutputConstraint]:
@@ -60,16 +108,17 @@ def _text_value(form: XmlForm, tool: Tool, schema: Mapping[str, Any], strict: bo
         return [Choice(list(values)), Text(form.value_tail)]
     for keyword in NOT_HELD:
         if keyword in schema:
-            refuse_keyword(tool, keyword, strict)
+            _refuse(tool, keyword, strict)
     return [Until(form.value_tail)]
 
 
-def shared_definitions(parameters: Mapping[str, Any]) -> dict[str, Any]:
-    """Return what references of a parameter's schema lead to."""
-    return {key: parameters[key] for key in ("$defs", "definitions") if key in parameters}
+def _with_definitions(schema: Any, parameters: Mapping[str, Any]) -> Any:
+    """Return a parameter's schema with what its references lead to."""
+    shared = {key: parameters[key] for key in ("$defs", "definitions") if key in parameters}
+    return {**shared, **schema} if isinstance(schema, Mapping) else schema
 
 
-def leads_out(schema: Any) -> bool:
+def _leads_out(schema: Any) -> bool:
     """Return True if a reference leads elsewhere."""
     return any(not reference.startswith(LOCAL) for reference in _references(schema))
 
@@ -84,7 +133,7 @@ def _references(schema: Any) -> list[str]:
     return [*found, reference] if isinstance(reference, str) else found
 
 
-def refuse_keyword(tool: Tool, keyword: str, strict: bool) -> None:
+def _refuse(tool: Tool, keyword: str, strict: bool) -> None:
     """Raise InvalidRequest for a keyword that cannot be held, if it has to be."""
     if strict:
         raise InvalidRequest(
