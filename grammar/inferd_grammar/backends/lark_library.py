@@ -97,14 +97,14 @@ class _Writer:
 
     def lines(self) -> Iterator[str]:
         """Yield the grammar's lines. Raises GrammarError."""
-        self._learn()
+        self._collect_rules()
         if "start" not in self._trees:
             raise GrammarError("Lark grammar has no rule `start`: add one, as in `start: first_rule`")
         self._require("start")
         while self._waiting:
             name = self._waiting.pop()
             tree = self._prepared.transform(self._trees[name])
-            self._learn()
+            self._collect_rules()
             yield f"{self._names[name]}: {self._item(tree)}"
         yield from self._terminal_lines()
 
@@ -120,10 +120,10 @@ class _Writer:
                 raise GrammarError(
                     f"Lark grammar declares the terminal {name} and does not say what it is: not supported"
                 )
-            yield f"{_shouted(name)}: {self._written(defined[name])}"
-        yield from (f"%ignore {_shouted(name)}" for name in self._ignored)
+            yield f"{_terminal_name(name)}: {self._written(defined[name])}"
+        yield from (f"%ignore {_terminal_name(name)}" for name in self._ignored)
 
-    def _learn(self) -> None:
+    def _collect_rules(self) -> None:
         """Take in rules, among them those that templates have become."""
         if len(self._rules) > self._limits.max_rules:
             raise GrammarError(f"Lark grammar has {len(self._rules)} rules; max_rules is {self._limits.max_rules}")
@@ -139,7 +139,7 @@ class _Writer:
             return self._names[node.name]
         if isinstance(node, Terminal):
             self._used.add(node.name)
-            return _shouted(node.name)
+            return _terminal_name(node.name)
         parts = node.children
         match node.data:
             case "expansions":
@@ -177,6 +177,6 @@ def _in_slashes(piece: re.Match[str]) -> str:
     return {"/": r"\/", "\n": r"\n"}.get(piece[0], piece[0])
 
 
-def _shouted(name: str) -> str:
+def _terminal_name(name: str) -> str:
     """Return the name of a terminal as llguidance takes it."""
     return f"T_{name.upper()}"
