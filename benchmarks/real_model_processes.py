@@ -20,7 +20,6 @@ from speculation_arms import Run
 
 STREAMS = 8
 PROMPT = 24
-POLL_SECONDS = 0.05
 FIVE_LINES = """
 from inferd import Context, Sampler
 async def main() -> str:
@@ -124,10 +123,8 @@ class DraftingPrograms:
         return str(self._client.ask("POST", "/v1/runs", {"program": self._program, "arguments": arguments})["id"])
 
     def _ended(self, run: str) -> dict[str, Any]:
-        """Asked for seldom: the answers are processor time of the server's."""
-        while (value := self._client.ask("GET", f"/v1/runs/{run}"))["finished_at"] is None:
-            time.sleep(POLL_SECONDS)
-        return dict(value)
+        self._client.text(f"/v1/runs/{run}/events")  # to the end
+        return dict(self._client.ask("GET", f"/v1/runs/{run}"))
 
 
 def middle_wall(samples: list[Seconds]) -> float:

@@ -132,7 +132,7 @@ class RunningGeneration:
         return CloseGenerate(self._generation, keep)
 
     async def fetch(self, delivered: int, least: int = 1) -> Steps:
-        """Ask for more steps behind ``delivered`` tokens, ``least`` at a time where the program takes no part in them.
+        """Ask for more steps behind ``delivered`` tokens, ``least`` at a time where none of them waits for the program.
 
         With more than one at a time nobody looks at them before the end, and the generation is closed with its last step. Raises
         what the runtime answers, or the program's constraint or sampler raises.
@@ -143,7 +143,7 @@ class RunningGeneration:
             return await self._fetch_chosen(self._chooser)
         if self._speculator is not None:
             # The model always adds one token of its own, so a longer draft could not be delivered.
-            return await self._fetch_drafted(self._speculator, max(self._max_tokens - delivered - 1, 0))
+            return await self._fetch_drafted(self._speculator, max(self._max_tokens - delivered - 1, 0), least)
         return await self._fetch(least=least)
 
     async def close(self, keep: int) -> ContextState | None:
@@ -175,15 +175,15 @@ class RunningGeneration:
         self._closed = next(iter(reply.context), None)
         return reply
 
-    async def _fetch_drafted(self, speculator: SpeculatorRunner, room: int) -> Steps:
+    async def _fetch_drafted(self, speculator: SpeculatorRunner, room: int, least: int) -> Steps:
         draft = await speculator.propose(room)
         try:
-            reply = await self._fetch(draft)
+            reply = await self._fetch(draft, least)
         except InvalidRequest as error:
             if not draft.tokens:
                 raise
             speculator.turn_off(error.message)  # the runtime refused the draft, and did nothing
-            reply = await self._fetch()
+            reply = await self._fetch(least=least)
         tokens = [token for step in reply.steps for token in step.tokens]
         await speculator.record(sum(step.accepted for step in reply.steps), tokens)
         return reply

@@ -285,13 +285,13 @@ MOST_JOINED = 128
 @operation("generate.next", Steps)
 @dataclass(frozen=True)
 class NextSteps:
-    """Wait for the next finished steps. ``least``: for so many of them, or the end; for one where the program takes part in every
-    step. ``draft`` only with ``program_speculation``, a mask (allowed token ids, or bits as
-    in ``forward``; neither: all) only with ``program_constraint``, a ``token`` (of the row that was offered last) only with
-    ``candidates``. ``parents``: per draft token, which one it follows (-1:
-    the context; a smaller index than its own); empty means a chain. ``positions`` are absolute. ``joined``: steps in a row that
-    have nothing but tokens and text come as one. ``closes``: with the last steps the generation is closed, as by
-    ``generate.close`` that keeps all.
+    """Wait for the next finished steps. ``least``: for so many of them, or the end; for one where the program takes part in
+    every step, and for four at most where its speculator has guessed nothing for a while. ``draft`` only with
+    ``program_speculation``, a mask (allowed token ids, or bits as in ``forward``; neither: all) only with
+    ``program_constraint``, a ``token`` (of the row that was offered last) only with ``candidates``. ``parents``: per draft
+    token, which one it follows (-1: the context; a smaller index than its own); empty means a chain. ``positions`` are
+    absolute. ``joined``: steps in a row that have nothing but tokens and text come as one. ``closes``: with the last steps
+    the generation is closed, as by ``generate.close`` that keeps all.
     """
 
     generation: int

@@ -62,6 +62,30 @@ class Knowing(Speculator):
         self.rejected += n
 
 
+class Silent(Speculator):
+    """Guesses nothing, and notes what it is told of."""
+
+    def __init__(self) -> None:
+        self.told: list[list[int]] = []
+
+    def accept(self, tokens: list[int]) -> None:
+        self.told.append(tokens)
+
+
+def test_one_that_guesses_nothing_is_told_of_several_steps_at_once_where_nobody_reads_each() -> None:
+    async def program() -> None:
+        expected, collected, read = await plain(), Silent(), Silent()
+        at_once = Context().append("abc").generate(SEEDED, max_tokens=LENGTH, speculator=collected)
+        assert await at_once.collect_tokens() == expected
+        stepwise = Context().append("abc").generate(SEEDED, max_tokens=LENGTH, speculator=read)
+        assert [token async for step in stepwise for token in step.tokens] == expected
+        for speculator in (collected, read):
+            assert [token for tokens in speculator.told for token in tokens] == [*b"abc", *expected]
+        assert len(collected.told) <= len(expected) / 3 < len(expected) / 2 < len(read.told)
+
+    run_program(program)
+
+
 @settings(max_examples=examples(25), deadline=None)
 @given(right=st.integers(0, 7), wrong=st.integers(0, 4), seed=st.integers(0, 5))
 def test_an_asynchronous_tree_gives_the_same_tokens(right: int, wrong: int, seed: int) -> None:

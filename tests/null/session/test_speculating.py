@@ -136,7 +136,10 @@ def test_a_tree_that_is_none_is_refused_and_costs_nothing(
     assert len(caller.call(p.NextSteps(started.generation, [1, 2], [5, 5], [-1, -1])).steps) == 1
 
 
-def test_a_program_that_drafts_nothing_is_not_waited_for_until_it_drafts_again(caller: DirectSession) -> None:
+@pytest.mark.parametrize(("least", "ahead"), [(1, 1), (3, 3), (p.MOST_STEPS, STEPS_AHEAD)])
+def test_a_program_that_drafts_nothing_is_not_waited_for_until_it_drafts_again(
+    caller: DirectSession, least: int, ahead: int
+) -> None:
     plain = caller.generate(caller.text("hello"), max_tokens=40, ignore_eos=True).tokens
     started = caller.call(
         p.StartGenerate(caller.text("hello"), max_tokens=40, ignore_eos=True, program_speculation=True)
@@ -145,7 +148,7 @@ def test_a_program_that_drafts_nothing_is_not_waited_for_until_it_drafts_again(c
 
     def ask(draft: list[int]) -> list[p.Step]:
         at = list(range(5 + len(tokens), 5 + len(tokens) + len(draft)))
-        steps: list[p.Step] = caller.call(p.NextSteps(started.generation, draft, at)).steps
+        steps: list[p.Step] = caller.call(p.NextSteps(started.generation, draft, at, least=least)).steps
         tokens.extend(token for step in steps for token in step.tokens)
         return steps
 
@@ -157,15 +160,15 @@ def test_a_program_that_drafts_nothing_is_not_waited_for_until_it_drafts_again(c
 
     for _ in range(SILENT_OFFERS - 1):
         assert (len(ask([])), runs_ahead()) == (1, 0)
-    assert (len(ask([])), runs_ahead()) == (1, STEPS_AHEAD)
-    assert (len(ask([])), runs_ahead()) == (STEPS_AHEAD, STEPS_AHEAD)
+    assert (len(ask([])), runs_ahead()) == (ahead, ahead)
+    assert (len(ask([])), runs_ahead()) == (ahead, ahead)
     late = ask(plain[len(tokens) : len(tokens) + 3])
-    assert [step.accepted for step in late] == [0] * STEPS_AHEAD
+    assert [step.accepted for step in late] == [0] * ahead
     assert runs_ahead() == 0, "a program that drafts again is waited for"
     assert [step.accepted for step in ask(plain[len(tokens) : len(tokens) + 3])] == [3]
     for _ in range(SILENT_OFFERS * LONGER_SILENCE - 1):
         assert (len(ask([])), runs_ahead()) == (1, 0)
-    assert (len(ask([])), runs_ahead()) == (1, STEPS_AHEAD)
+    assert (len(ask([])), runs_ahead()) == (ahead, ahead)
     assert tokens == plain[: len(tokens)]
 
 

@@ -24,8 +24,8 @@ from inferd_runtime.speculation.counters import SpeculationCounters, count_sourc
 from inferd_runtime.speculation.drafts import NO_DRAFT, Draft
 from inferd_runtime.speculation.sources import SourceSet
 
-STEPS_AHEAD = 1
-"""Steps by which a generation that runs on without its program may be ahead of what the program has received."""
+STEPS_AHEAD = 4
+"""The most steps by which a generation that runs on without its program may be ahead of what the program has received."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -302,11 +302,13 @@ class Generation:
         """Tell the listener from now on when there are ``least`` steps, or one where a program takes part in each."""
         self.outbox.expect(1 if self.spec.paced else least, joined=joined)
 
-    def allow(self, *, runs_on: bool = False) -> None:
-        """Let a paced generation run its next step; ``runs_on``: and all behind it, a step ahead of its program."""
-        self._allowed, self.runs_on = True, runs_on
-        if runs_on:
-            self.outbox.run_ahead(STEPS_AHEAD)
+    def allow(self, *, ahead: int = 0) -> None:
+        """Let a paced generation run its next step; ``ahead``: and all behind it, of which its program gets so many at a time,
+        at most STEPS_AHEAD.
+        """
+        self._allowed, self.runs_on = True, ahead > 0
+        if ahead:
+            self.outbox.run_ahead(min(ahead, STEPS_AHEAD))
 
     def hold(self) -> None:
         """Let a paced generation run no further step without :meth:`allow`."""

@@ -42,7 +42,8 @@ class StepQueue:
         self._pause_at(held if self._most is None else min(held, self._most), max(MAX_UNDELIVERED_STEPS, 2 * least))
 
     def run_ahead(self, steps: int) -> None:
-        """Be full with so many steps."""
+        """Let the reader wait for so many steps, and be full with them."""
+        self._least = steps
         self._pause_at(steps, steps)
 
     def _pause_at(self, held: int, count: int) -> None:

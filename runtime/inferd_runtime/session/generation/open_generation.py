@@ -106,7 +106,7 @@ class OpenGeneration:
             raise p.InvalidRequest("another generate.next is waiting on this generation")
         self.generation.await_steps(request.least, joined=request.joined)
         if not self.generation.finished() and self._inputs.take(request, self.generation):
-            self.generation.allow(runs_on=not self._inputs.awaited)
+            self.generation.allow(ahead=0 if self._inputs.awaited else request.least)
             self._turns.answered(self.generation)
 
     def finished_steps(self) -> p.Steps | p.InferdError | None:
