@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 import time
 from collections import Counter, deque
 from collections.abc import Callable
@@ -24,12 +25,12 @@ def no_more() -> float:
     return 0.0
 
 
-@dataclass
+@dataclass(eq=False)
 class Piece:
     """One piece of work. ``done`` gets its future in the loop's thread and must not raise; ``wanted``: False to leave it out.
 
     ``extra`` is called in the work's thread once it has ended: further processor seconds, of other processes. ``begun``: it is
-    not left out any more.
+    not left out any more; ``slow``: it has given way.
     """
 
     tenant: str
@@ -39,6 +40,7 @@ class Piece:
     extra: Callable[[], float] = no_more
     seconds: float = 0.0
     begun: bool = False
+    slow: bool = False
 
     def run(self) -> Any:
         """Do the work, and note the processor time that it took."""
@@ -53,17 +55,19 @@ class Lanes:
     """Belongs to the thread of the step loop, which polls :meth:`fileno` with its other sources and calls :meth:`poll`.
 
     Tenants take turns, and each has ``of_tenant`` pieces running at most: a tenant that sends slow work delays only itself, as
-    long as there are fewer such tenants than lanes.
+    long as there are fewer such tenants than lanes. Up to ``aside`` pieces that have given way take none of the lanes.
     """
 
-    def __init__(self, lanes: int, name: str, charge: Charge = free, of_tenant: int = 1) -> None:
+    def __init__(self, lanes: int, name: str, charge: Charge = free, of_tenant: int = 1, aside: int = 0) -> None:
         self._lanes = lanes
+        self._aside = aside
         self._of_tenant = of_tenant
         self._charge = charge
-        self._threads = ThreadPoolExecutor(lanes, name)
+        self._threads = ThreadPoolExecutor(lanes + aside, name)
+        self._own = threading.local()
         self._waker = Waker()
         self._waiting: dict[str, deque[Piece]] = {}
-        self._running: Counter[str] = Counter()
+        self._running: list[Piece] = []
         self._finished: deque[tuple[Piece, Future[Any]]] = deque()
 
     def submit(self, piece: Piece) -> None:
@@ -97,13 +101,18 @@ class Lanes:
         progressed = bool(self._finished)
         while self._finished:
             piece, future = self._finished.popleft()
-            self._running[piece.tenant] -= 1
-            if not self._running[piece.tenant]:
-                del self._running[piece.tenant]
+            self._running.remove(piece)
             self._charge(piece.tenant, piece.seconds)
             piece.done(future)
         self._start()
         return progressed
+
+    def give_way(self) -> None:
+        """Let another piece begin beside the one whose thread calls this: it takes long, at a low priority."""
+        piece: Piece | None = getattr(self._own, "piece", None)
+        if piece is not None:
+            piece.slow = True
+            self._waker.wake()
 
     def close(self, *, wait: bool = True) -> None:
         """Drop what waits, without an answer, and ``wait`` for what runs."""
@@ -117,12 +126,16 @@ class Lanes:
 
     def _start(self) -> None:
         """Fill the lanes, one piece of each tenant in turn."""
-        while self._running.total() < self._lanes and (piece := self._next()) is not None:
+        while self._taken() < self._lanes and (piece := self._next()) is not None:
             self._run(piece)
+
+    def _taken(self) -> int:
+        return len(self._running) - min(self._aside, sum(piece.slow for piece in self._running))
 
     def _next(self) -> Piece | None:
         """Take out the piece whose turn it is; None if there is none."""
-        for tenant in [one for one in self._waiting if self._running[one] < self._of_tenant]:
+        running = Counter(piece.tenant for piece in self._running)
+        for tenant in [one for one in self._waiting if running[one] < self._of_tenant]:
             queue = self._waiting.pop(tenant)
             while queue and not queue[0].wanted():
                 queue.popleft()
@@ -135,9 +148,13 @@ class Lanes:
 
     def _run(self, piece: Piece) -> None:
         piece.begun = True
-        self._running[piece.tenant] += 1
-        future = self._threads.submit(piece.run)
+        self._running.append(piece)
+        future = self._threads.submit(self._in_thread, piece)
         future.add_done_callback(lambda ended: self._end(piece, ended))
+
+    def _in_thread(self, piece: Piece) -> Any:
+        self._own.piece = piece
+        return piece.run()
 
     def _end(self, piece: Piece, future: Future[Any]) -> None:
         self._finished.append((piece, future))

@@ -31,6 +31,31 @@ def test_a_tenant_never_has_more_lanes_than_its_own() -> None:
     lanes.close()
 
 
+def test_a_piece_that_gives_way_keeps_nobody_from_a_lane() -> None:
+    """Two tenants' constraints of several seconds each had all others wait for them."""
+    lanes, hold = Lanes(1, "test", aside=1), threading.Event()
+
+    def slow() -> None:
+        lanes.give_way()
+        assert hold.wait(SECONDS)
+
+    first, second, third = (
+        Piece(tenant, work, lambda ended: None) for tenant, work in zip("abc", (slow, slow, int), strict=True)
+    )
+    for piece in (first, second, third):
+        lanes.submit(piece)
+    while not second.slow:
+        lanes.wait(SECONDS)
+        lanes.poll()
+    lanes.poll()
+    assert not third.begun, "as many as may stand aside do, and the next holds the lane"
+    hold.set()
+    while not third.begun:
+        assert lanes.wait(SECONDS)
+        lanes.poll()
+    lanes.close()
+
+
 def test_a_piece_that_nobody_wants_holds_nothing_while_others_run() -> None:
     """It stayed in line, with the text that it was about, for as long as the pieces before it took."""
     lanes, hold, wanted = Lanes(1, "test"), threading.Event(), [True]

@@ -56,6 +56,10 @@ StartChild = Callable[[], "subprocess.Popen[bytes]"]
 """Starts a child that runs `inferd_grammar.trials.child.main`, with pipes as its standard input and output."""
 
 
+def nobody() -> None:
+    """Tell nobody that an attempt takes long."""
+
+
 def start_child() -> subprocess.Popen[bytes]:
     """Start a child that imports nothing from the working directory or the environment, and has no other descriptor."""
     return subprocess.Popen(
@@ -67,9 +71,10 @@ def start_child() -> subprocess.Popen[bytes]:
 class TrialProcess:
     """One child. Belongs to one thread at a time; ``kill`` may come from any."""
 
-    def __init__(self, start: StartChild, limits: TrialLimits) -> None:
+    def __init__(self, start: StartChild, limits: TrialLimits, slow: Callable[[], None] = nobody) -> None:
         self._start = start
         self._limits = limits
+        self._slow = slow
         self._child: subprocess.Popen[bytes] | None = None
         self._known: set[tuple[str, str]] = set()
         self._over = False
@@ -143,9 +148,12 @@ class TrialProcess:
         slow = not select.select([source], [], [], QUICK_SECONDS)[0]
         if slow:
             self._demote()
+            self._slow()
         answer: Mapping[str, Any] = json.loads(read_message(source))
         if slow:
             self.close()  # priority is not given back
+            with contextlib.suppress(OSError):  # the next attempt tries again
+                self._pipes()  # another one, which loads until it is asked
         return answer
 
     def _demote(self) -> None:
@@ -188,6 +196,7 @@ class TrialPool:
         self._limits = limits or TrialLimits()
         self._lock = threading.Lock()
         self._local = threading.local()
+        self._slow = nobody
         self._free: list[TrialProcess] = []
         self._all: list[TrialProcess] = []
         self._closed = False
@@ -202,6 +211,10 @@ class TrialPool:
             self._local.spent = getattr(self._local, "spent", 0.0) + process.spent - before
             with self._lock:
                 self._free.append(process)
+
+    def on_slow(self, call: Callable[[], None]) -> None:
+        """Have the thread of an attempt that takes long call this, once its child has a low priority. Say so before the first."""
+        self._slow = call
 
     def take_spent(self) -> float:
         """Return the processor seconds that attempts of the calling thread have used since it last asked."""
@@ -223,6 +236,6 @@ class TrialPool:
             if self._closed:
                 raise GrammarError("the compiler is closed")
             if not self._free:
-                self._free.append(TrialProcess(self._start, self._limits))
+                self._free.append(TrialProcess(self._start, self._limits, self._slow))
                 self._all.append(self._free[-1])
             return self._free.pop()

@@ -17,6 +17,8 @@ from inferd_runtime.lanes import Charge, Lanes, Piece, free
 CompileOutcome = Compiled | p.InferdError
 CompileCallback = Callable[[CompileOutcome], None]
 LANES = 2
+ASIDE = 4
+"""Compiles that take long, beside those: their children have what others leave of the processors, and at most a GiB each."""
 MAX_WAITING = 64
 """Constraints of one tenant that wait to be compiled."""
 
@@ -28,6 +30,9 @@ class Children(Protocol):
 
     def close(self) -> None:
         """End them, so that no compile waits any more."""
+
+    def on_slow(self, call: Callable[[], None]) -> None:
+        """Have the thread of an attempt that takes long call this."""
 
     def take_spent(self) -> float:
         """Return the processor seconds that they have used for the calling thread since it last asked."""
@@ -44,14 +49,16 @@ class _Job:
 class CompileQueue:
     """Belongs to the thread of the step loop, which polls :meth:`fileno` with its other sources and calls :meth:`poll`.
 
-    Tenants take turns (:class:`~inferd_runtime.lanes.Lanes`), and pay for their children's processor time. A
-    constraint that a tenant asks for several times at once is compiled once. What another tenant asks for, or has compiled, plays
-    no part: it would have to wait in that one's turn, and could tell what that one uses.
+    Tenants take turns (:class:`~inferd_runtime.lanes.Lanes`), those whose constraints take long make room for others, and each
+    pays for its children's processor time. A constraint that a tenant asks for several times at once is compiled once. What
+    another tenant asks for, or has compiled, plays no part: it would have to wait in that one's turn, and could tell what that
+    one uses.
     """
 
     def __init__(self, trials: Children, *, lanes: int = LANES, charge: Charge = free) -> None:
         self._trials = trials
-        self._lanes = Lanes(lanes, "compile", charge)
+        self._lanes = Lanes(lanes, "compile", charge, aside=ASIDE)
+        trials.on_slow(self._lanes.give_way)
         self._known: dict[tuple[int, CacheKey], _Job] = {}
 
     def submit(
