@@ -13,11 +13,12 @@ import numpy as np
 from inferd import protocol as p
 from inferd.masks import pack_bits, worth_listing
 from inferd_grammar import Compiled, GrammarMatcher
-from inferd_runtime.engine.jobs.grammar_masks import MASK_SECONDS
 from inferd_runtime.engine.sampling.host_sampling import allowed_tokens
 from inferd_runtime.garbage import no_collections
 from inferd_runtime.session.served_model import ServedModel
 
+ACCEPT_SECONDS = 0.05
+"""Limit on the processor time of taking tokens at once: streams wait for it, and so may each request of another tenant."""
 MAX_GRAMMARS = 64
 MAX_MATCHERS = 256
 """Of one session."""
@@ -45,21 +46,21 @@ class HeldMatcher:
 
     def accept(self, tokens: Sequence[int], clock: Callable[[], float] = time.thread_time) -> int:
         """Take tokens up to the first illegal one; return how many. Raises LimitExceeded, and takes none, where that takes longer
-        than a mask may: what a text of an ambiguous grammar costs grows with its length, and the step loop waits.
+        than ACCEPT_SECONDS: what a text of an ambiguous grammar costs grows with its length, and the step loop waits.
         """
         with no_collections():
             return self._accept(tokens, clock)
 
     def _accept(self, tokens: Sequence[int], clock: Callable[[], float]) -> int:
-        end = clock() + MASK_SECONDS
+        end = clock() + ACCEPT_SECONDS
         for taken, token in enumerate(tokens):
             if not self.matcher.accept([token]):
                 return taken
             if clock() > end:
                 self.matcher.rollback(taken + 1)
-                text = f"taking {taken + 1} tokens takes more than {MASK_SECONDS:g} s"
+                text = f"taking {taken + 1} tokens takes more than {ACCEPT_SECONDS:g} s"
                 raise p.LimitExceeded(
-                    text, limit="mask_seconds", value=MASK_SECONDS, raise_with="fewer tokens, or a smaller constraint"
+                    text, limit="mask_seconds", value=ACCEPT_SECONDS, raise_with="fewer tokens, or a smaller constraint"
                 )
         return len(tokens)
 
