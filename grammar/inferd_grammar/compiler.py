@@ -18,7 +18,15 @@ import numpy as np
 from inferd_grammar.cache import CacheKey, OutcomeCache
 from inferd_grammar.completion.guesses import guess
 from inferd_grammar.completion.outline import NOTHING_KNOWN, Outline, outline
-from inferd_grammar.completion.plan import FIRST_LOOKS, GUARDED_LOOKS, GUESSING_COST, EndPlanner, first_end, opened_ends
+from inferd_grammar.completion.plan import (
+    FIRST_LOOKS,
+    GUARDED_LOOKS,
+    GUESSING_COST,
+    EndPlanner,
+    first_end,
+    first_of_parts,
+    opened_ends,
+)
 from inferd_grammar.completion.search import SearchClock
 from inferd_grammar.completion.split import Split, Splitter
 from inferd_grammar.constraints import AnyJsonGrammar, ChoiceGrammar, Constraint, ExactGrammar, JsonSchemaGrammar
@@ -142,10 +150,17 @@ class Compiled:
         return None if self._end is None else self._end.text
 
     def _sought(self) -> Split | None:
-        looks = FIRST_LOOKS if self.refusal is None else GUARDED_LOOKS
-        found = first_end(self.matcher(), self._splitter, self._outline, looks, SearchClock(_END_SECONDS))
+        outline = self._outline
+        if outline.parts is not None:
+            found = first_of_parts(outline.parts, self._opened)
+        else:
+            found = first_end(self.matcher(), self._splitter, outline, self._looks, SearchClock(_END_SECONDS))
         with memoising(Memo()):
             return self._guessed() if found is None else found
+
+    @property
+    def _looks(self) -> int:
+        return FIRST_LOOKS if self.refusal is None else GUARDED_LOOKS
 
     def _guessed(self) -> Split | None:
         """Return a guess that is a whole text, for a constraint of which masks hold only a part."""
@@ -167,7 +182,7 @@ class Compiled:
 
     @cached_property
     def _opened(self) -> list[Split]:
-        found = opened_ends(self.matcher(), self._splitter, self._outline, clock=SearchClock(_END_SECONDS))
+        found = opened_ends(self.matcher(), self._splitter, self._outline, self._looks, SearchClock(_END_SECONDS))
         self._grow(found)
         return found
 

@@ -20,7 +20,7 @@ class CompileLimits:
         max_regex: characters of one regular expression, in a schema or alone.
         max_rules: rules of one Lark or GBNF grammar (llguidance overflows its stack, and with it the process, on a
             chain of 3,000).
-        max_tags: tags of a tagged text.
+        max_tags: tags of a tagged text (the lexer of llguidance gives up at 500 that begin with 75 characters each).
         max_pointers: characters of the JSON pointers of all values in a schema together: a key counts for all that is under it.
         max_checked: bytes of the keywords that masks do not hold, with their JSON pointers, as JSON; where it were more, the
             pointers lead to schemas around them.
@@ -34,7 +34,7 @@ class CompileLimits:
     max_multiple_of: int = 100_000
     max_regex: int = 10_000
     max_rules: int = 1000
-    max_tags: int = 128
+    max_tags: int = 400
     max_pointers: int = 16_000_000
     max_checked: int = 500_000
 

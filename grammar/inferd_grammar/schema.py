@@ -28,6 +28,10 @@ _COUNTS = (
 )  # fmt: skip
 _NUMBERS = ("exclusiveMaximum", "exclusiveMinimum", "maximum", "minimum", "multipleOf")
 _STRINGS = ("$anchor", "$dynamicAnchor", "$dynamicRef", "$id", "$recursiveRef", "$ref", "format", "pattern")
+DESCRIPTIONS = frozenset(
+    ("$comment", "default", "deprecated", "description", "examples", "readOnly", "title", "writeOnly")
+)
+"""Keywords that allow and forbid nothing."""
 # Constraints of draft 3 that libraries take for annotations, and llguidance's switch to weaken a schema from inside.
 _REFUSED = ("disallow", "divisibleBy", "extends", "x-guidance")
 

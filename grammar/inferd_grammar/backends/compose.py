@@ -50,6 +50,7 @@ class Composer:
         self._limits = limits
         self._exact = exact
         self._parts: list[dict[str, Any]] = []
+        self._names: dict[str, str] = {}
         self.named: set[int] = set()
 
     def grammar(self, constraint: Constraint) -> str:
@@ -155,8 +156,11 @@ class Composer:
         return f"P{len(rules) - 1}"
 
     def _append(self, entry: dict[str, Any]) -> str:
-        name = f"part{len(self._parts)}"
-        self._parts.append({**entry, "name": name})
+        """Return the name of a part, which stands once however often it is used."""
+        known = json.dumps(entry, sort_keys=True)
+        name = self._names.setdefault(known, f"part{len(self._parts)}")
+        if name == f"part{len(self._parts)}":
+            self._parts.append({**entry, "name": name})
         return name
 
     def _prefixed(self, constraint: PrefixedGrammar) -> str:

@@ -57,6 +57,7 @@ from inferd_grammar.rules.core import JsonRules, RuledCore, RuleMasks
 from inferd_grammar.rules.exact_numbers import require_exact_numbers
 from inferd_grammar.rules.make import rules_for, rules_for_parts, rules_from, rules_of_value
 from inferd_grammar.schema import (
+    DESCRIPTIONS,
     escape,
     find_keyword,
     iter_schemas,
@@ -396,7 +397,8 @@ def _json_grammar(schema: Any) -> str:
 def _for_library(schema: dict[str, Any]) -> dict[str, Any]:
     """Return a schema with what is said about properties in one place: the library forgets patterns behind an `allOf`.
 
-    Its patterns are written as the library reads them.
+    Its patterns are written as the library reads them. What only describes values is left out, so that schemas that allow the
+    same are equal.
     """
     if str(schema.get("$ref")).startswith("#/"):
         schema = {
@@ -411,6 +413,8 @@ def _for_library(schema: dict[str, Any]) -> dict[str, Any]:
     members = [key for key in ("properties", *_OTHERS) if key in schema]
     result: dict[str, Any] = {}
     for key, value in schema.items():
+        if key in DESCRIPTIONS:
+            continue
         if key not in members:
             result[key] = value
         elif key == members[0]:

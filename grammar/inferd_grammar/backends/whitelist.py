@@ -11,14 +11,9 @@ from dataclasses import dataclass
 from typing import Any, NoReturn
 
 from inferd_grammar.errors import GrammarError
-from inferd_grammar.schema import escape, iter_schemas, resolve
+from inferd_grammar.schema import DESCRIPTIONS, escape, iter_schemas, resolve
 
-_NOTES = frozenset(
-    (
-        *("$comment", "$defs", "$schema", "default", "definitions", "deprecated", "description", "examples"),
-        *("readOnly", "title", "writeOnly"),
-    )
-)
+_NOTES = DESCRIPTIONS | {"$defs", "$schema", "definitions"}
 _BOUNDS = ("exclusiveMaximum", "exclusiveMinimum", "maximum", "minimum")
 _KINDS = {
     "object": ("additionalProperties", "properties", "required"),

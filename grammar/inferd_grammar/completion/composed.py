@@ -7,6 +7,7 @@ What is yielded may be no end after all, where two parts look alike: a matcher h
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from dataclasses import dataclass
 
 from inferd_grammar.completion.json_place import START, JsonPlace
 from inferd_grammar.constraints import (
@@ -27,8 +28,18 @@ from inferd_grammar.constraints import (
 COMPOSED = (SequenceGrammar, AnyOfGrammar, RepeatedGrammar, TaggedGrammar)
 VALUES = (JsonSchemaGrammar, AnyJsonGrammar)
 KNOWN = (*COMPOSED, *VALUES, TextGrammar, UntilGrammar, ChoiceGrammar, ExactGrammar, PrefixedGrammar)
-Part = bytes | JsonPlace
-"""Fixed bytes, or a JSON value that stands at a place and has to end."""
+
+
+@dataclass(frozen=True)
+class Value:
+    """A JSON value that stands at a place and has to end."""
+
+    grammar: Constraint
+    place: JsonPlace = START
+
+
+Part = bytes | Value
+"""Fixed bytes, or a value."""
 Way = list[Part]
 Spell = Callable[[str], bytes]
 
@@ -86,7 +97,7 @@ def _after(members: tuple[Constraint, ...], text: bytes, spell: Spell) -> Iterat
         case UntilGrammar(end):
             yield from _up_to(spell(end), rest, text, spell)
         case JsonSchemaGrammar() | AnyJsonGrammar():
-            yield from _json(rest, text, spell)
+            yield from _json(first, rest, text, spell)
         case ExactGrammar(inner):
             yield from _after((inner, *rest), text, spell)
         case PrefixedGrammar(prefix, inner) if inner is not None:
@@ -118,7 +129,7 @@ def _up_to(end: bytes, rest: tuple[Constraint, ...], text: bytes, spell: Spell) 
     yield from ([end[begun:], *more] for more in _after(rest, b"", spell))
 
 
-def _json(rest: tuple[Constraint, ...], text: bytes, spell: Spell) -> Iterator[Way]:
+def _json(first: Constraint, rest: tuple[Constraint, ...], text: bytes, spell: Spell) -> Iterator[Way]:
     place = START
     for at in range(len(text)):
         byte = text[at : at + 1]
@@ -127,7 +138,7 @@ def _json(rest: tuple[Constraint, ...], text: bytes, spell: Spell) -> Iterator[W
             yield from _after(rest, text[at:], spell)
             return
         place = place.behind(byte)
-    yield from ([place, *more] for more in _after(rest, b"", spell))
+    yield from ([Value(first, place), *more] for more in _after(rest, b"", spell))
 
 
 def _repeated(first: RepeatedGrammar, rest: tuple[Constraint, ...], text: bytes, spell: Spell) -> Iterator[Way]:

@@ -46,6 +46,7 @@ class Outline:
         samples: the insides of strings that patterns ask for, as JSON writes them.
         heads: before the JSON value stands one of several texts.
         parts: what the texts are made of, where they are not one JSON value; ``spell`` writes its fixed texts.
+        inside: the outlines of JSON values among these, by the identity of their constraints.
         schemas: those of the JSON values.
         pieces: literal texts of an expression or a grammar.
     """
@@ -57,6 +58,7 @@ class Outline:
     heads: bool = False
     parts: Constraint | None = None
     spell: Callable[[str], bytes] = str.encode
+    inside: Mapping[int, Outline] = field(default_factory=dict)
     schemas: tuple[Any, ...] = ()
     pieces: tuple[bytes, ...] = ()
 
@@ -76,9 +78,8 @@ def outline(constraint: Constraint, limits: CompileLimits, spell: Callable[[str]
     known = _as_json(constraint, limits, spell)
     if known.json or not is_composed(constraint):
         return known
-    values = [_as_json(value, limits, spell) for value in parts_of(constraint) if isinstance(value, VALUES)]
-    known = replace(_any_of(values), json=False, heads=False) if values else NOTHING_KNOWN
-    return replace(known, parts=constraint, spell=spell)
+    inside = {id(part): _as_json(part, limits, spell) for part in parts_of(constraint) if isinstance(part, VALUES)}
+    return Outline(parts=constraint, spell=spell, inside=inside)
 
 
 def _as_json(constraint: Constraint, limits: CompileLimits, spell: Callable[[str], bytes]) -> Outline:

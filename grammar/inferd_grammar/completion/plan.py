@@ -16,7 +16,7 @@ from inferd_grammar.completion.json_place import START, JsonPlace
 from inferd_grammar.completion.outline import Outline
 from inferd_grammar.completion.search import EndSearch, SearchClock
 from inferd_grammar.completion.split import Split, Splitter
-from inferd_grammar.constraints import TaggedGrammar
+from inferd_grammar.constraints import Constraint, TaggedGrammar
 from inferd_grammar.errors import GrammarFailure
 from inferd_grammar.matchers.matcher import GuardedMatcher
 from inferd_grammar.tokens import TokenTable
@@ -195,12 +195,7 @@ def first_end(
     looks: int,
     clock: SearchClock,
 ) -> Split | None:
-    """Return the shortest whole text of a matcher at its start; None if the search finds none, or of tagged text none through
-    each of its tags: one without an end could not be opened.
-    """
-    if outline.parts is not None:
-        ends = opened_ends(matcher, splitter, outline, clock, looks)
-        return Split(b"") if ends and isinstance(outline.parts, TaggedGrammar) else next(iter(ends), None)
+    """Return the shortest whole text of a matcher at its start; None if the search finds none."""
     search = EndSearch(matcher, splitter, outline, looks, detours=1, clock=clock)
     prefix = outline.prefix
     begun = splitter.split(prefix, check=clock.check).tokens(0)
@@ -213,12 +208,19 @@ def first_end(
     return end if matcher.ends_with(end.tokens(0)) else None
 
 
+def first_of_parts(parts: Constraint, opened: Sequence[Split]) -> Split | None:
+    """Return the same of a text of parts, given `opened_ends`: nothing at all is the shortest tagged text, but a tag without an
+    end could not be opened.
+    """
+    return Split(b"") if opened and isinstance(parts, TaggedGrammar) else next(iter(opened), None)
+
+
 def opened_ends(
     matcher: GuardedMatcher,
     splitter: Splitter,
     outline: Outline,
+    looks: int,
     clock: SearchClock,
-    looks: int = FIRST_LOOKS,
 ) -> list[Split]:
     """Return the shortest text, of the first few ways, through each thing that a text of parts may open: a call's tag, above all.
 

@@ -87,6 +87,7 @@ class EndSearch:
         self._matcher = matcher
         self._splitter = splitter
         self._outline = outline
+        self._inside = outline.inside
         self._detours = detours
         self._paid = matcher.cost
         self._row = np.empty(matcher.words, np.int32)
@@ -121,7 +122,9 @@ class EndSearch:
                     piece = part if self._push(part) else None
                 else:
                     self._ends = _ENDS | frozenset(behind[:1] if isinstance(behind, bytes) else b"")
-                    piece = next((end for limit in _LIMITS if (end := self._value(part, 0, limit)) is not None), None)
+                    self._outline = self._inside[id(part.grammar)]
+                    ends = (self._value(part.place, 0, limit) for limit in _LIMITS)
+                    piece = next((end for end in ends if end is not None), None)
                 if piece is None:
                     return None
                 text += piece
@@ -159,7 +162,7 @@ class EndSearch:
     def _piece(self, place: JsonPlace, outer: int, limit: int) -> bytes | None:
         """Write the next bytes. Returns them; None, with the matcher as it was, if there are none."""
         if place.mode == "value" and (known := self._known(place, limit)) is not None:
-            return known
+            return known or None
         forced = self._matcher.forced()
         if forced:
             forced = _up_to_end(place, forced[: limit + 2], outer, self._ends)  # no more is taken than is worth it
@@ -185,14 +188,18 @@ class EndSearch:
         return self._until(lambda allowed: not self._ends.isdisjoint(allowed) or self._matcher.may_end(), b"")
 
     def _known(self, place: JsonPlace, limit: int) -> bytes | None:
-        """Write the shortest value that schemas are known to have and the matcher takes."""
+        """Write the shortest value that schemas are known to have and the matcher takes; nothing where it is too long a string:
+        a format's, of which no search finds a shorter one.
+        """
         for text in self._outline.values:
-            if len(text) > limit:
-                break
+            if len(text) > limit and text[0] != _QUOTE:
+                continue
             if self._push(text):
-                if self._is_done(place.behind(text), place.depth):
+                if self._is_done(place.behind(text), place.depth) and len(text) <= limit:
                     return text
                 self._matcher.rollback(len(text))
+                if len(text) > limit:
+                    return b""
         return None
 
     def _values(self, following: Sequence[int]) -> list[bytes]:

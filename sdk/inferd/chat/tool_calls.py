@@ -28,6 +28,7 @@ from inferd.chat.harmony import harmony_constraint
 from inferd.chat.request import ChatMessage, Tool, ToolChoice
 from inferd.constraints import Tag, Tagged
 from inferd.program.json_types import closed
+from inferd.program.tagged_unions import with_tags
 from inferd.protocol import InvalidRequest
 from inferd.schema import JsonSchema, OutputConstraint
 
@@ -180,7 +181,7 @@ def checked_parameters(tool: Tool) -> dict[str, Any]:
         raise InvalidRequest(
             f"the parameters of the tool {tool.name!r} must be an object's schema, not of type {json.dumps(kind)}"
         )
-    schema = {"type": "object", **tool.parameters}
+    schema = with_tags({"type": "object", **tool.parameters})
     return schema if _composes(schema) else closed(schema)
 
 

@@ -6,9 +6,9 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
-from copy import deepcopy
 from typing import Any
 
+from inferd.program.tagged_unions import with_tags
 from inferd.protocol import InvalidRequest
 
 HEADS = ("$defs", "definitions")
@@ -24,9 +24,7 @@ def is_pydantic(kind: Any) -> bool:
 
 
 def pydantic_schema(kind: Any) -> dict[str, Any]:
-    """Return a model's own JSON Schema, with the tags of its tagged unions required: pydantic reads no value without, although
-    a tag with a default is optional to its schema. Raises InvalidRequest for a model that has none.
-    """
+    """Return a model's own JSON Schema, with the tags of its tagged unions. Raises InvalidRequest for a model that has none."""
     try:
         schema: dict[str, Any] = kind.model_json_schema() if _is_second(kind) else kind.schema()
     except (RuntimeError, TypeError, ValueError) as error:  # pydantic's own are of these
@@ -34,24 +32,8 @@ def pydantic_schema(kind: Any) -> dict[str, Any]:
         raise InvalidRequest(
             f"{kind.__name__}: pydantic makes no JSON Schema of it: {why}; use types that JSON has"
         ) from None
-    schema = deepcopy(schema)  # pydantic 1 keeps its own
-    _require_tags(schema, {f"#/{head}/{name}": part for head in HEADS for name, part in schema.get(head, {}).items()})
-    return schema
-
-
-def _require_tags(schema: Any, parts: Mapping[str, Any]) -> None:
-    if isinstance(schema, list):
-        for part in schema:
-            _require_tags(part, parts)
-    if not isinstance(schema, dict):
-        return
-    tag = schema.get("discriminator")
-    if isinstance(tag, dict) and isinstance(schema.get("oneOf"), list):
-        for model in (parts.get(str(option.get("$ref")), {}) for option in schema["oneOf"]):
-            if tag.get("propertyName") in model.get("properties", {}):
-                model["required"] = sorted({*model.get("required", []), tag["propertyName"]})
-    for part in schema.values():
-        _require_tags(part, parts)
+    made: dict[str, Any] = with_tags(schema)
+    return made
 
 
 def pydantic_parts(kind: Any) -> tuple[str, dict[str, Any]]:

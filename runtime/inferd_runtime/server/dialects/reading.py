@@ -10,6 +10,7 @@ from typing import Any, TypeVar
 import msgspec
 
 from inferd.chat import OutputFormat, Tool, ToolChoice
+from inferd.program.tagged_unions import with_tags
 from inferd.protocol import InferdError, InvalidRequest, cut
 from inferd_runtime.carriable import check_carriable, members, read_json
 from inferd_runtime.json_cost import containers, refuse_many_strings, refuse_slow_numbers, without_strings
@@ -222,7 +223,7 @@ def check_means_nothing(given: object, accepted: Mapping[str, Sequence[Any]], at
 
 def schema_format(schema: Mapping[str, Any], at: str) -> OutputFormat:
     """Return the format of JSON of a schema. Raises InvalidRequest that names the field for one that is none."""
-    wanted = OutputFormat("json_schema", json.dumps(schema, ensure_ascii=False))
+    wanted = OutputFormat("json_schema", json.dumps(with_tags(schema), ensure_ascii=False))
     try:
         wanted.constraint()
     except InferdError as error:

@@ -11,6 +11,7 @@ import pytest
 from inferd import ConstraintError, Grammar, InvalidRequest, JsonSchema
 from inferd.chat import ChatMessage, ChatRequest, OutputFormat, Tool, ToolCall, ToolChoice, open_context, rendered
 from inferd.chat.tool_calls import call_or_json, checked_parameters, told_in_text, tool_constraint
+from inferd.protocol.chat import MAX_TOOLS
 from inferd_runtime.testing.served import null_model
 from inferd_runtime.testing.transport import run_program
 
@@ -227,6 +228,33 @@ def test_a_tool_with_many_parameters_is_held() -> None:
     needed = Tool("t", parameters={"type": "object", "properties": properties, "required": ["p30", "p40"]})
     assert accepts("lfm2", MUST, "<|tool_call_start|>[t(p1=1, p30=2, p40=3)]<|tool_call_end|>", (needed,))
     assert not accepts("lfm2", MUST, "<|tool_call_start|>[t(p1=1, p30=2)]<|tool_call_end|>", (needed,))
+
+
+@pytest.mark.parametrize(("tool_format", "number"), [("llama3", 199), ("mistral", 199), ("hermes", MAX_TOOLS)])
+def test_very_many_tools_are_held(tool_format: str, number: int) -> None:
+    """Models that write calls without marks took 64: each of these has two openings."""
+    tools = tuple(replace(WEATHER, name=f"{at:03}weather" * 6) for at in range(number))
+    assert accepts(tool_format, AUTO, "It is warm.", tools)
+
+
+def test_calls_of_a_tool_say_which_of_its_alternatives_they_mean() -> None:
+    """Ten models of pydantic with a tag that has a default were 170 KB of alternatives, and refused as too large."""
+    kinds = [
+        {"kind": {"const": "a", "default": "a"}},
+        {"kind": {"const": "b", "default": "b"}, "size": {"type": "integer"}},
+    ]
+    union = {
+        "oneOf": [{"type": "object", "properties": one} for one in kinds],
+        "discriminator": {"propertyName": "kind"},
+    }
+    tool = Tool("t", parameters={"type": "object", "properties": {"x": union}, "required": ["x"]})
+    for value, allowed in (
+        ('{"kind":"a"}', True),
+        ('{"kind":"b","size":1}', True),
+        ("{}", False),
+        ('{"size":1}', False),
+    ):
+        assert accepts("hermes", MUST, hermes(f'{{"name":"t","arguments":{{"x":{value}}}}}'), (tool,)) is allowed
 
 
 def test_a_parameter_that_no_keyword_of_python_can_be_is_refused_where_a_call_is_required() -> None:
