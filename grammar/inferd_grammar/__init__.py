@@ -18,6 +18,7 @@ from inferd_grammar.constraints import (
     ExactGrammar,
     GbnfGrammar,
     JsonSchemaGrammar,
+    JsonTextGrammar,
     LarkGrammar,
     PrefixedGrammar,
     RegexGrammar,
@@ -37,6 +38,6 @@ from inferd_grammar.validation import Checked, Problem
 __all__ = [
     "AllOfGrammar", "AnyJsonGrammar", "AnyOfGrammar", "Checked", "ChoiceGrammar", "CompileLimits", "Compiled", "Constraint",
     "EndPlanner", "ExactGrammar", "GbnfGrammar", "GrammarCompiler", "GrammarError", "GrammarFailure", "JsonSchemaGrammar",
-    "LarkGrammar", "GrammarMatcher", "GuardedMatcher", "PrefixedGrammar", "Problem", "RegexGrammar", "RepeatedGrammar",
-    "SequenceGrammar", "TagGrammar", "TaggedGrammar", "TextGrammar", "TokenTable", "UntilGrammar", "walk",
+    "JsonTextGrammar", "LarkGrammar", "GrammarMatcher", "GuardedMatcher", "PrefixedGrammar", "Problem", "RegexGrammar",
+    "RepeatedGrammar", "SequenceGrammar", "TagGrammar", "TaggedGrammar", "TextGrammar", "TokenTable", "UntilGrammar", "walk",
 ]  # fmt: skip

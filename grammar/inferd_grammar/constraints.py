@@ -132,9 +132,26 @@ class TextGrammar:
 
 @dataclass(frozen=True)
 class UntilGrammar:
-    """Any text up to the first `end` in it, and that. The names of special tokens in `end` stand for these tokens."""
+    """Any text up to the first `end` in it, and that. The names of special tokens in `end` stand for these tokens.
+
+    With `inner`, a regular expression, a choice or a Lark grammar, the text before the end is one of its own. Refused by name is
+    a Lark grammar whose texts may hold the character that tells the end apart from them, such as the `<` of `</value>`.
+    """
 
     end: str
+    inner: Constraint | None = None
+
+
+@dataclass(frozen=True)
+class JsonTextGrammar:
+    """A JSON string whose value is a text of `inner`: a regular expression, a choice, a Lark grammar, or an intersection of the
+    first two.
+
+    What JSON has to escape is written in the shortest way (`\\n`, `\\u001f`), and nothing else is. A Lark grammar is read as the
+    Lark library does, without what llguidance knows beyond it; what it ignores may stand at the end, too.
+    """
+
+    inner: Constraint
 
 
 @dataclass(frozen=True)
@@ -173,6 +190,7 @@ Constraint = (
     | PrefixedGrammar
     | TextGrammar
     | UntilGrammar
+    | JsonTextGrammar
     | SequenceGrammar
     | AnyOfGrammar
     | RepeatedGrammar

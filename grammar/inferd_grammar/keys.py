@@ -14,6 +14,7 @@ from inferd_grammar.constraints import (
     ExactGrammar,
     GbnfGrammar,
     JsonSchemaGrammar,
+    JsonTextGrammar,
     LarkGrammar,
     PrefixedGrammar,
     RegexGrammar,
@@ -58,8 +59,12 @@ def constraint_key(constraint: Constraint, *, depth: int = 0) -> tuple[str, ...]
             return ("exact", *_nested(inner, depth))
         case TextGrammar(text):
             return ("text", _text(text, "text"))
-        case UntilGrammar(end):
+        case UntilGrammar(end, None):
             return ("until", _text(end, "end of a text"))
+        case UntilGrammar(end, inner) if inner is not None:
+            return ("until", _text(end, "end of a text"), *_nested(inner, depth))
+        case JsonTextGrammar(inner):
+            return ("json_text", *_nested(inner, depth))
         case SequenceGrammar(members):
             return ("sequence", *_all_nested(members, depth))
         case AnyOfGrammar(members):

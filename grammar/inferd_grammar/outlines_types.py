@@ -23,6 +23,7 @@ from inferd_grammar.constraints import (
     ExactGrammar,
     GbnfGrammar,
     JsonSchemaGrammar,
+    JsonTextGrammar,
     LarkGrammar,
     PrefixedGrammar,
     RegexGrammar,
@@ -36,7 +37,7 @@ from inferd_grammar.errors import GrammarError
 
 _CONSTRAINTS = (
     AllOfGrammar, AnyJsonGrammar, AnyOfGrammar, ChoiceGrammar, ExactGrammar, GbnfGrammar, JsonSchemaGrammar, LarkGrammar,
-    PrefixedGrammar, RegexGrammar, RepeatedGrammar, SequenceGrammar, TaggedGrammar, TextGrammar, UntilGrammar,
+    JsonTextGrammar, PrefixedGrammar, RegexGrammar, RepeatedGrammar, SequenceGrammar, TaggedGrammar, TextGrammar, UntilGrammar,
 )  # fmt: skip
 _SCALARS = (str, bool, int, float, type(None))
 

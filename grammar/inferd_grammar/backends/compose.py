@@ -10,6 +10,7 @@ from collections.abc import Callable
 from itertools import groupby
 from typing import Any
 
+from inferd_grammar.backends.inner_texts import lark_up_to
 from inferd_grammar.constraints import (
     AllOfGrammar,
     AnyOfGrammar,
@@ -86,20 +87,30 @@ class Composer:
         if isinstance(constraint, TextGrammar):
             return self._append({"lark_grammar": f"start: {' '.join(self._spelling(constraint.text)) or _NOTHING}"})
         if isinstance(constraint, UntilGrammar):
-            return self._append({"lark_grammar": self._until(constraint.end)})
+            return self._append({"lark_grammar": self._until(constraint.end, constraint.inner)})
         if isinstance(constraint, RepeatedGrammar):
             return self._append({"lark_grammar": self._repeated(constraint)})
         if isinstance(constraint, SequenceGrammar | AnyOfGrammar):
             return self._append({"lark_grammar": self._side_by_side(constraint)})
         return self._append(_entry(self._leaf(constraint)))
 
-    def _until(self, end: str) -> str:
+    def _until(self, end: str, inner: Constraint | None) -> str:
         spelled = self._spelling(end)
         if not spelled or (len(spelled) > 1 and not spelled[0].startswith("<[")):
             raise GrammarError(f"the end {end!r} of a text must begin with a special token, or be plain text")
         if spelled[0].startswith("<["):
-            return f"start: TEXT {' '.join(spelled)}\n{_ANY_TEXT}"
-        return f"start: head\nhead[lazy]: TEXT {spelled[0]}\n{_ANY_TEXT}"
+            text = "TEXT" if inner is None else f"@{self._add(inner)}"
+            return f"start: {text} {' '.join(spelled)}\n{_ANY_TEXT}"
+        if inner is None:
+            return f"start: head\nhead[lazy]: TEXT {spelled[0]}\n{_ANY_TEXT}"
+        return self._first_end(end, inner) if self._is_regular(inner) else lark_up_to(end, inner, self._limits)
+
+    def _first_end(self, end: str, inner: Constraint) -> str:
+        """Return a regular text and its end as one lexeme, without those that have the end before."""
+        rules: list[str] = []
+        text = self._expression(inner, rules)
+        before = f"BEFORE: ANY {_quoted(end)} MORE\nANY: /(?s:.)*/\nMORE: /(?s:.)+/"
+        return "\n".join(["start: TEXT", f"TEXT: ({text} {_quoted(end)}) & ~BEFORE", before, *rules])
 
     def _repeated(self, constraint: RepeatedGrammar) -> str:
         return f"start: item{_count(constraint)}\nitem: @{self._add(constraint.inner)}"

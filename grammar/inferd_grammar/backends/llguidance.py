@@ -17,6 +17,7 @@ import llguidance
 
 from inferd_grammar.backends.compose import Composer
 from inferd_grammar.backends.empty_definitions import empty_definition, without_empty
+from inferd_grammar.backends.inner_texts import json_text_lark
 from inferd_grammar.backends.llguidance_core import ForcedWalk, LlguidanceCore, Recipe
 from inferd_grammar.backends.llguidance_tokens import SLICES, readable, require_same_tokens
 from inferd_grammar.backends.look_aheads import as_intersection, require_known
@@ -32,6 +33,7 @@ from inferd_grammar.constraints import (
     ExactGrammar,
     GbnfGrammar,
     JsonSchemaGrammar,
+    JsonTextGrammar,
     LarkGrammar,
     PrefixedGrammar,
     RegexGrammar,
@@ -280,7 +282,7 @@ class LlguidanceBackend:
 _COMPOSED = (
     TaggedGrammar, AllOfGrammar, PrefixedGrammar, TextGrammar, UntilGrammar, SequenceGrammar, AnyOfGrammar, RepeatedGrammar,
 )  # fmt: skip
-_GREEDY = (RegexGrammar, LarkGrammar, GbnfGrammar, AllOfGrammar)
+_GREEDY = (RegexGrammar, LarkGrammar, GbnfGrammar, AllOfGrammar, JsonTextGrammar)
 _JOINED = re.compile("circular references with sibling keys|intersection stack level")
 """What the library says where it cannot join what holds together."""
 
@@ -300,7 +302,7 @@ def _parser_limits() -> llguidance.LLParserLimits:
 
 
 def _grammar(constraint: Constraint, limits: CompileLimits) -> str:
-    """Return llguidance's grammar text of a constraint that stands alone and is no JSON."""
+    """Return llguidance's grammar text of a constraint that stands alone and has no schema."""
     if isinstance(constraint, RegexGrammar):
         require_regex(constraint.pattern, limits)
         return llguidance.LLMatcher.grammar_from_regex(_of_python(constraint.pattern))
@@ -308,6 +310,8 @@ def _grammar(constraint: Constraint, limits: CompileLimits) -> str:
         return llguidance.LLMatcher.grammar_from_regex(choice_pattern(constraint, limits))
     if isinstance(constraint, LarkGrammar):
         return lark_grammar(constraint.text, limits)
+    if isinstance(constraint, JsonTextGrammar):
+        return llguidance.LLMatcher.grammar_from_lark(json_text_lark(constraint, limits))
     if isinstance(constraint, GbnfGrammar):
         require_size(constraint.text, "GBNF grammar", limits)
         return gbnf_to_lark(constraint.text, max_regex=limits.max_regex, max_rules=limits.max_rules)

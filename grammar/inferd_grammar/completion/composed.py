@@ -17,6 +17,7 @@ from inferd_grammar.constraints import (
     Constraint,
     ExactGrammar,
     JsonSchemaGrammar,
+    JsonTextGrammar,
     PrefixedGrammar,
     RepeatedGrammar,
     SequenceGrammar,
@@ -26,7 +27,7 @@ from inferd_grammar.constraints import (
 )
 
 COMPOSED = (SequenceGrammar, AnyOfGrammar, RepeatedGrammar, TaggedGrammar)
-VALUES = (JsonSchemaGrammar, AnyJsonGrammar)
+VALUES = (JsonSchemaGrammar, AnyJsonGrammar, JsonTextGrammar)
 KNOWN = (*COMPOSED, *VALUES, TextGrammar, UntilGrammar, ChoiceGrammar, ExactGrammar, PrefixedGrammar)
 
 
@@ -68,7 +69,7 @@ def parts_of(constraint: Constraint) -> list[Constraint]:
             inner = members
         case RepeatedGrammar(one) | ExactGrammar(one):
             inner = (one,)
-        case PrefixedGrammar(_, one) if one is not None:
+        case PrefixedGrammar(_, one) | UntilGrammar(_, one) if one is not None:
             inner = (one,)
         case TaggedGrammar(tags):
             inner = tuple(tag.content for tag in tags)
@@ -96,7 +97,7 @@ def _after(members: tuple[Constraint, ...], text: bytes, spell: Spell) -> Iterat
                 yield from _through(option.encode(), rest, text, spell)
         case UntilGrammar(end):
             yield from _up_to(spell(end), rest, text, spell)
-        case JsonSchemaGrammar() | AnyJsonGrammar():
+        case JsonSchemaGrammar() | AnyJsonGrammar() | JsonTextGrammar():
             yield from _json(first, rest, text, spell)
         case ExactGrammar(inner):
             yield from _after((inner, *rest), text, spell)

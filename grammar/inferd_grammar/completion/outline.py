@@ -10,7 +10,7 @@ from functools import cached_property
 from typing import Any
 
 from inferd_grammar.completion.composed import VALUES, is_composed, parts_of
-from inferd_grammar.completion.pieces import pieces_of
+from inferd_grammar.completion.pieces import pieces_of, texts_of
 from inferd_grammar.completion.small_values import SAMPLES, small_values
 from inferd_grammar.constraints import (
     AllOfGrammar,
@@ -20,6 +20,7 @@ from inferd_grammar.constraints import (
     ExactGrammar,
     GbnfGrammar,
     JsonSchemaGrammar,
+    JsonTextGrammar,
     LarkGrammar,
     PrefixedGrammar,
     RegexGrammar,
@@ -90,6 +91,8 @@ def _as_json(constraint: Constraint, limits: CompileLimits, spell: Callable[[str
             root = read_by_place(schema_text(schema), limits)
             places = list(iter_schemas(root))
             return Outline(json=True, ranks=_ranks(places), samples=tuple(_samples(places)), schemas=(root,))
+        case JsonTextGrammar(inner):
+            return Outline(json=True, samples=tuple(map(_escaped, texts_of(inner)[:_MAX_SAMPLES])))
         case ExactGrammar(inner):
             return outline(inner, limits, spell)
         case PrefixedGrammar(prefix, inner) if inner is not None:
@@ -145,4 +148,8 @@ def _samples(places: list[tuple[str, Any]]) -> list[bytes]:
                 found[shortest_match(pattern)] = None
             if (named := SAMPLES.get(str(schema.get("format")))) is not None:
                 found[named] = None
-    return [json.dumps(text, ensure_ascii=False)[1:-1].encode() for text in found]
+    return list(map(_escaped, found))
+
+
+def _escaped(text: str) -> bytes:
+    return json.dumps(text, ensure_ascii=False)[1:-1].encode("utf-8", "ignore")

@@ -11,7 +11,7 @@ from collections.abc import Iterator
 from contextlib import suppress
 from itertools import islice
 
-from inferd_grammar.constraints import AllOfGrammar, Constraint, GbnfGrammar, LarkGrammar, RegexGrammar
+from inferd_grammar.constraints import AllOfGrammar, ChoiceGrammar, Constraint, GbnfGrammar, LarkGrammar, RegexGrammar
 from inferd_grammar.rewrites.patterns import shortest_match
 from inferd_grammar.rewrites.regex_dialect import Ambiguous, split_regex
 from inferd_grammar.rewrites.regex_syntax import NotUnderstood
@@ -32,6 +32,17 @@ def pieces_of(constraint: Constraint) -> tuple[bytes, ...]:
     """Return the first literal texts of a constraint in the order in which they stand there, each once."""
     found = dict.fromkeys(piece for piece in _found(constraint) if piece)
     return tuple(piece.encode("utf-8", "ignore") for piece in islice(found, _MOST))
+
+
+def texts_of(constraint: Constraint) -> list[str]:
+    """Return short whole texts of an expression or a choice; of a grammar its literal texts, which may be none of its own."""
+    match constraint:
+        case ChoiceGrammar(options):
+            return sorted(options, key=len)
+        case RegexGrammar(pattern):
+            with suppress(NotUnderstood):
+                return [shortest_match(f"^(?:{pattern})$")]
+    return list(islice(filter(None, _found(constraint)), _MOST))
 
 
 def _found(constraint: Constraint) -> Iterator[str]:

@@ -18,6 +18,7 @@ from inferd_grammar.constraints import (
     ExactGrammar,
     GbnfGrammar,
     JsonSchemaGrammar,
+    JsonTextGrammar,
     LarkGrammar,
     PrefixedGrammar,
     RegexGrammar,
@@ -83,6 +84,10 @@ COMPOSED_CONSTRAINTS: tuple[Constraint, ...] = (
         (UntilGrammar("end"), AnyOfGrammar((ChoiceGrammar(("x", "xy")), RepeatedGrammar(RegexGrammar("[0-9]")))))
     ),
     SequenceGrammar((RepeatedGrammar(TextGrammar("a"), 0, 1), TextGrammar("b"))),
+    SequenceGrammar((TextGrammar("{"), JsonTextGrammar(RegexGrammar('[a-c"\n]{1,3}')), TextGrammar("}"))),
+    JsonTextGrammar(LarkGrammar("start: (WORD | /\\n/){1}\nWORD: /[a-z]{1,3}/".replace("{1}", "~1..3"))),
+    SequenceGrammar((UntilGrammar("\n<", RegexGrammar("[a-c<\n]{1,4}")), TextGrammar("/>"))),
+    UntilGrammar("\n<", LarkGrammar('start: "a"~1..3 "\\n"~0..2')),
 )
 
 

@@ -17,6 +17,7 @@ from inferd_grammar.constraints import (
     ChoiceGrammar,
     Constraint,
     ExactGrammar,
+    JsonTextGrammar,
     PrefixedGrammar,
     RepeatedGrammar,
     SequenceGrammar,
@@ -48,6 +49,10 @@ class ValueRules(TypedDict):
     unique: Any
 
 
+_NO_RULES: ValueRules = {"digits": 0, "names": False, "few": False, "unique": None}
+"""Those of a string."""
+
+
 def tree_of(constraint: Constraint, spell: Callable[[str], bytes], rules: Callable[[Constraint], ValueRules]) -> Tree:
     """Return the tree of a constraint. ``spell`` writes a fixed text that may name special tokens."""
 
@@ -67,6 +72,8 @@ def tree_of(constraint: Constraint, spell: Callable[[str], bytes], rules: Callab
                 return ["any", *map(tree, members)]
             case RepeatedGrammar(inner):
                 return ["repeated", tree(inner)]
+            case JsonTextGrammar():
+                return ["value", _NO_RULES]
             case UntilGrammar(end):
                 return ["until", fixed(end)]
             case TaggedGrammar(tags):

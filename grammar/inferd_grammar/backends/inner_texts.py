@@ -1,0 +1,106 @@
+"""Texts of a grammar inside of other texts: as JSON strings, and up to a mark."""
+
+from __future__ import annotations
+
+import json
+from typing import TYPE_CHECKING
+
+from inferd_grammar.backends.look_aheads import as_intersection, require_known
+from inferd_grammar.backends.text import check_choice
+from inferd_grammar.constraints import (
+    AllOfGrammar,
+    ChoiceGrammar,
+    Constraint,
+    JsonTextGrammar,
+    LarkGrammar,
+    RegexGrammar,
+)
+from inferd_grammar.errors import GrammarError
+from inferd_grammar.limits import CompileLimits
+from inferd_grammar.matchers.product import check_members
+from inferd_grammar.rewrites.codings import JSON_STRING, coded, up_to
+from inferd_grammar.rewrites.regex_dialect import Ambiguous, with_classes_of_python
+from inferd_grammar.rewrites.regex_syntax import NotUnderstood
+from inferd_grammar.rewrites.regex_tree import characters, read_tree
+from inferd_grammar.schema import require_regex, require_size
+
+if TYPE_CHECKING:
+    from inferd_grammar.backends.lark_library import PlainGrammar
+
+
+def json_text_lark(constraint: JsonTextGrammar, limits: CompileLimits) -> str:
+    """Return llguidance's grammar of JSON strings whose values are texts of another grammar. Raises GrammarError."""
+    match as_intersection(constraint.inner):
+        case LarkGrammar(text):
+            from inferd_grammar.backends.coded_lark import coded_lark
+
+            return coded_lark(_read(text, limits), JSON_STRING, limits)
+        case ChoiceGrammar() as choice:
+            check_choice(choice, limits)
+            return f"start: {' | '.join(_literal(option) for option in choice.options)}"
+        case RegexGrammar(pattern):
+            return f"start: TEXT\nTEXT: {_json_expression(pattern, limits)}"
+        case AllOfGrammar(members) if members and all(isinstance(member, RegexGrammar) for member in members):
+            check_members(members, limits)
+            patterns = [
+                _json_expression(member.pattern, limits) for member in members if isinstance(member, RegexGrammar)
+            ]
+            names = [f"P{number}" for number in range(len(patterns))]
+            rules = [f"{name}: {pattern}" for name, pattern in zip(names, patterns, strict=True)]
+            return "\n".join(["start: TEXT", f"TEXT: {' & '.join(names)}", *rules])
+        case inner:
+            raise GrammarError(
+                f"a text in a JSON string is one of a regular expression, a choice or a Lark grammar, not {_name(inner)}"
+            )
+
+
+def lark_up_to(end: str, inner: Constraint, limits: CompileLimits) -> str:
+    """Return llguidance's grammar of a Lark grammar's texts up to an end, which is plain text. Raises GrammarError."""
+    if not isinstance(inner, LarkGrammar):
+        raise GrammarError(
+            f"a text up to an end is one of a regular expression, a choice or a Lark grammar, not {_name(inner)}"
+        )
+    from inferd_grammar.backends.coded_lark import coded_lark, terminal_trees
+
+    grammar = _read(inner.text, limits)
+    pieces = {one for tree in terminal_trees(grammar).values() for one in characters(tree)}
+    for at, char in enumerate(end[:2]):
+        if char.isascii() and not char.isalpha() and not any(piece.has(char) for piece in pieces):
+            return coded_lark(grammar, up_to(end, begun=at > 0), limits)
+    raise GrammarError(
+        f"the texts of the Lark grammar may hold {end.strip()[:1]!r}, with which {end.strip()!r} begins that ends them here: "
+        "write it without, or as a regular expression"
+    )
+
+
+def _read(text: str, limits: CompileLimits) -> PlainGrammar:
+    from inferd_grammar.backends import lark_library  # takes a third as long to import as all else here
+
+    require_size(text, "Lark grammar", limits)
+    try:
+        return lark_library.read_lark(text, limits)
+    except lark_library.NotLark as error:
+        raise GrammarError(f"inside of another text a grammar has to be one that Lark itself reads: {error}") from error
+
+
+def _json_expression(pattern: str, limits: CompileLimits) -> str:
+    """Return a lexeme of a regular expression's texts as JSON strings."""
+    from inferd_grammar.backends.lark_library import written_terminal
+
+    require_regex(pattern, limits)
+    require_known(pattern)
+    try:
+        tree = read_tree(with_classes_of_python(pattern))
+        return written_terminal(f'"{coded(tree, JSON_STRING)}"')
+    except Ambiguous as error:
+        raise GrammarError(f"dialects of regular expressions differ about this: {error}; write it without") from error
+    except NotUnderstood as error:
+        raise GrammarError(f"not supported in a JSON string: {error}") from error
+
+
+def _literal(option: str) -> str:
+    return json.dumps(json.dumps(option, ensure_ascii=False))
+
+
+def _name(constraint: Constraint) -> str:
+    return type(constraint).__name__.removesuffix("Grammar")

@@ -1,0 +1,97 @@
+"""Grammars inside of JSON strings: the same texts, as JSON writes them."""
+
+from __future__ import annotations
+
+import json
+import random
+
+import pytest
+
+from inferd_grammar import GrammarError, JsonTextGrammar, LarkGrammar
+from inferd_grammar.backends.lark_library import written_plainly
+from inferd_grammar.limits import DEFAULT_LIMITS
+from tests.null.grammar.backends.test_lark_library import FEATURES
+from tests.support.byte_texts import BYTES, random_text, takes
+
+LIKED = '"\\\n'
+GRAMMARS = FEATURES | {
+    "words and strings with line feeds between": 'start: (STRING | NAME)+\nSTRING: /"[^"]*"/\nNAME: /[a-z]+/\n%ignore /[ \\n]+/',
+    "SQL": 'start: "SELECT" NAME ("," NAME)* ("WHERE" NAME OP ESCAPED_STRING)? ";"?\nOP: "<" | "<=" | "="\nNAME: /[a-z_]+/\n'
+    "%import common.ESCAPED_STRING\n%import common.WS\n%ignore WS",
+    "any text": "start: /(?:.|\\n)*/",
+    "lines": 'start: (/[^\\n"]+/ "\\n")+',
+    "statements": "start: (stmt NL)+\n"
+    'stmt: "print" "(" STR ")" | "\\t" stmt\nSTR: /"(\\\\.|[^"\\\\\\n])*"/\nNL: /\\n/\n%ignore / +/',
+    "a word that may end with a line feed": 'start: (A | "\\n" | "\\\\")~1..6\nA: /[ab]+\\n?/',
+    "terminals that may be empty": 'start: A B A\nA: /[\\n"]*/\nB: /b/\n%ignore / /',
+    "quotes that nest": 'start: "(" start ")" | "\\"" start "\\"" | "x" | start "\\n" start',
+    "letters of any script": 'start: (W | "é")+\nW: /\\w{1,3}"/',
+    "a patch": 'start: "*** Begin Patch" LF hunk+ "*** End Patch" LF?\nhunk: "*** Add File: " /(.+)/ LF add_line+\n'
+    'add_line: "+" /(.*)/ LF\n%import common.LF',
+    "cases": 'start: "select"i /[^a]{1,2}/i "\\n"',
+}
+ESCAPED = [("a\nb", r'"a\nb"'), ('"\\\t\x01é🐢\x7f/', '"\\"\\\\\\t\\u0001é🐢\x7f/"')]
+
+
+def _ends_ignored(grammar: str, text: str) -> str:
+    """Return a text without what a grammar ignores at its end: Lark takes that everywhere, its matcher where more may follow."""
+    return text.rstrip(" \n\t\r\f") if "%ignore /[ \\n]+/" in grammar or "WS\n" in grammar else text.rstrip(" ")
+
+
+def _is_text(grammar: str, text: str) -> bool:
+    plain = LarkGrammar(written_plainly(grammar, DEFAULT_LIMITS))
+    return takes(plain, text) or ("%ignore" in grammar and takes(plain, _ends_ignored(grammar, text)))
+
+
+def _changed(text: str, rng: random.Random) -> str:
+    at = rng.randrange(len(text) + 1)
+    return text[:at] + rng.choice(['"', "\\", "\n", "a", "b", "x", "\t", "\x01", ""]) + text[at + rng.randrange(2) :]
+
+
+@pytest.mark.parametrize("grammar", GRAMMARS.values(), ids=GRAMMARS)
+def test_texts_of_a_grammar_are_taken_as_json_writes_them_and_no_others(grammar: str) -> None:
+    rng, inside = random.Random(5), JsonTextGrammar(LarkGrammar(grammar))
+    plain = LarkGrammar(written_plainly(grammar, DEFAULT_LIMITS))
+    for _ in range(25):
+        if (text := random_text(plain, rng, LIKED)) is not None:
+            assert takes(inside, json.dumps(text, ensure_ascii=False)), text
+        if (written := random_text(inside, rng, LIKED)) is None:
+            continue
+        value = json.loads(written)
+        assert json.dumps(value, ensure_ascii=False) == written
+        assert _is_text(grammar, value), value
+        changed = _changed(value.rstrip(), rng)
+        if changed == changed.rstrip():
+            assert takes(inside, json.dumps(changed, ensure_ascii=False)) == _is_text(grammar, changed), changed
+
+
+@pytest.mark.parametrize(("text", "written"), ESCAPED)
+def test_what_json_escapes_is_written_in_one_way(text: str, written: str) -> None:
+    inside = JsonTextGrammar(LarkGrammar("start: /(.|\\n)*/"))
+    assert json.dumps(text, ensure_ascii=False) == written
+    assert takes(inside, written)
+    for other in (r'"\/"', r'"\u000a"', '"\n"', r'"\u001"', '"', '"a', r'"\x41"', r'"\u0041"', "x"):
+        assert not takes(inside, other)
+
+
+def test_a_lexeme_that_may_go_on_with_an_escape_ends_before_another_one() -> None:
+    grammar = JsonTextGrammar(LarkGrammar('start: (LINE "\\"" | LINE "\\\\" | LINE)+\nLINE: /[a-z]+(\\n[a-z]+)?/'))
+    for text in ('a"', "a\nb\\", 'a\nb"c\\d', "ab"):
+        assert takes(grammar, json.dumps(text))
+    for text in ("a\n", 'a\n"', "\\"):
+        assert not takes(grammar, json.dumps(text))
+
+
+@pytest.mark.parametrize(
+    ("grammar", "reason"),
+    [
+        ('start: %json {"type": "string"}', "one that Lark itself reads"),
+        ("start: A\nA: /a(?=b)/", "looks at what stands before or behind"),
+        ('start: "a" start', "no text matches"),
+        ("start: A\nA: /\\p{Greek}/", "'.*Greek.*' in an expression"),
+        ("start: " + " ".join(f"/a{n}\\n?/ /[b\\n]/" for n in range(600)), "max_rules"),
+    ],
+)  # fmt: skip
+def test_what_cannot_be_held_in_a_string_is_refused_by_name(grammar: str, reason: str) -> None:
+    with pytest.raises(GrammarError, match=reason):
+        BYTES.compile(JsonTextGrammar(LarkGrammar(grammar)))
