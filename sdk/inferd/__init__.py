@@ -11,7 +11,7 @@ from inferd import files, http, mcp, queue, session, topic
 from inferd.adapter import Adapter
 from inferd.attention import AttentionMask
 from inferd.children import Child, launch
-from inferd.constraints import AllOf, Exact, Gbnf, Lark, StepConstraint, Tag, Tagged, TaggedSpan
+from inferd.constraints import AllOf, Exact, Gbnf, JsonText, Lark, StepConstraint, Tag, Tagged, TaggedSpan
 from inferd.context import Context
 from inferd.custom_sampler import Candidates, CustomSampler
 from inferd.generation import Generator
@@ -62,8 +62,8 @@ __all__ = [
     "Adapter", "AllOf", "AnyJson", "AttentionMask", "Cancelled", "Candidates", "CheckedKeyword", "Child", "Choice",
     "ClientError", "ConstraintError", "ConstraintViolated", "Context", "CustomSampler", "Distribution", "DraftTree",
     "EndOfMessages", "Entropy", "Exact", "Forbidden", "Gbnf", "Generator", "Grammar", "IdempotencyKeyReused", "InferdError",
-    "InternalError", "InvalidRequest", "JsonSchema", "Lark", "LimitExceeded", "Logits", "Logprob", "Logprobs", "Matcher",
-    "Model", "NotFound", "Partial", "ProgramError", "ProgramSyntaxError", "ReasoningSpec", "Regex", "Sampler",
+    "InternalError", "InvalidRequest", "JsonSchema", "JsonText", "Lark", "LimitExceeded", "Logits", "Logprob", "Logprobs",
+    "Matcher", "Model", "NotFound", "Partial", "ProgramError", "ProgramSyntaxError", "ReasoningSpec", "Regex", "Sampler",
     "SnapshotDamaged", "SnapshotForeign", "SourceStats", "SpecConfig", "SpeculationCycle", "SpeculationStats", "Speculator",
     "Step", "StepConstraint", "Tag", "Tagged", "TaggedSpan", "TokenLogprob", "TokenMask", "TokenVocabulary", "Tokenizer",
     "Truncated", "Unauthorized", "Unavailable", "Verification", "connect", "files", "http", "launch", "mcp", "queue",

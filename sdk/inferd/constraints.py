@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Any, Protocol, TypeAlias, runtime_checkable
 
 from inferd.protocol import ConstraintError, ConstraintSpec, InvalidRequest, TagConstraint, check_constraint_fields
-from inferd.schema import OutputConstraint
+from inferd.schema import OutputConstraint, parse_json
 
 StepMask: TypeAlias = Iterable[int] | None
 
@@ -36,6 +36,29 @@ class Gbnf(_Text):
 
     def __init__(self, grammar: str) -> None:
         self.constraint = ConstraintSpec("gbnf", value=_checked_text("grammar", grammar))
+
+
+class JsonText(OutputConstraint):
+    """A JSON string whose value is a text of ``constraint``: a :class:`Regex`, a :class:`Choice` or a :class:`Lark` grammar.
+
+    What JSON has to escape in it is written in the shortest way, as in ``"a\\nb"``, and nothing else is. Other constraints, and
+    grammars that the Lark library itself cannot read, are refused when the generation starts (ConstraintError).
+    """
+
+    def __init__(self, constraint: OutputConstraint) -> None:
+        (self._inner,) = _checked_members("constraint", [constraint])
+        self.constraint = ConstraintSpec("json_text", members=[self._inner.constraint])
+
+    def json_parser(self) -> OutputConstraint:
+        """Return the constraint itself."""
+        return self
+
+    def parse(self, text: str) -> Any:
+        """Return what the constraint inside reads in the string's value. Raises ConstraintError for what is no JSON string."""
+        value = parse_json(text)
+        if not isinstance(value, str):
+            raise ConstraintError(f"{text[:60]!r} is no JSON string")
+        return self._inner.parse(value)
 
 
 @dataclass(frozen=True)

@@ -24,10 +24,11 @@ class Text(_Composed):
 
 
 class Until(_Composed):
-    """Any text up to the first ``end``, and that."""
+    """Any text up to the first ``end``, and that; with ``constraint`` a text of it."""
 
-    def __init__(self, end: str) -> None:
-        self.constraint = ConstraintSpec("until", value=end)
+    def __init__(self, end: str, constraint: OutputConstraint | None = None) -> None:
+        members = [] if constraint is None else [constraint.constraint]
+        self.constraint = ConstraintSpec("until", value=end, members=members)
 
 
 class InSequence(_Composed):

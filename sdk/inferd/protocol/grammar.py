@@ -36,7 +36,8 @@ USED_FIELDS: Mapping[str, frozenset[str]] = {
     "exact": frozenset({"members"}),
     "prefixed": frozenset({"value", "members"}),
     "text": frozenset({"value"}),
-    "until": frozenset({"value"}),
+    "until": frozenset({"value", "members"}),
+    "json_text": frozenset({"members"}),
     "sequence": frozenset({"members"}),
     "any_of": frozenset({"members"}),
     "repeated": frozenset({"members", "least", "most"}),
@@ -51,7 +52,13 @@ LISTS: Mapping[str, tuple[str, str]] = {
     "any_of": ("members", "constraints must hold at least one constraint"),
 }
 """By kind of constraint the list that must not be empty, and what is said of one that is."""
-MEMBERS: Mapping[str, tuple[int, int]] = {"exact": (1, 1), "prefixed": (0, 1), "repeated": (1, 1)}
+MEMBERS: Mapping[str, tuple[int, int]] = {
+    "exact": (1, 1),
+    "prefixed": (0, 1),
+    "repeated": (1, 1),
+    "until": (0, 1),
+    "json_text": (1, 1),
+}
 """By kind of constraint how many members it has at least and at most, where that is bounded."""
 
 
@@ -63,7 +70,8 @@ class ConstraintSpec:
     of strings and arrays for which the schema says none, 0 is none), any_json, regex, lark and gbnf (``value``),
     choice (``options``), tagged (``tags``), all_of (``members``: all of them), exact (``members``: one, whose masks allow
     every split of the text into tokens), prefixed (``value``, then text of ``members``: at most one), text (``value``, in which
-    names of special tokens stand for these tokens), until (any text up to the first ``value``, and that), sequence and any_of
+    names of special tokens stand for these tokens), until (any text, or one of ``members``: at most one, up to the first
+    ``value``, and that), json_text (a JSON string whose value is a text of ``members``: one), sequence and any_of
     (``members``: each, or one), repeated (``members``: one, ``least`` to ``most`` times; 0 is any number).
     """
 

@@ -27,6 +27,7 @@ from inferd import (
     Grammar,
     InvalidRequest,
     JsonSchema,
+    JsonText,
     Lark,
     LimitExceeded,
     NotFound,
@@ -202,6 +203,7 @@ def test_what_each_kind_sends() -> None:
     assert JsonSchema({}, mode="best_effort").constraint == schema
     assert Lark("start: /a/").constraint == ConstraintSpec("lark", "start: /a/")
     assert Lark('a: "x"', start="a").constraint == ConstraintSpec("lark", 'a: "x"\nstart: a\n')
+    assert JsonText(Regex("a")).constraint == ConstraintSpec("json_text", members=[ConstraintSpec("regex", "a")])
     assert Gbnf('root ::= "a"').constraint == ConstraintSpec("gbnf", 'root ::= "a"')
     assert Exact(YES).constraint == ConstraintSpec("exact", members=[YES.constraint])
     both = AllOf([Regex("a*"), Exact(YES)])
@@ -217,6 +219,7 @@ def test_what_each_kind_sends() -> None:
 WRONG: list[tuple[Callable[[], Any], str]] = [
     (lambda: JsonSchema({}, mode="lenient"), "^mode must"),  # type: ignore[call-overload]
     (lambda: Lark(1), "^grammar must"),  # type: ignore[arg-type]
+    (lambda: JsonText("a"), "^constraint must hold constraints"),  # type: ignore[arg-type]
     (lambda: Gbnf(None), "^grammar must"),  # type: ignore[arg-type]
     (lambda: AllOf([]), "^constraints must"),
     (lambda: AllOf(["a"]), "^constraints must hold"),  # type: ignore[list-item]

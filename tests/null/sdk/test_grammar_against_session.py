@@ -20,6 +20,7 @@ from inferd import (
     Grammar,
     InvalidRequest,
     JsonSchema,
+    JsonText,
     Lark,
     LimitExceeded,
     Model,
@@ -195,6 +196,9 @@ def test_every_kind_goes_through() -> None:
 
         assert (await said(Lark('start: "a" "b"'))) == "ab"
         assert (await said(Lark('first.2: "a" "b"', start="first"))) == "ab"
+        assert (await said(JsonText(Lark('start: "a\\n" "\\""')))) == r'"a\n\""'
+        assert (await said(JsonText(Regex(r"\\")))) == r'"\\"'
+        assert JsonText(Choice(['"'])).parse(await said(JsonText(Choice(['"'])))) == '"'
         assert (await said(Gbnf('root ::= "c" "d"'))) == "cd"
         assert (await said(AllOf([Regex("[a-m]{3}"), Regex("[m-z]{3}")]))) == "mmm"
         tagged = Tagged([Tag("<call>", JsonSchema(Answer), "</call>")])

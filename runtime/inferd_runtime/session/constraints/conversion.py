@@ -14,6 +14,7 @@ from inferd_grammar import (
     ExactGrammar,
     GbnfGrammar,
     JsonSchemaGrammar,
+    JsonTextGrammar,
     LarkGrammar,
     PrefixedGrammar,
     RegexGrammar,
@@ -51,7 +52,9 @@ def to_grammar(constraint: p.ConstraintSpec) -> Constraint:
         case "text":
             return TextGrammar(constraint.value)
         case "until":
-            return UntilGrammar(constraint.value)
+            return UntilGrammar(constraint.value, to_grammar(constraint.members[0]) if constraint.members else None)
+        case "json_text":
+            return JsonTextGrammar(to_grammar(constraint.members[0]))
         case "sequence":
             return SequenceGrammar(tuple(to_grammar(member) for member in constraint.members))
         case "any_of":
