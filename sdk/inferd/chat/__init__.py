@@ -29,10 +29,22 @@ from inferd.chat.events import (
     UsageReport,
 )
 from inferd.chat.reply import Reply
-from inferd.chat.request import ChatMessage, ChatRequest, OutputFormat, SamplingOptions, Tool, ToolCall, ToolChoice
+from inferd.chat.request import (
+    ChatMessage,
+    ChatRequest,
+    CustomInput,
+    OutputFormat,
+    SamplingOptions,
+    Tool,
+    ToolCall,
+    ToolChoice,
+    custom_arguments,
+    custom_tool,
+)
 
 __all__ = [
-    "ChatEvent", "ChatMessage", "ChatRequest", "ChoiceFinished", "Conversation", "FinishReason", "OutputFormat",
-    "PromptScores", "ReasoningDelta", "Reply", "SamplingOptions", "TextDelta", "TokenScore", "Tool", "ToolArguments",
-    "ToolCall", "ToolCallStarted", "ToolChoice", "UsageReport", "answer", "open_context", "rendered",
+    "ChatEvent", "ChatMessage", "ChatRequest", "ChoiceFinished", "Conversation", "CustomInput", "FinishReason",
+    "OutputFormat", "PromptScores", "ReasoningDelta", "Reply", "SamplingOptions", "TextDelta", "TokenScore", "Tool",
+    "ToolArguments", "ToolCall", "ToolCallStarted", "ToolChoice", "UsageReport", "answer", "custom_arguments", "custom_tool",
+    "open_context", "rendered",
 ]  # fmt: skip

@@ -1,4 +1,7 @@
-"""What holds a call whose arguments stand one by one to its tool: each parameter to its own schema."""
+"""What holds the arguments of a call to its tool: as an object of JSON, or one by one, each parameter to its own schema.
+
+The text of a custom tool with a format is held to that, whatever else is left to the model.
+"""
 
 from __future__ import annotations
 
@@ -7,8 +10,9 @@ from typing import Any
 
 from inferd.chat.call_forms import XmlForm
 from inferd.chat.composed import AnyOf, InSequence, Repeated, Text, Until
-from inferd.chat.request import Tool
+from inferd.chat.request import INPUT, Tool
 from inferd.chat.xml_call import is_text
+from inferd.constraints import JsonText
 from inferd.protocol import InvalidRequest
 from inferd.schema import Choice, JsonSchema, OutputConstraint
 
@@ -22,6 +26,13 @@ COMPOSING = (
 """Keywords of an object by which its parameters depend on each other, or have no names."""
 
 
+def json_arguments(tool: Tool, parameters: Mapping[str, Any]) -> OutputConstraint:
+    """Return a call's arguments as one object."""
+    if tool.input_format is None:
+        return JsonSchema(parameters)
+    return InSequence([Text(f'{{"{INPUT}":'), JsonText(tool.input_format.constraint()), Text("}")])
+
+
 def xml_call(form: XmlForm, tool: Tool, parameters: Mapping[str, Any], *, strict: bool) -> OutputConstraint:
     """Return what a call of a tool looks like behind the mark that begins it.
 
@@ -29,6 +40,9 @@ def xml_call(form: XmlForm, tool: Tool, parameters: Mapping[str, Any], *, strict
     part is free.
     """
     begin, end = Text(form.call_head(tool.name)), Text(form.end)
+    if tool.input_format is not None:
+        held = Until(form.value_tail, tool.input_format.constraint())
+        return InSequence([begin, Text(form.value_head(INPUT)), held, end])
     composing = next((key for key in COMPOSING if key in parameters), None)
     if composing is not None:
         _refuse(tool, composing, strict)
@@ -46,6 +60,9 @@ def python_call(tool: Tool, parameters: Mapping[str, Any], *, strict: bool) -> O
 
     They stand in the order of the parameters; in any, where none is required. Raises as :func:`xml_call`.
     """
+    if tool.input_format is not None:
+        held = JsonText(tool.input_format.constraint())
+        return InSequence([Text(f"{tool.name}({INPUT}="), held, Text(")")])
     composing = next((key for key in COMPOSING if key in parameters), None)
     if composing is not None:
         _refuse(tool, composing, strict)

@@ -18,6 +18,9 @@ Role = Literal["system", "developer", "user", "assistant", "tool"]
 ANY_OBJECT = {"type": "object"}
 NO_ARGUMENTS: dict[str, Any] = {"type": "object", "properties": {}}
 """Parameters of a function that is described without any."""
+INPUT = "input"
+"""The argument of a custom tool's function."""
+NAMES = {"regex": "regular expression", "lark": "Lark grammar"}
 UNBOUNDED = 1 << 30
 """More tokens than any context has room for: the text then ends with the context."""
 
@@ -41,15 +44,6 @@ class ChatMessage:
     tool_calls: list[ToolCall] = field(default_factory=list)
     tool_call_id: str = ""
     name: str = ""
-
-
-@dataclass(frozen=True)
-class Tool:
-    """A function that the model may call. ``parameters`` is the JSON Schema of its arguments, an object."""
-
-    name: str
-    description: str = ""
-    parameters: dict[str, Any] = field(default_factory=lambda: dict(NO_ARGUMENTS))
 
 
 @dataclass(frozen=True)
@@ -89,6 +83,32 @@ class OutputFormat:
                 return Gbnf(self.value)
             case "choice":
                 return Choice(self.options)
+
+
+@dataclass(frozen=True)
+class CustomInput:
+    """What a custom tool takes: a text, which is held to ``format`` where there is one: regex, lark or choice."""
+
+    format: OutputFormat | None = None
+
+
+@dataclass(frozen=True)
+class Tool:
+    """A function that the model may call. ``parameters`` is the JSON Schema of its arguments, an object.
+
+    ``custom``: its client knows it as a tool that takes a text. The model calls it as a function with that text as its argument
+    ``input``; see :func:`custom_tool`.
+    """
+
+    name: str
+    description: str = ""
+    parameters: dict[str, Any] = field(default_factory=lambda: dict(NO_ARGUMENTS))
+    custom: CustomInput | None = None
+
+    @property
+    def input_format(self) -> OutputFormat | None:
+        """What the text of a custom tool is held to; None for any text, and for other tools."""
+        return None if self.custom is None else self.custom.format
 
 
 @dataclass(frozen=True)
@@ -195,6 +215,22 @@ class ChatRequest:
             return []
         names = self.tool_choice.names
         return [tool for tool in self.tools if not names or tool.name in names]
+
+
+def custom_tool(name: str, description: str = "", input_format: OutputFormat | None = None) -> Tool:
+    """Return a custom tool. Its function tells the model what the text has to be."""
+    told = "The input of the tool, a text."
+    if input_format is not None:
+        told += (
+            f" All of it is one text of this {NAMES.get(input_format.kind, input_format.kind)}:\n{input_format.value}"
+        )
+    schema = {"type": "object", "properties": {INPUT: {"type": "string", "description": told}}, "required": [INPUT]}
+    return Tool(name, description, schema, CustomInput(input_format))
+
+
+def custom_arguments(text: str) -> str:
+    """Return the arguments of a call of a custom tool."""
+    return json.dumps({INPUT: text}, ensure_ascii=False)
 
 
 def _function(tool: Tool) -> dict[str, Any]:

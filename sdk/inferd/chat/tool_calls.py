@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 from urllib.parse import quote
 
-from inferd.chat.argument_constraints import python_call, xml_call
+from inferd.chat.argument_constraints import json_arguments, python_call, xml_call
 from inferd.chat.call_forms import (
     CALL_BEGIN,
     CALL_END,
@@ -60,7 +60,10 @@ def tool_constraint(tool_format: str, tools: Sequence[Tool], choice: ToolChoice)
         return _marked(form, _written_call(tool_format, tools, strict=choice.mode != "auto"), choice)
     if choice.mode == "auto":
         return _unmarked(tool_format, tools)
-    calls = JsonSchema(_any_call(tools, ARGUMENTS_KEY.get(tool_format, "arguments")))
+    key = ARGUMENTS_KEY.get(tool_format, "arguments")
+    if any(tool.input_format for tool in tools):
+        return _composed_calls(tools, key, None if tool_format not in LISTED else choice.parallel)
+    calls = JsonSchema(_any_call(tools, key))
     if tool_format not in LISTED:
         return calls
     most = {} if choice.parallel else {"maxItems": 1}
@@ -69,11 +72,13 @@ def tool_constraint(tool_format: str, tools: Sequence[Tool], choice: ToolChoice)
 
 def harmony(tools: Sequence[Tool], choice: ToolChoice, output: OutputConstraint | None) -> OutputConstraint | None:
     """Return what an answer of gpt-oss is held to behind its reasoning; ``output``: the format of a text."""
-    return harmony_constraint([(tool, JsonSchema(checked_parameters(tool))) for tool in tools], choice, output)
+    return harmony_constraint([(tool, _arguments(tool)) for tool in tools], choice, output)
 
 
 def call_or_json(tools: Sequence[Tool], answer: JsonSchema[Any]) -> OutputConstraint:
     """Return what keeps an answer to a call of a tool, or to JSON of another schema."""
+    if any(tool.input_format for tool in tools):
+        return AnyOf([_one_call(tools, "arguments"), answer])
     schema = _any_call(tools, "arguments")
     schema["$defs"]["answer"] = _moved(json.loads(answer.constraint.value), "#/$defs/answer")
     schema["anyOf"].append({"$ref": "#/$defs/answer"})
@@ -122,14 +127,14 @@ def _written_call(tool_format: str, tools: Sequence[Tool], *, strict: bool) -> O
 def _headed(written: HeadedCall, tool: Tool) -> OutputConstraint:
     """Return a call that is a name and its arguments."""
     head = Text(f"{written.before}{tool.name}{written.behind}")
-    members = [head, JsonSchema(checked_parameters(tool))]
+    members = [head, _arguments(tool)]
     return InSequence([*members, Text(written.end)] if written.end else members)
 
 
 def _unmarked(tool_format: str, tools: Sequence[Tool]) -> Tagged:
     key = ARGUMENTS_KEY.get(tool_format, "arguments")
     spaces = (" ", "")  # as models write a call, and as JSON is written elsewhere here
-    tags = [_opened(tool, key, JsonSchema(checked_parameters(tool)), space) for tool in tools for space in spaces]
+    tags = [_opened(tool, key, _arguments(tool), space) for tool in tools for space in spaces]
     if tool_format not in LISTED or tool_format == PHI4:  # whose mark is a word that texts may have
         return Tagged(tags)
     call = _one_call(tools, key)
@@ -137,15 +142,28 @@ def _unmarked(tool_format: str, tools: Sequence[Tool]) -> Tagged:
     return Tagged([Tag(LISTED[tool_format].within, InSequence(listed), ""), *tags])
 
 
-def _opened(tool: Tool, key: str, parameters: JsonSchema[Any], space: str) -> Tag:
+def _opened(tool: Tool, key: str, parameters: OutputConstraint, space: str) -> Tag:
     return Tag(f'{{"name":{space}{json.dumps(tool.name)}', Prefixed(f',{space}"{key}":{space}', parameters), "}")
 
 
 def _one_call(tools: Sequence[Tool], key: str) -> OutputConstraint:
     """Return a call of any of the tools. Their schemas stand alone, as arrays of unique items need it: see docs/grammar.md."""
     heads = [f'{{"name":{json.dumps(tool.name)},"{key}":' for tool in tools]
-    schemas = [JsonSchema(checked_parameters(tool)) for tool in tools]
-    return AnyOf([InSequence([Text(head), one, Text("}")]) for head, one in zip(heads, schemas, strict=True)])
+    arguments = [_arguments(tool) for tool in tools]
+    return AnyOf([InSequence([Text(head), one, Text("}")]) for head, one in zip(heads, arguments, strict=True)])
+
+
+def _composed_calls(tools: Sequence[Tool], key: str, parallel: bool | None) -> OutputConstraint:
+    """Return a call, or (``parallel`` says if of several) a list of calls, where no one schema says what they are."""
+    call = _one_call(tools, key)
+    if parallel is None:
+        return call
+    more = [Repeated(InSequence([Text(","), call]))] if parallel else []
+    return InSequence([Text("["), call, *more, Text("]")])
+
+
+def _arguments(tool: Tool) -> OutputConstraint:
+    return json_arguments(tool, checked_parameters(tool))
 
 
 def _any_call(tools: Sequence[Tool], key: str) -> dict[str, Any]:

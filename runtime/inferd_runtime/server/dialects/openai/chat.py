@@ -20,6 +20,7 @@ from inferd.chat import (
 )
 from inferd.protocol import InferdError
 from inferd_runtime.server.dialects.collected import CollectedAnswer, CollectedChoice
+from inferd_runtime.server.dialects.custom_calls import CustomCalls, input_of
 from inferd_runtime.server.dialects.exchange import ClientHeaders
 from inferd_runtime.server.dialects.openai.answer_parts import (
     AnswerHead,
@@ -61,6 +62,7 @@ class ChatCompletionExchange:
         self._told = told
         self._older = older
         self._writer = ChunkWriter(head, CHUNK, told)
+        self._custom = CustomCalls(request.tools)
 
     def opening(self) -> bytes:
         """Return a chunk with the role for each of the answers."""
@@ -76,7 +78,8 @@ class ChatCompletionExchange:
             case ReasoningDelta():
                 return self._text(event, {"reasoning": event.text, "reasoning_content": event.text})
             case ToolCallStarted() | ToolArguments():
-                return self._chunk(event.choice, self._call_delta(event))
+                delta = self._call_delta(event)
+                return self._chunk(event.choice, delta) if delta else b""
             case ChoiceFinished():
                 ended = ending(event, self.request)
                 return self._chunk(event.choice, {}, **ended | {"finish_reason": self._reason(event.reason)})
@@ -106,11 +109,16 @@ class ChatCompletionExchange:
         return value
 
     def _call_delta(self, event: ToolCallStarted | ToolArguments) -> dict[str, Any]:
-        call = (
-            {"function": {"arguments": event.text}}
-            if isinstance(event, ToolArguments)
-            else _call_json(event.id, event.name)
-        )
+        """Return what a call grows by: nothing for arguments of a custom tool that are no text of its own."""
+        if isinstance(event, ToolCallStarted):
+            write = _custom_json if self._custom.begin(event) else _call_json
+            call = write(event.id, event.name)
+        elif (text := self._custom.read(event)) is None:
+            call = {"function": {"arguments": event.text}}
+        elif text:
+            call = {"custom": {"input": text}}
+        else:
+            return {}
         return {"function_call": call["function"]} if self._older else {"tool_calls": [{"index": event.call, **call}]}
 
     def _reason(self, reason: FinishReason) -> str:
@@ -148,19 +156,24 @@ class ChatCompletionExchange:
         message: dict[str, Any] = {"role": "assistant", "content": content, "refusal": None, "annotations": []}
         if choice.reasoning:
             message |= {"reasoning": choice.reasoning, "reasoning_content": choice.reasoning}
-        calls = [_whole_call(call, cut=choice.reason == "length") for call in choice.calls]
+        calls = [self._whole_call(call, cut=choice.reason == "length") for call in choice.calls]
         if calls:
             message |= {"function_call": calls[0]["function"]} if self._older else {"tool_calls": calls}
         return message
 
-
-def _whole_call(call: ToolCall, *, cut: bool) -> dict[str, Any]:
-    """Return a call. One without arguments has the empty object, unless they may be missing because the answer was ``cut``."""
-    return _call_json(call.id, call.name, call.arguments or ("" if cut else "{}"))
+    def _whole_call(self, call: ToolCall, *, cut: bool) -> dict[str, Any]:
+        """Return a call. A function's without arguments has the empty object, unless the answer was ``cut`` before them."""
+        if call.name in self._custom.names:
+            return _custom_json(call.id, call.name, input_of(call.arguments))
+        return _call_json(call.id, call.name, call.arguments or ("" if cut else "{}"))
 
 
 def _call_json(call_id: str, name: str, arguments: str = "") -> dict[str, Any]:
     return {"id": call_id, "type": "function", "function": {"name": name, "arguments": arguments}}
+
+
+def _custom_json(call_id: str, name: str, text: str = "") -> dict[str, Any]:
+    return {"id": call_id, "type": "custom", "custom": {"name": name, "input": text}}
 
 
 def _score(score: TokenScore) -> dict[str, Any]:

@@ -19,11 +19,12 @@ from inferd_runtime.server.dialects.openai.common_fields import (
 from inferd_runtime.server.dialects.openai.messages import HINTS, AnyMessage, TextPart, read_messages, without_nulls
 from inferd_runtime.server.dialects.openai.tools import (
     MAX_FUNCTIONS,
+    AnyTool,
     AnyToolChoice,
     FunctionDefinition,
-    FunctionTool,
     NamedFunction,
     OlderChoice,
+    functions_by_default,
     read_choice,
     read_functions,
     read_older_choice,
@@ -57,7 +58,7 @@ class ChatFields(CommonFields, kw_only=True, forbid_unknown_fields=True):
     max_completion_tokens: Annotated[int, Meta(ge=1)] | None = None
     logprobs: bool | None = None
     top_logprobs: Annotated[int, Meta(ge=0, le=MAX_TOP_LOGPROBS)] | None = None
-    tools: Annotated[list[FunctionTool], Meta(max_length=MAX_FUNCTIONS)] | None = None
+    tools: Annotated[list[AnyTool], Meta(max_length=MAX_FUNCTIONS)] | None = None
     tool_choice: AnyToolChoice | None = None
     parallel_tool_calls: bool | None = None
     functions: Annotated[list[FunctionDefinition], Meta(max_length=MAX_FUNCTIONS)] | None = None
@@ -82,9 +83,14 @@ CHAT_FIELDS = FieldTable(
         RequestField("max_completion_tokens", "at least 1; without it an answer may fill the context"),
         RequestField("logprobs", "log-probabilities of the tokens"),
         RequestField("top_logprobs", f"0 to {MAX_TOP_LOGPROBS}, with logprobs"),
-        RequestField("tools", f"up to {MAX_FUNCTIONS} functions; arguments are held to the schema, strict or not"),
         RequestField(
-            "tool_choice", "none, auto, required (any, as Mistral calls it), a function by name, allowed_tools"
+            "tools",
+            f"up to {MAX_FUNCTIONS} functions, whose arguments are held to the schema, strict or not, and custom tools, whose "
+            "input is held to their grammar",
+        ),
+        RequestField(
+            "tool_choice",
+            "none, auto, required (any, as Mistral calls it), a function or custom tool by name, allowed_tools",
         ),
         RequestField("parallel_tool_calls", "false: one call at most"),
         RequestField("functions", "the older form of tools: an answer has one function_call at most"),
@@ -131,6 +137,8 @@ def read_chat_fields(value: dict[str, Any]) -> ChatFields:
     taken = CHAT_FIELDS.take(value)
     if "messages" in taken:
         taken["messages"] = without_nulls(taken["messages"])
+    if "tools" in taken:
+        taken["tools"] = functions_by_default(taken["tools"])
     return as_kind(taken, ChatFields, hints=HINTS)
 
 

@@ -7,8 +7,8 @@ from typing import Annotated, Any, Literal, TypeAlias
 
 from msgspec import Meta, Struct
 
-from inferd.chat import ChatMessage, ToolCall
-from inferd_runtime.server.dialects.openai.tools import ToolName
+from inferd.chat import ChatMessage, ToolCall, custom_arguments
+from inferd_runtime.server.dialects.openai.tools import ToolName, functions_by_default
 from inferd_runtime.server.dialects.reading import check_all_arguments, read_arguments
 from inferd_runtime.server.dialects.refusals import refusal
 
@@ -20,7 +20,6 @@ HINTS = {
     "audio_url": "audio is not supported, only text",
     "video_url": "videos are not supported, only text",
     "file": "files are not supported, only text",
-    "custom": "custom tools are not supported, only functions",
     "structural_tag": "structural tags are not supported; tools have them where they need them",
 }
 """What is said about values that other servers know."""
@@ -104,6 +103,22 @@ class FunctionCall(Struct, tag="function", tag_field="type", forbid_unknown_fiel
     provider_specific_fields: Any = None
 
 
+class CalledCustom(Struct, forbid_unknown_fields=True):
+    """A custom tool that was called, with its text."""
+
+    name: ToolName
+    input: str
+
+
+class CustomCall(Struct, tag="custom", tag_field="type", forbid_unknown_fields=True):
+    """A call of a custom tool that the model made."""
+
+    id: CallId
+    custom: CalledCustom
+    index: int | None = None
+    provider_specific_fields: Any = None
+
+
 class OlderCall(Struct, forbid_unknown_fields=True):
     """A call as ``functions`` had it, before there were tools: one in a message, without an id."""
 
@@ -132,7 +147,7 @@ class AssistantMessage(Struct, tag="assistant", tag_field="role", forbid_unknown
     reasoning: str | None = None
     reasoning_content: str | None = None
     thinking_blocks: list[ThoughtBlock] | None = None
-    tool_calls: list[FunctionCall] | None = None
+    tool_calls: list[FunctionCall | CustomCall] | None = None
     name: str | None = None
     parsed: Any = None
     prefix: bool | None = None
@@ -166,14 +181,18 @@ AnyMessage: TypeAlias = (
 
 
 def without_nulls(messages: Any) -> Any:
-    """Return messages without the fields that are null: some clients send each field that a message of any role may have."""
+    """Return messages without the fields that are null: some clients send each field that a message of any role may have.
+
+    Calls that do not say what they are are of functions.
+    """
     if not isinstance(messages, list):
         return messages
     return [_without_nulls(each) if isinstance(each, dict) else each for each in messages]
 
 
 def _without_nulls(message: dict[str, Any]) -> dict[str, Any]:
-    return {name: value for name, value in message.items() if value is not None}
+    given = {name: value for name, value in message.items() if value is not None}
+    return {**given, "tool_calls": functions_by_default(given["tool_calls"])} if "tool_calls" in given else given
 
 
 def text_of(content: TextContent | list[AnswerPart | RefusalPart]) -> str:
@@ -202,7 +221,7 @@ def read_messages(messages: list[AnyMessage]) -> list[ChatMessage]:
 def _calls_of(messages: list[AnyMessage]) -> Iterator[FunctionCall]:
     for message in messages:
         if isinstance(message, AssistantMessage):
-            yield from message.tool_calls or ()
+            yield from (call for call in message.tool_calls or () if isinstance(call, FunctionCall))
 
 
 def _older_id(name: str) -> str:
@@ -250,7 +269,9 @@ def _thought(blocks: list[ThoughtBlock]) -> str:
     return "\n".join(block.thinking for block in blocks)
 
 
-def _call(call: FunctionCall, place: str) -> ToolCall:
+def _call(call: FunctionCall | CustomCall, place: str) -> ToolCall:
+    if isinstance(call, CustomCall):
+        return ToolCall(call.id, call.custom.name, custom_arguments(call.custom.input))
     arguments = read_arguments(call.function.arguments, f"{place}.function.arguments")
     return ToolCall(call.id, call.function.name, arguments)
 

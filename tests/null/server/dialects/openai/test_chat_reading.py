@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from inferd.chat import ChatMessage, ChatRequest, OutputFormat, Tool, ToolCall, ToolChoice
+from inferd.chat import ChatMessage, ChatRequest, CustomInput, OutputFormat, Tool, ToolCall, ToolChoice
 from inferd.chat.tool_calls import checked_parameters
 from inferd.protocol import InvalidRequest, RenderChat, check_render_chat
 from inferd.protocol.chat import MAX_CHAT_DEPTH
@@ -218,6 +218,50 @@ def test_a_function_without_parameters_is_called_with_none(parameters: dict[str,
     assert checked_parameters(tool) == {"type": "object", "properties": {}, "additionalProperties": False}
 
 
+def custom_of(name: str, syntax: str = "regex", definition: str = "a+") -> dict[str, Any]:
+    grammar = {"syntax": syntax, "definition": definition}
+    return {"type": "custom", "custom": {"name": name, "format": {"type": "grammar", "grammar": grammar}}}
+
+
+def test_custom_tools_are_functions_of_one_text() -> None:
+    plain = {"type": "custom", "custom": {"name": "note", "description": "Notes.", "format": {"type": "text"}}}
+    request = read(tools=[TOOL, plain, custom_of("run", "lark", "start: A")])
+    assert [tool.custom for tool in request.tools] == [
+        None,
+        CustomInput(),
+        CustomInput(OutputFormat("lark", "start: A")),
+    ]
+    _, note, run = request.template_tools()
+    text = note["function"]["parameters"]["properties"]["input"]
+    assert (note["function"]["description"], text["type"]) == ("Notes.", "string")
+    assert "this Lark grammar:\nstart: A" in run["function"]["parameters"]["properties"]["input"]["description"]
+    named = {"type": "custom", "custom": {"name": "run"}}
+    assert read(tools=[custom_of("run")], tool_choice=named).tool_choice == ToolChoice("required", ["run"], False)
+    allowed = {"type": "allowed_tools", "allowed_tools": {"mode": "auto", "tools": [named]}}
+    assert read(tools=[TOOL, custom_of("run")], tool_choice=allowed).tool_choice == ToolChoice("auto", ["run"])
+
+
+def test_calls_of_custom_tools_come_back_with_their_texts() -> None:
+    call = {"id": "c1", "type": "custom", "custom": {"name": "run", "input": 'say "é"\n'}}
+    said = {"role": "assistant", "content": None, "tool_calls": [call, {**CALL, "id": "c2"}]}
+    _, assistant, answer = read(messages=[USER, said, tool_answer()]).messages
+    assert assistant.tool_calls == [
+        ToolCall("c1", "run", '{"input": "say \\"é\\"\\n"}'),
+        ToolCall("c2", "weather", "{}"),
+    ]
+    assert answer.tool_call_id == "c1"
+
+
+def test_what_does_not_say_that_it_is_a_function_is_one() -> None:
+    call = {name: value for name, value in CALL.items() if name != "type"}
+    request = read(
+        messages=[USER, {"role": "assistant", "tool_calls": [call]}, tool_answer()],
+        tools=[{"function": {"name": "weather"}}],
+    )
+    assert request.messages[1].tool_calls == [ToolCall("c1", "weather", "{}")]
+    assert request.tools == [Tool("weather")]
+
+
 def test_tools_and_the_choice_among_them() -> None:
     request = read(tools=[TOOL, OTHER])
     assert request.tools == [Tool("weather"), Tool("time", "now", {"type": "object", "properties": {}})]
@@ -374,7 +418,10 @@ REFUSED: list[tuple[dict[str, Any], str]] = [
     ({"messages": [calling(function={"name": "a", "arguments": "[" * 200_000})]},
      "messages[0].tool_calls[0].function.arguments"),
     ({"messages": [{"role": "assistant", "tool_calls": [CALL, CALL]}]}, "messages[0].tool_calls[1].id"),
-    ({"messages": [calling(type="custom")]}, "messages[0].tool_calls[0].type"),
+    ({"messages": [calling(type="custom")]}, "messages[0].tool_calls[0].function"),
+    ({"messages": [calling(type="mcp")]}, "messages[0].tool_calls[0].type"),
+    ({"messages": [{"role": "assistant", "tool_calls": [{"id": "c", "type": "custom", "custom": {"name": "a"}}]}]},
+     "messages[0].tool_calls[0].custom.input"),
     ({"temperature": -0.1}, "temperature"),
     ({"temperature": 2.1}, "temperature"),
     ({"temperature": True}, "temperature"),
@@ -415,7 +462,16 @@ REFUSED: list[tuple[dict[str, Any], str]] = [
     ({"tools": [{"type": "function", "function": {"name": "a\n"}}]}, "tools[0].function.name"),
     ({"tools": [{"type": "function", "function": {}}]}, "tools[0].function.name"),
     ({"tools": [{"type": "function"}]}, "tools[0].function"),
-    ({"tools": [{"type": "custom", "custom": {"name": "c"}}]}, "tools[0].type"),
+    ({"tools": [{"type": "mcp", "server_label": "c"}]}, "tools[0].type"),
+    ({"tools": [{"type": "custom", "custom": {}}]}, "tools[0].custom.name"),
+    ({"tools": [{"type": "custom", "custom": {"name": "c", "format": {"type": "json"}}}]}, "tools[0].custom.format.type"),
+    ({"tools": [custom_of("c", syntax="gbnf")]}, "tools[0].custom.format.grammar.syntax"),
+    ({"tools": [{"type": "custom", "custom": {"name": "c", "format": {"type": "grammar"}}}]},
+     "tools[0].custom.format.grammar"),
+    ({"tools": [TOOL, {"type": "custom", "custom": {"name": "weather"}}]}, "tools[1].custom.name"),
+    ({"tools": [TOOL], "tool_choice": {"type": "custom", "custom": {"name": "weather"}}}, "tool_choice.custom.name"),
+    ({"tools": [custom_of("c")], "tool_choice": {"type": "function", "function": {"name": "c"}}},
+     "tool_choice.function.name"),
     ({"tools": [{"type": "function", "function": {"name": "a", "parameters": {"type": "string"}}}]},
      "tools[0].function.parameters.type"),
     ({"tools": [{"type": "function", "function": {"name": "a", "required": ["x"]}}]}, "tools[0].function.required"),
