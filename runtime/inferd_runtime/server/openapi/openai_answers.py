@@ -78,12 +78,20 @@ class ShownFunction(Struct):
     arguments: str
 
 
+class ShownInput(Struct):
+    """A custom tool to call, with its text."""
+
+    name: str
+    input: str
+
+
 class ShownCall(Struct):
-    """A call that the model makes."""
+    """A call that the model makes, of a function or of a custom tool."""
 
     id: str
-    type: Literal["function"]
-    function: ShownFunction
+    type: Literal["function", "custom"]
+    function: ShownFunction | UnsetType = UNSET
+    custom: ShownInput | UnsetType = UNSET
 
 
 class AnswerMessage(Struct):
@@ -138,13 +146,21 @@ class FunctionDelta(Struct):
     arguments: str | UnsetType = UNSET
 
 
+class InputDelta(Struct):
+    """More of a call's custom tool."""
+
+    name: str | UnsetType = UNSET
+    input: str | UnsetType = UNSET
+
+
 class CallDelta(Struct):
     """More of a call, or its beginning, which has an id."""
 
     index: int
     id: str | UnsetType = UNSET
-    type: Literal["function"] | UnsetType = UNSET
+    type: Literal["function", "custom"] | UnsetType = UNSET
     function: FunctionDelta | UnsetType = UNSET
+    custom: InputDelta | UnsetType = UNSET
 
 
 class MessageDelta(Struct):

@@ -48,7 +48,9 @@ class ShownItem(Struct):
     """An item: a message, a call, its output, or what the model thought."""
 
     id: str
-    type: Literal["message", "reasoning", "function_call", "function_call_output"]
+    type: Literal[
+        "message", "reasoning", "function_call", "function_call_output", "custom_tool_call", "custom_tool_call_output"
+    ]  # fmt: skip
     status: Literal["in_progress", "completed", "incomplete"]
     role: Literal["user", "assistant", "system", "developer"] | UnsetType = UNSET
     content: list[ShownPart] | UnsetType = UNSET
@@ -57,6 +59,7 @@ class ShownItem(Struct):
     name: str | UnsetType = UNSET
     namespace: str | UnsetType = UNSET
     arguments: str | UnsetType = UNSET
+    input: str | UnsetType = UNSET
     output: str | list[ShownPart] | UnsetType = UNSET
 
 
@@ -116,7 +119,8 @@ class ResponseEvent(Struct):
         "response.output_item.added", "response.output_item.done", "response.content_part.added",
         "response.content_part.done", "response.output_text.delta", "response.output_text.done",
         "response.reasoning_text.delta", "response.reasoning_text.done", "response.function_call_arguments.delta",
-        "response.function_call_arguments.done",
+        "response.function_call_arguments.done", "response.custom_tool_call_input.delta",
+        "response.custom_tool_call_input.done",
     ]  # fmt: skip
     sequence_number: int
     response: ShownResponse | UnsetType = UNSET
@@ -130,6 +134,7 @@ class ResponseEvent(Struct):
     logprobs: list[ScoredToken] | UnsetType = UNSET
     name: str | UnsetType = UNSET
     arguments: str | UnsetType = UNSET
+    input: str | UnsetType = UNSET
 
 
 class ResponseItems(Struct):

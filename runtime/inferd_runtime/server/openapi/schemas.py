@@ -28,6 +28,7 @@ from inferd_runtime.server.dialects.responses.fields import (
     InputTokensBody,
     ReasoningOptions,
     ResponseAllowedTools,
+    ResponseCustomTool,
     ResponseNamedChoice,
     ResponsesBody,
     ResponseText,
@@ -36,6 +37,8 @@ from inferd_runtime.server.dialects.responses.fields import (
 from inferd_runtime.server.dialects.responses.items import (
     MEANS_NOTHING as ITEM_MEANS_NOTHING,
     PART_MEANS_NOTHING,
+    CustomCallItem,
+    CustomOutputItem,
     FunctionCallItem,
     FunctionOutputItem,
     InputText,
@@ -46,6 +49,7 @@ from inferd_runtime.server.dialects.responses.items import (
     ReasoningItem,
 )
 from inferd_runtime.server.dialects.responses.request import (
+    CUSTOM_TOOL_MEANS_NOTHING,
     REASONING_MEANS_NOTHING,
     TEXT_MEANS_NOTHING,
     TOOL_MEANS_NOTHING as RESPONSE_TOOL_MEANS_NOTHING,
@@ -60,7 +64,9 @@ SOME_TOKENS: Schema = {"type": "array", "items": {"type": "integer", "minimum": 
 PYTHON_END, END = r"\Z", "$"
 """How a regular expression says "the end of the text" in Python, and in JSON Schema."""
 BLOCKS = (TextBlock, ThinkingBlock, ToolUseBlock, ToolResultBlock)
-ITEMS = (MessageItem, ReasoningItem, FunctionCallItem, FunctionOutputItem, ItemReference)
+ITEMS = (
+    MessageItem, ReasoningItem, FunctionCallItem, FunctionOutputItem, CustomCallItem, CustomOutputItem, ItemReference,
+)  # fmt: skip
 PARTS = (InputText, OutputText, OutputRefusal)
 
 
@@ -94,7 +100,7 @@ READ_ONE_BY_ONE: Mapping[type, Mapping[str, Schema]] = {
     ToolResultBlock: {"content": list_of([TextBlock], TEXT)},
     InputTokensBody: {
         "input": list_of(ITEMS, TEXT, NULL),
-        "tools": list_of([ResponseTool], NULL, most=MAX_TOOLS),
+        "tools": list_of([ResponseTool, ResponseCustomTool], NULL, most=MAX_TOOLS),
         "tool_choice": either(
             {"enum": ["auto", "none", "required", None]},
             reference(ResponseNamedChoice),
@@ -106,6 +112,7 @@ READ_ONE_BY_ONE: Mapping[type, Mapping[str, Schema]] = {
     EmbeddingFields: {"input": PROMPTS},
     MessageItem: {"content": list_of(PARTS, TEXT)},
     FunctionOutputItem: {"output": list_of([InputText], TEXT)},
+    CustomOutputItem: {"output": list_of([InputText], TEXT)},
 }
 """Fields whose values the dialects read one by one, so that an error names the one at fault: their types say no more than
 "anything"."""
@@ -118,8 +125,11 @@ MEANS_NOTHING: Mapping[type, Mapping[str, Sequence[Any]]] = {
     ReasoningItem: ITEM_MEANS_NOTHING["reasoning"],
     FunctionCallItem: ITEM_MEANS_NOTHING["function_call"],
     FunctionOutputItem: ITEM_MEANS_NOTHING["function_call_output"],
+    CustomCallItem: ITEM_MEANS_NOTHING["custom_tool_call"],
+    CustomOutputItem: ITEM_MEANS_NOTHING["custom_tool_call_output"],
     OutputText: PART_MEANS_NOTHING["output_text"],
     ResponseTool: RESPONSE_TOOL_MEANS_NOTHING,
+    ResponseCustomTool: CUSTOM_TOOL_MEANS_NOTHING,
     ResponseText: TEXT_MEANS_NOTHING,
     ReasoningOptions: REASONING_MEANS_NOTHING,
 }
@@ -131,6 +141,7 @@ PARTS_OF_LISTS = (
     *ITEMS,
     *PARTS,
     ResponseTool,
+    ResponseCustomTool,
     ResponseNamedChoice,
     ResponseAllowedTools,
 )

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from itertools import pairwise
 
 import pytest
 from hypothesis import given, strategies as st
@@ -20,7 +21,7 @@ def read(pieces: list[str]) -> str:
 def test_a_text_comes_out_whole_however_it_is_cut(text: str, plain: bool, cuts: list[int], blank: str) -> None:
     written = f'{blank}{{{blank}"input"{blank}:{blank}{json.dumps(text, ensure_ascii=plain)}{blank}}}'
     places = sorted({min(cut, len(written)) for cut in (0, *cuts, len(written))})
-    assert read([written[a:b] for a, b in zip(places, places[1:], strict=False)]) == text
+    assert read([written[a:b] for a, b in pairwise(places)]) == text
     assert read(list(written)) == text
     assert input_of(custom_arguments(text)) == text
 

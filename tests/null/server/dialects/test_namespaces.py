@@ -62,7 +62,8 @@ def test_a_call_has_both_names_and_can_be_sent_back(called: str, shown: tuple[st
         ([{**GROUP, "tools": []}], "tools[0].tools"),
         ([{**GROUP, "name": "a b"}], "tools[0].name"),
         ([{**GROUP, "surprise": 1}], "tools[0].surprise"),
-        ([{**GROUP, "tools": [{"type": "custom", "name": "x"}]}], "tools[0].tools[0].type"),
+        ([{**GROUP, "tools": [{"type": "web_search", "name": "x"}]}], "tools[0].tools[0].type"),
+        ([{**GROUP, "tools": [{"type": "custom", "name": "a b"}]}], "tools[0].tools[0].name"),
         ([{**GROUP, "tools": [GROUP]}], "tools[0].tools[0].type"),
         ([GROUP, {**SPAWN, "name": "agents__spawn"}], "tools[1].name"),
         (

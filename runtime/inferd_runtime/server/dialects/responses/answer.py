@@ -10,6 +10,7 @@ import msgspec
 
 from inferd.chat import ChatEvent, ChatRequest, ChoiceFinished, UsageReport
 from inferd.protocol import InferdError, NotFound
+from inferd_runtime.server.dialects.custom_calls import CustomCalls
 from inferd_runtime.server.dialects.exchange import ClientHeaders
 from inferd_runtime.server.dialects.reading import invalid
 from inferd_runtime.server.dialects.responses.conversation import messages_of
@@ -65,7 +66,7 @@ class ResponsesExchange:
         self.kept = KeptEvents() if self.background and self.streams else None
         """The events so far of an answer in the background that streams."""
         self._events = NumberedEvents(self.kept, written=self.streams)
-        self._output = OutputStream(self._events, names_of(read.tools or []))
+        self._output = OutputStream(self._events, names_of(read.tools or []), CustomCalls(self._bare.tools))
         self._end: ChoiceFinished | None = None
         self._usage = UsageReport(0, 0)
         self._is_over = False

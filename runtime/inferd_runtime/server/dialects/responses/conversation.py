@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
-from inferd.chat import ChatMessage, ToolCall
+from inferd.chat import ChatMessage, ToolCall, custom_arguments
 from inferd_runtime.server.dialects.reading import check_all_arguments, invalid, read_arguments
 from inferd_runtime.server.dialects.responses.items import Item
 from inferd_runtime.server.dialects.responses.namespaces import NAMESPACE, shown_name
@@ -45,8 +45,11 @@ class _Conversation:
             case "reasoning":
                 self.messages.append(ChatMessage("assistant", reasoning=text_of(item["content"] or item["summary"])))
             case "function_call":
-                self._call(item, at)
-            case "function_call_output":
+                place = at if at == "previous_response_id" else f"{at}.arguments"
+                self._call(item, read_arguments(item["arguments"], place))
+            case "custom_tool_call":
+                self._call(item, custom_arguments(item["input"]))
+            case "function_call_output" | "custom_tool_call_output":
                 self._answer(item, at)
 
     def _say(self, text: str) -> None:
@@ -56,8 +59,7 @@ class _Conversation:
         else:
             self.messages.append(ChatMessage("assistant", text))
 
-    def _call(self, item: Item, at: str) -> None:
-        arguments = read_arguments(item["arguments"], at if at == "previous_response_id" else f"{at}.arguments")
+    def _call(self, item: Item, arguments: str) -> None:
         name = shown_name(item.get(NAMESPACE), item["name"])
         self._called[item["call_id"]] = name
         call = ToolCall(item["call_id"], name, arguments)
@@ -70,7 +72,7 @@ class _Conversation:
     def _answer(self, item: Item, at: str) -> None:
         call_id = item["call_id"]
         if call_id not in self._called:
-            raise invalid(f"{at}.call_id", f"{at}.call_id: no function_call before it has this call_id")
+            raise invalid(f"{at}.call_id", f"{at}.call_id: no call before it has this call_id")
         output = item["output"] if isinstance(item["output"], str) else text_of(item["output"])
         self.messages.append(ChatMessage("tool", output, tool_call_id=call_id, name=self._called[call_id]))
 

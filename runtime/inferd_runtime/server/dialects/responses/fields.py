@@ -82,8 +82,31 @@ class ResponseTool(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     async_: Any = msgspec.field(name="async", default=None)
 
 
+class ResponseAnyInput(msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag_field="type", tag="text"):
+    """A custom tool takes any text."""
+
+
+class ResponseGrammarInput(msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag_field="type", tag="grammar"):
+    """A custom tool takes texts of a grammar, to which calls are always held."""
+
+    syntax: Literal["lark", "regex"]
+    definition: str
+
+
+class ResponseCustomTool(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """A tool that takes a text in place of arguments."""
+
+    type: Literal["custom"]
+    name: FunctionName
+    description: str | None = None
+    format: ResponseAnyInput | ResponseGrammarInput | None = None
+    allowed_callers: Any = None
+    defer_loading: Any = None
+    async_: Any = msgspec.field(name="async", default=None)
+
+
 class ResponseNamespace(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """Functions whose names are this namespace's own."""
+    """Functions and custom tools whose names are this namespace's own."""
 
     type: Literal["namespace"]
     name: FunctionName
@@ -92,14 +115,14 @@ class ResponseNamespace(msgspec.Struct, frozen=True, forbid_unknown_fields=True)
 
 
 class ResponseNamedChoice(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """A function that is to be called."""
+    """A tool that is to be called."""
 
-    type: Literal["function"]
+    type: Literal["function", "custom"]
     name: str
 
 
 class ResponseAllowedTools(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """Functions that may be called."""
+    """Tools that may be called."""
 
     type: Literal["allowed_tools"]
     mode: Literal["auto", "required"]
@@ -167,15 +190,19 @@ class ResponsesBody(InputTokensBody, frozen=True, forbid_unknown_fields=True, kw
 
 MODEL = "a served model, an adapter, or a program that serves chat"
 _COUNTED = (
-    RequestField("input", "text, or items message, reasoning, function_call, function_call_output and item_reference"),
+    RequestField(
+        "input",
+        "text, or items message, reasoning, function_call, function_call_output, custom_tool_call, custom_tool_call_output and "
+        "item_reference",
+    ),
     RequestField("instructions", "a system message, for this response alone"),
     RequestField("previous_response_id", "goes on behind a response that was stored and did not fail"),
     RequestField(
         "tools",
-        f"up to {MAX_TOOLS} functions, also in namespaces; hosted tools are refused; arguments are held to the schema, "
-        "strict or not",
+        f"up to {MAX_TOOLS} functions and custom tools, also in namespaces; hosted tools are refused; arguments are held to the "
+        "schema, strict or not, the input of a custom tool to its grammar",
     ),
-    RequestField("tool_choice", "none, auto, required, a function by name, allowed_tools"),
+    RequestField("tool_choice", "none, auto, required, a function or custom tool by name, allowed_tools"),
     RequestField("parallel_tool_calls", "false: one call at most"),
     RequestField("text", "format: text, json_object, json_schema; verbosity only as medium"),
     RequestField("reasoning", "effort goes to the chat template, with enable_thinking, which 'none' makes false"),

@@ -5,7 +5,7 @@ from __future__ import annotations
 import secrets
 from typing import Literal
 
-Prefix = Literal["resp", "msg", "fc", "fco", "rs"]
+Prefix = Literal["resp", "msg", "fc", "fco", "ctc", "ctco", "rs"]
 
 
 def new_id(prefix: Prefix) -> str:

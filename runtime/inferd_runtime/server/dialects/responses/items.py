@@ -22,7 +22,9 @@ from inferd_runtime.server.dialects.reading import (
 from inferd_runtime.server.dialects.responses.ids import new_id
 
 Item: TypeAlias = dict[str, Any]
-"""An item as JSON: of type message, reasoning, function_call or function_call_output, with an id and a status."""
+"""An item as JSON: of type message, reasoning, function_call or function_call_output, custom_tool_call or
+custom_tool_call_output, with an id and a status.
+"""
 ItemId = Annotated[str, Meta(min_length=1, max_length=256)]
 FunctionName = Annotated[str, Meta(pattern=r"^[a-zA-Z0-9_-]{1,128}\Z")]
 Status = Literal["in_progress", "completed", "incomplete"]
@@ -88,6 +90,33 @@ class FunctionOutputItem(msgspec.Struct, frozen=True, forbid_unknown_fields=True
     namespace: FunctionName | None = None
 
 
+class CustomCallItem(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """A call of a custom tool that the model made."""
+
+    type: Literal["custom_tool_call"]
+    call_id: ItemId
+    name: FunctionName
+    input: str
+    id: ItemId | None = None
+    status: Status | None = None
+    caller: Any = None
+    namespace: FunctionName | None = None
+    async_: Any = msgspec.field(name="async", default=None)
+
+
+class CustomOutputItem(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """What a custom tool answered."""
+
+    type: Literal["custom_tool_call_output"]
+    call_id: ItemId
+    output: str | list[Any]
+    id: ItemId | None = None
+    status: Status | None = None
+    name: str | None = None
+    caller: Any = None
+    namespace: FunctionName | None = None
+
+
 class ItemReference(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """An item of a response that is kept, by its id."""
 
@@ -125,6 +154,8 @@ KINDS: Mapping[str, type[Any]] = {
     "reasoning": ReasoningItem,
     "function_call": FunctionCallItem,
     "function_call_output": FunctionOutputItem,
+    "custom_tool_call": CustomCallItem,
+    "custom_tool_call_output": CustomOutputItem,
     "item_reference": ItemReference,
 }
 INPUT_PARTS: Mapping[str, type[Any]] = {"input_text": InputText}
@@ -135,6 +166,8 @@ MEANS_NOTHING: Mapping[str, Mapping[str, Sequence[Any]]] = {
     "reasoning": {"encrypted_content": (None,)},
     "function_call": {"caller": DIRECT, "async_": (None, False)},
     "function_call_output": {"caller": DIRECT},
+    "custom_tool_call": {"caller": DIRECT, "async_": (None, False)},
+    "custom_tool_call_output": {"caller": DIRECT},
 }
 PART_MEANS_NOTHING: Mapping[str, Mapping[str, Sequence[Any]]] = {"output_text": {"annotations": (None, [])}}
 
@@ -165,7 +198,10 @@ def _read_item(value: Any, at: str) -> Item | ItemReference:
             arguments = read_arguments(item.arguments, f"{at}.arguments")
             own, status = item.id or new_id("fc"), item.status or "completed"
             return call_item(item.call_id, item.name, arguments, own, status, item.namespace)
-        case FunctionOutputItem():
+        case CustomCallItem():
+            own, status = item.id or new_id("ctc"), item.status or "completed"
+            return custom_call_item(item.call_id, item.name, item.input, own, status, item.namespace)
+        case FunctionOutputItem() | CustomOutputItem():
             return _output(item, at)
     reference: ItemReference = item
     return reference
@@ -239,11 +275,22 @@ def call_item(call_id: str, name: str, arguments: str, item_id: str, status: str
     return item if namespace is None else {**item, "namespace": namespace}
 
 
-def _output(item: FunctionOutputItem, at: str) -> Item:
+def custom_call_item(
+    call_id: str, name: str, text: str, item_id: str, status: str, namespace: str | None = None
+) -> Item:
+    """Return a call of a custom tool."""
+    item = {
+        "id": item_id, "type": "custom_tool_call", "status": status, "call_id": call_id, "name": name, "input": text,
+    }  # fmt: skip
+    return item if namespace is None else {**item, "namespace": namespace}
+
+
+def _output(item: FunctionOutputItem | CustomOutputItem, at: str) -> Item:
     output: Any = item.output
     if not isinstance(output, str):
         output = [_part(value, INPUT_PARTS, f"{at}.output[{number}]") for number, value in enumerate(output)]
     return {
-        "id": item.id or new_id("fco"), "type": "function_call_output", "status": item.status or "completed",
+        "id": item.id or new_id("fco" if isinstance(item, FunctionOutputItem) else "ctco"), "type": item.type,
+        "status": item.status or "completed",
         "call_id": item.call_id, "output": output,
     }  # fmt: skip

@@ -7,8 +7,9 @@ from dataclasses import dataclass, field
 from typing import Any, Literal
 
 from inferd.chat import ChatEvent, ReasoningDelta, TextDelta, TokenScore, ToolArguments, ToolCallStarted
+from inferd_runtime.server.dialects.custom_calls import CustomCalls
 from inferd_runtime.server.dialects.responses.ids import new_id
-from inferd_runtime.server.dialects.responses.items import Item, call_item
+from inferd_runtime.server.dialects.responses.items import Item, call_item, custom_call_item
 from inferd_runtime.server.dialects.responses.response_object import (
     logprob_columns,
     said_item,
@@ -45,9 +46,11 @@ class NumberedEvents:
 
 @dataclass
 class _OpenItem:
-    """An item that is not complete, whose text is in pieces until it is asked for. ``call`` is -1 for one that is no call."""
+    """An item that is not complete, whose text is in pieces until it is asked for. ``call`` is -1 for one that is no call;
+    ``custom`` is a call of a custom tool.
+    """
 
-    kind: Literal["message", "reasoning", "call"]
+    kind: Literal["message", "reasoning", "call", "custom"]
     id: str
     index: int
     pieces: list[str] = field(default_factory=list)
@@ -73,6 +76,9 @@ class _OpenItem:
             case "call":
                 arguments = "" if begun else self.text
                 return call_item(self.call_id, self.name, arguments, self.id, status, self.namespace)
+            case "custom":
+                text = "" if begun else self.text
+                return custom_call_item(self.call_id, self.name, text, self.id, status, self.namespace)
 
     def part(self) -> dict[str, Any]:
         """Return what the item holds."""
@@ -82,17 +88,18 @@ class _OpenItem:
     def place(self) -> dict[str, Any]:
         """Return where the item is, and for all but calls which part of it."""
         place: dict[str, Any] = {"item_id": self.id, "output_index": self.index}
-        return place if self.kind == "call" else {**place, "content_index": 0}
+        return place if self.call >= 0 else {**place, "content_index": 0}
 
 
 class OutputStream:
     """Takes an answer's events in order. One item is open at a time; ``items`` are those that are complete.
 
-    ``names``: namespace and name of functions, by what the model calls them.
+    ``names``: namespace and name of tools, by what the model calls them; ``custom`` tells calls of custom tools apart.
     """
 
-    def __init__(self, events: NumberedEvents, names: Mapping[str, tuple[str, str]]) -> None:
+    def __init__(self, events: NumberedEvents, names: Mapping[str, tuple[str, str]], custom: CustomCalls) -> None:
         self.items: list[Item] = []
+        self._custom = custom
         self._names = names
         self._events = events
         self._open: _OpenItem | None = None
@@ -105,21 +112,30 @@ class OutputStream:
             case ReasoningDelta(text=text) if text:
                 return self._enter("reasoning") + self._more("response.reasoning_text.delta", text)
             case ToolCallStarted():
-                closed = self.close()
-                namespace, name = self._names.get(event.name, (None, event.name))
-                call = _OpenItem(
-                    "call",
-                    new_id("fc"),
-                    len(self.items),
-                    call=event.call,
-                    call_id=event.id,
-                    name=name,
-                    namespace=namespace,
-                )
-                return closed + self._begin(call)
-            case ToolArguments(call=call, text=text) if self._open is not None and self._open.call == call and text:
-                return self._more("response.function_call_arguments.delta", text)
+                return self.close() + self._begin(self._called(event))
+            case ToolArguments(call=call) if self._open is not None and self._open.call == call:
+                return self._argue(event)
         return b""
+
+    def _called(self, event: ToolCallStarted) -> _OpenItem:
+        """Return the item of a call that begins."""
+        namespace, name = self._names.get(event.name, (None, event.name))
+        is_custom = self._custom.begin(event)
+        return _OpenItem(
+            "custom" if is_custom else "call",
+            new_id("ctc" if is_custom else "fc"),
+            len(self.items),
+            call=event.call,
+            call_id=event.id,
+            name=name,
+            namespace=namespace,
+        )
+
+    def _argue(self, event: ToolArguments) -> bytes:
+        text = self._custom.read(event)
+        if text is None:
+            return self._more("response.function_call_arguments.delta", event.text) if event.text else b""
+        return self._more("response.custom_tool_call_input.delta", text) if text else b""
 
     def close(self, status: Literal["completed", "incomplete"] = "completed") -> bytes:
         """Return the end of the item that is open, if there is one."""
@@ -131,6 +147,8 @@ class OutputStream:
             done = self._events.event(
                 "response.function_call_arguments.done", **one.place, name=one.name, arguments=one.text
             )
+        elif one.kind == "custom":
+            done = self._events.event("response.custom_tool_call_input.done", **one.place, input=one.text)
         else:
             done = self._close_part(one)
         item = one.item(status)

@@ -8,7 +8,7 @@ from typing import Any
 
 import msgspec
 
-from inferd.chat import ChatMessage, ChatRequest, OutputFormat, SamplingOptions, Tool, ToolChoice
+from inferd.chat import ChatMessage, ChatRequest, OutputFormat, SamplingOptions, Tool, ToolChoice, custom_tool
 from inferd.chat.request import NO_ARGUMENTS
 from inferd.protocol import cut
 from inferd.protocol.chat import MAX_TOOLS
@@ -38,6 +38,8 @@ from inferd_runtime.server.dialects.responses.fields import (
     InputTokensBody,
     ReasoningOptions,
     ResponseAllowedTools,
+    ResponseCustomTool,
+    ResponseGrammarInput,
     ResponseNamedChoice,
     ResponseNamespace,
     ResponseObjectFormat,
@@ -60,12 +62,12 @@ REASONING_MEANS_NOTHING: Mapping[str, Sequence[Any]] = {
     "mode": (None, "standard"),
 }
 """The most detailed summary is what the model thinks itself, which is told in full: there is none beside it."""
-TOOL_MEANS_NOTHING: Mapping[str, Sequence[Any]] = {
+CUSTOM_TOOL_MEANS_NOTHING: Mapping[str, Sequence[Any]] = {
     "allowed_callers": (None, ["direct"]),
     "defer_loading": (None, False),
-    "output_schema": (None,),
     "async_": (None, False),
 }
+TOOL_MEANS_NOTHING: Mapping[str, Sequence[Any]] = {**CUSTOM_TOOL_MEANS_NOTHING, "output_schema": (None,)}
 
 
 def read_responses_body(body: bytes) -> ResponsesBody:
@@ -100,7 +102,7 @@ def _check_counted(read: InputTokensBody) -> None:
 def responses_request(body: ResponsesBody, headers: ClientHeaders) -> ChatRequest:
     """Return the neutral request, with no messages but the instructions. Raises InvalidRequest that names a field."""
     tools = read_tools(body)
-    choice = _tool_choice(body)
+    choice = _tool_choice(body, tools)
     check_tools(tools, choice)
     request = ChatRequest(
         model=body.model,
@@ -130,19 +132,19 @@ def responses_request(body: ResponsesBody, headers: ClientHeaders) -> ChatReques
 
 
 def read_tools(body: ResponsesBody) -> list[Tool]:
-    """Return the tools, with those in namespaces. Raises InvalidRequest that names one which is no function."""
+    """Return the tools, with those in namespaces. Raises InvalidRequest that names one which is not the client's own."""
     tools: list[Tool] = []
     for number, value in enumerate(body.tools or []):
         is_group = isinstance(value, dict) and value.get("type") == NAMESPACE
         at = f"tools[{number}]"
         tools += _namespace(value, at) if is_group else [_tool(value, at)]
     if len(tools) > MAX_TOOLS:
-        raise invalid("tools", f"tools: {len(tools)} functions; {MAX_TOOLS} are allowed")
+        raise invalid("tools", f"tools: {len(tools)} tools; {MAX_TOOLS} are allowed")
     return tools
 
 
 def _namespace(value: Any, at: str) -> list[Tool]:
-    """Return the functions of a namespace, each of which says what the namespace is."""
+    """Return the tools of a namespace, each of which says what the namespace is."""
     group: ResponseNamespace = as_kind(value, ResponseNamespace, at)
     tools = [_tool(each, f"{at}.tools[{number}]") for number, each in enumerate(group.tools)]
     return [
@@ -156,25 +158,45 @@ def _namespace(value: Any, at: str) -> list[Tool]:
 
 
 def _tool(value: Any, at: str) -> Tool:
+    if isinstance(value, dict) and value.get("type") == "custom":
+        return _custom(value, at)
     tool = read_tool(as_sent(value), "function", ResponseTool, TOOL_MEANS_NOTHING, at)
     check_object_schema(tool.parameters or {}, f"{at}.parameters")
     return Tool(tool.name, tool.description or "", tool.parameters or dict(NO_ARGUMENTS))
 
 
-def _tool_choice(body: ResponsesBody) -> ToolChoice:
+def _custom(value: Any, at: str) -> Tool:
+    tool = read_tool(as_sent(value), "custom", ResponseCustomTool, CUSTOM_TOOL_MEANS_NOTHING, at)
+    held = tool.format if isinstance(tool.format, ResponseGrammarInput) else None
+    wanted = None if held is None else OutputFormat(held.syntax, held.definition)
+    return custom_tool(tool.name, tool.description or "", wanted)
+
+
+def _tool_choice(body: ResponsesBody, tools: Sequence[Tool]) -> ToolChoice:
     parallel = body.parallel_tool_calls is not False
     match body.tool_choice:
         case None:
             return ToolChoice(parallel=parallel)
         case "auto" | "none" | "required" as mode:
             return ToolChoice(mode, parallel=parallel)
-        case {"type": "function"}:
+        case {"type": "function" | "custom"}:
             named: ResponseNamedChoice = as_kind(body.tool_choice, ResponseNamedChoice, "tool_choice")
+            _check_kind(named, "tool_choice", tools)
             return ToolChoice("required", [named.name], parallel=False)
         case {"type": "allowed_tools"}:
             allowed: ResponseAllowedTools = as_kind(body.tool_choice, ResponseAllowedTools, "tool_choice")
+            for number, each in enumerate(allowed.tools):
+                _check_kind(each, f"tool_choice.tools[{number}]", tools)
             return ToolChoice(allowed.mode, [tool.name for tool in allowed.tools], parallel)
-    raise not_supported("tool_choice", "anything but auto, none, required, a function and allowed_tools is")
+    raise not_supported(
+        "tool_choice", "anything but auto, none, required, a function, a custom tool and allowed_tools is"
+    )
+
+
+def _check_kind(choice: ResponseNamedChoice, at: str, tools: Sequence[Tool]) -> None:
+    """Raises InvalidRequest for a tool that is chosen as what it is not; for one that is not there others do."""
+    if any(tool.name == choice.name and (tool.custom is None) == (choice.type == "custom") for tool in tools):
+        raise invalid(f"{at}.type", f"{at}.type: {cut(choice.name, MAX_SHOWN)!r} is not of type {choice.type!r}")
 
 
 def output_field(body: ResponsesBody) -> str:

@@ -83,6 +83,8 @@ def _tool_json(tool: dict[str, Any]) -> dict[str, Any]:
     """Return a tool as it was asked for, with what it leaves out."""
     if tool.get("type") == NAMESPACE:
         return {"description": None, **tool}
+    if tool.get("type") == "custom":
+        return {"description": None, "format": {"type": "text"}, **{k: v for k, v in tool.items() if v is not None}}
     return {"type": "function", "description": None, "parameters": None, "strict": None, **tool}
 
 
