@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import time
 
 import httpx
@@ -25,6 +26,26 @@ WEATHER = {
 
 ENDLESS = {"structured_outputs": {"regex": "[a-z ]{4000,}"}}
 NO_SCHEMA = {"response_format": {"type": "json_schema", "json_schema": {"name": "x", "schema": {"type": "nix"}}}}
+
+
+LISTING = 'start: LINE ("\\n" LINE)~1..2\nLINE: /"[a-c]{1,3}"/'
+RUN = {
+    "type": "custom",
+    "custom": {"name": "run", "format": {"type": "grammar", "grammar": {"syntax": "lark", "definition": LISTING}}},
+}
+NO_GRAMMAR = {
+    "tools": [
+        {
+            "type": "custom",
+            "custom": {
+                "name": "x",
+                "format": {"type": "grammar", "grammar": {"syntax": "lark", "definition": "a: /b"}},
+            },
+        }
+    ],
+    "tool_choice": "required",
+}
+RUN_BY_NAME = {"type": "custom", "custom": {"name": "run"}}
 
 
 class Person(BaseModel):
@@ -92,6 +113,23 @@ class TestBothWays:
             assert again.usage is not None
         assert {call.function.name for call in found} == {"weather"}
         assert any(not call.function.arguments.endswith("}") for call in found)
+
+    @pytest.mark.parametrize("choice", ["required", RUN_BY_NAME], ids=["required", "named"])
+    def test_a_custom_tool_is_called_with_a_text_of_its_grammar(
+        self, client: openai.OpenAI, model: str, choice: object
+    ) -> None:
+        asked = {"messages": ASK, "tools": [RUN], "tool_choice": choice, "max_tokens": 120, "seed": 3}
+        whole = client.chat.completions.create(model=model, parallel_tool_calls=False, **asked)
+        (call,) = whole.choices[0].message.tool_calls
+        assert (call.type, call.custom.name, whole.choices[0].finish_reason) == ("custom", "run", "tool_calls")
+        assert re.fullmatch(r'"[a-c]{1,3}"(\n"[a-c]{1,3}"){1,2}', call.custom.input)
+        chunks = client.chat.completions.create(model=model, parallel_tool_calls=False, stream=True, **asked)
+        deltas = [delta for chunk in chunks for delta in chunk.choices[0].delta.tool_calls or []]
+        assert "".join(delta.custom["input"] for delta in deltas) == call.custom.input
+        result = {"role": "tool", "tool_call_id": call.id, "content": "ran"}
+        said = [*ASK, whole.choices[0].message, result]
+        answer = client.chat.completions.create(model=model, messages=said, tools=[RUN], max_tokens=4)
+        assert answer.choices[0].finish_reason in ("stop", "length", "tool_calls")
 
     def test_text_beside_tools_that_is_cut_is_told_as_such(self, client: openai.OpenAI, model: str) -> None:
         answer = client.chat.completions.create(model=model, messages=ASK, tools=[WEATHER], max_tokens=5, temperature=0)
@@ -220,7 +258,13 @@ def running(http: httpx.Client) -> int:
 
 
 @pytest.mark.parametrize(
-    ("body", "param"), [({"temperature": 3}, "temperature"), ({"wrong": 1}, "wrong"), (NO_SCHEMA, "response_format")]
+    ("body", "param"),
+    [
+        ({"temperature": 3}, "temperature"),
+        ({"wrong": 1}, "wrong"),
+        (NO_SCHEMA, "response_format"),
+        (NO_GRAMMAR, "tools"),
+    ],
 )
 def test_what_cannot_be_answered_is_refused_by_name(client: openai.OpenAI, body: dict[str, object], param: str) -> None:
     with pytest.raises(openai.BadRequestError) as refused:

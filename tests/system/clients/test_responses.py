@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import subprocess
 import sys
 import time
@@ -25,6 +26,9 @@ SCHEMA = {
     "additionalProperties": False,
 }
 FUNCTION: Any = {"type": "function", "name": "weather", "parameters": SCHEMA, "strict": True}
+CUSTOM: Any = {
+    "type": "custom", "name": "run", "format": {"type": "grammar", "syntax": "regex", "definition": r'[ab"\n]{3,6}'},
+}  # fmt: skip
 LONG: Any = {
     "type": "json_schema", "name": "long",
     "schema": {"type": "object", "properties": {"a": {"type": "string", "minLength": 5000}}, "required": ["a"]},
@@ -54,6 +58,26 @@ def test_a_response_and_its_stream_say_the_same(client: openai.OpenAI) -> None:
     assert events[-1].type == f"response.{whole.status}"
     assert events[-1].response.output_text == whole.output_text
     assert client.responses.retrieve(events[-1].response.id).output_text == whole.output_text
+
+
+def test_a_custom_tool_is_called_with_a_text_of_its_grammar_and_answered(client: openai.OpenAI) -> None:
+    asked: Any = {"model": "tiny", "input": "Run it.", "tools": [CUSTOM], "tool_choice": "required", "seed": 5}
+    asked |= {"extra_body": {"seed": asked.pop("seed")}, "max_output_tokens": 100, "parallel_tool_calls": False}
+    whole = client.responses.create(**asked)
+    (call,) = whole.output
+    assert (call.type, call.name, whole.status) == ("custom_tool_call", "run", "completed")
+    assert re.fullmatch(r'[ab"\n]{3,6}', call.input)
+    events = list(client.responses.create(stream=True, **asked))
+    deltas = [event.delta for event in events if event.type == "response.custom_tool_call_input.delta"]
+    assert "".join(deltas) == call.input
+    output: Any = [{"type": "custom_tool_call_output", "call_id": call.call_id, "output": "ran"}]
+    after = client.responses.create(
+        model="tiny", input=output, previous_response_id=whole.id, tools=[CUSTOM], max_output_tokens=4
+    )
+    assert after.status in ("completed", "incomplete")
+    assert [item.type for item in client.responses.input_items.list(after.id, order="asc")] == [
+        "message", "custom_tool_call", "custom_tool_call_output",
+    ]  # fmt: skip
 
 
 def test_a_response_that_follows_another_finds_its_keys_and_values(client: openai.OpenAI) -> None:

@@ -179,7 +179,7 @@ def test_a_custom_tool_of_a_namespace_has_both_names() -> None:
         ("shell__run", CustomInput(OutputFormat("lark", "start: /a+/")))
     ]
     called: list[ChatEvent] = [ToolCallStarted(0, "c", "shell__run"), ToolArguments(0, ARGUMENTS), *CALLS[-2:]]
-    (call,) = Served(called).client.responses.create(model="m", input="hi", tools=[group]).output  # type: ignore[list-item]
+    (call,) = Served(called).client.responses.create(model="m", input="hi", tools=[group]).output
     assert call.type == "custom_tool_call"
     assert (call.namespace, call.name, call.input) == ("shell", "run", TEXT)
 
