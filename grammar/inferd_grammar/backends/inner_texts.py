@@ -6,7 +6,7 @@ import json
 from typing import TYPE_CHECKING
 
 from inferd_grammar.backends.look_aheads import as_intersection, require_known
-from inferd_grammar.backends.text import check_choice
+from inferd_grammar.backends.text import check_choice, one_line
 from inferd_grammar.constraints import (
     AllOfGrammar,
     ChoiceGrammar,
@@ -80,7 +80,9 @@ def _read(text: str, limits: CompileLimits) -> PlainGrammar:
     try:
         return lark_library.read_lark(text, limits)
     except lark_library.NotLark as error:
-        raise GrammarError(f"inside of another text a grammar has to be one that Lark itself reads: {error}") from error
+        raise GrammarError(
+            f"inside of another text a grammar has to be one that Lark itself reads: {one_line(str(error))}"
+        ) from error
 
 
 def _json_expression(pattern: str, limits: CompileLimits) -> str:

@@ -17,7 +17,6 @@ from inferd_grammar.constraints import (
     Constraint,
     ExactGrammar,
     JsonSchemaGrammar,
-    JsonTextGrammar,
     PrefixedGrammar,
     RepeatedGrammar,
     SequenceGrammar,
@@ -27,7 +26,7 @@ from inferd_grammar.constraints import (
 )
 
 COMPOSED = (SequenceGrammar, AnyOfGrammar, RepeatedGrammar, TaggedGrammar)
-VALUES = (JsonSchemaGrammar, AnyJsonGrammar, JsonTextGrammar)
+VALUES = (JsonSchemaGrammar, AnyJsonGrammar)
 KNOWN = (*COMPOSED, *VALUES, TextGrammar, UntilGrammar, ChoiceGrammar, ExactGrammar, PrefixedGrammar)
 
 
@@ -97,7 +96,7 @@ def _after(members: tuple[Constraint, ...], text: bytes, spell: Spell) -> Iterat
                 yield from _through(option.encode(), rest, text, spell)
         case UntilGrammar(end):
             yield from _up_to(spell(end), rest, text, spell)
-        case JsonSchemaGrammar() | AnyJsonGrammar() | JsonTextGrammar():
+        case JsonSchemaGrammar() | AnyJsonGrammar():
             yield from _json(first, rest, text, spell)
         case ExactGrammar(inner):
             yield from _after((inner, *rest), text, spell)

@@ -92,7 +92,9 @@ def _as_json(constraint: Constraint, limits: CompileLimits, spell: Callable[[str
             places = list(iter_schemas(root))
             return Outline(json=True, ranks=_ranks(places), samples=tuple(_samples(places)), schemas=(root,))
         case JsonTextGrammar(inner):
-            return Outline(json=True, samples=tuple(map(_escaped, texts_of(inner)[:_MAX_SAMPLES])))
+            return Outline(
+                pieces=(b'"', *(piece for text in texts_of(inner) for piece in (_escaped(text), _escaped(text) + b'"')))
+            )
         case ExactGrammar(inner):
             return outline(inner, limits, spell)
         case PrefixedGrammar(prefix, inner) if inner is not None:

@@ -81,8 +81,12 @@ class Conversation:
 
     @property
     def _on_length(self) -> OnLength:
-        """Have an answer that is held to something, and each call in it, end in time, as far as ends are found."""
-        return "cut" if self.constraint is None else "complete_or_cut"
+        """Have an answer that is held to something, and each call in it, end in time, as far as ends are found.
+
+        In texts of grammars they seldom are, and where none is found behind a token it is not written.
+        """
+        is_grammar = any(tool.input_format for tool in self.request.callable_tools())
+        return "cut" if self.constraint is None or is_grammar else "complete_or_cut"
 
     @property
     def _reasoning(self) -> ReasoningSpec | None:

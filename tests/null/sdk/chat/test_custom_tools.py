@@ -121,6 +121,20 @@ def test_a_custom_tool_without_a_grammar_takes_any_text() -> None:
     assert takes(grammar, f'<tool_call>\n{{"name":"run","arguments":{arguments}}}\n</tool_call>')
 
 
+@pytest.mark.parametrize(("input_format", "on_length"), [(None, "complete_or_cut"), (INPUTS["lark"][0], "cut")])
+async def test_a_call_of_a_grammar_is_not_led_to_an_end_that_is_hard_to_find(
+    input_format: OutputFormat | None, on_length: str
+) -> None:
+    """A model that would have written `hello = "hi"` wrote `helloa = "000"`: what had no end that was found was left out."""
+    request = ChatRequest(
+        messages=[ChatMessage("user", "x")], tools=[custom_tool("run", "", input_format)], tool_choice=MUST, max_tokens=99
+    )
+    with SessionRuntime(SayingDriver(lambda prompt: b"", room=8192)) as runtime, transport_in_force(runtime):
+        ctx, conversation = await open_context(request)
+        assert conversation.generate(ctx)._asked.on_length == on_length
+        await ctx.release()
+
+
 def test_a_tool_says_what_its_text_has_to_be() -> None:
     request = ChatRequest(tools=[custom_tool("run", "Runs it.", OutputFormat("lark", "start: A\nA: /a/"))])
     (shown,) = request.template_tools()
