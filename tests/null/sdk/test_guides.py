@@ -106,7 +106,7 @@ def test_every_example_of_the_table_of_constraints_compiles() -> None:
             await inferd.Context().append("a").generate(Sampler.argmax(), max_tokens=1, constrain=each).collect_text()
 
     run_program(program)
-    assert len(found) == 9
+    assert len(found) == 10
 
 
 def check_contexts(names: dict[str, Any]) -> None:

@@ -3,15 +3,27 @@
 from __future__ import annotations
 
 import json
+from typing import Literal
 
 import pytest
+from session_runtime import SayingDriver, SessionRuntime
 
 from inferd import InvalidRequest, JsonSchema
-from inferd.chat import ChatRequest, OutputFormat, Tool, ToolChoice, custom_arguments, custom_tool
+from inferd.chat import (
+    ChatMessage,
+    ChatRequest,
+    OutputFormat,
+    Tool,
+    ToolChoice,
+    custom_arguments,
+    custom_tool,
+    open_context,
+)
 from inferd.chat.answer_parser import AnswerShape, ArgumentsPart, CallPart
 from inferd.chat.call_forms import HARMONY, HEADED, HERMES, JSON, LFM2, LISTED, LLAMA3, MARKED, XML
 from inferd.chat.harmony import parser_of
 from inferd.chat.tool_calls import call_or_json, tool_constraint
+from inferd.transport import transport_in_force
 from inferd_grammar import Constraint, GrammarError
 from inferd_runtime.server.dialects.custom_calls import input_of
 from inferd_runtime.session.constraints.conversion import to_grammar
@@ -121,17 +133,19 @@ def test_a_custom_tool_without_a_grammar_takes_any_text() -> None:
     assert takes(grammar, f'<tool_call>\n{{"name":"run","arguments":{arguments}}}\n</tool_call>')
 
 
-@pytest.mark.parametrize(("input_format", "on_length"), [(None, "complete_or_cut"), (INPUTS["lark"][0], "cut")])
-async def test_a_call_of_a_grammar_is_not_led_to_an_end_that_is_hard_to_find(
-    input_format: OutputFormat | None, on_length: str
-) -> None:
+@pytest.mark.parametrize("mode", ["auto", "required"])
+async def test_a_search_for_an_end_changes_no_text_of_a_grammar(mode: Literal["auto", "required"]) -> None:
     """A model that would have written `hello = "hi"` wrote `helloa = "000"`: what had no end that was found was left out."""
+    grammar = 'start: (stmt "\\n")+\nstmt: NAME " = " STR\nNAME: /[a-z]{1,8}/\nSTR: /"[^"\\n]{0,30}"/'
+    tool = custom_tool("run", "", OutputFormat("lark", grammar))
+    call = '<tool_call>\n{"name":"run","arguments":{"input":"hello = \\"hi\\"\\nbye = \\"\\"\\n"}}\n</tool_call>'
+    said = f"Look: {call}" if mode == "auto" else call
     request = ChatRequest(
-        messages=[ChatMessage("user", "x")], tools=[custom_tool("run", "", input_format)], tool_choice=MUST, max_tokens=99
+        messages=[ChatMessage("user", "x")], tools=[tool], tool_choice=ToolChoice(mode), max_tokens=200
     )
-    with SessionRuntime(SayingDriver(lambda prompt: b"", room=8192)) as runtime, transport_in_force(runtime):
+    with SessionRuntime(SayingDriver(lambda prompt: said.encode(), room=8192)) as runtime, transport_in_force(runtime):
         ctx, conversation = await open_context(request)
-        assert conversation.generate(ctx)._asked.on_length == on_length
+        assert await conversation.generate(ctx).collect_text() == said
         await ctx.release()
 
 
