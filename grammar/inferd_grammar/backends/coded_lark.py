@@ -130,7 +130,7 @@ class _Coder:
         changed = True
         while changed:
             changed = False
-            for name, item in self._rules.items():
+            for name, item in reversed(self._rules.items()):  # what others are made of comes last
                 for place in places:
                     found = self._behind(item, place)
                     changed |= found != self._ends.get((name, place), frozenset())

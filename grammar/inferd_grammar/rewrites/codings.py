@@ -14,9 +14,10 @@ from dataclasses import dataclass
 from itertools import groupby
 from typing import NamedTuple
 
-from inferd_grammar.rewrites.regex_syntax import EVERYTHING, Chars, subtraction, union, write
+from inferd_grammar.rewrites.regex_syntax import EVERYTHING, Chars, NotUnderstood, subtraction, union, write
 from inferd_grammar.rewrites.regex_tree import Either, OneChar, Then, Times, Tree, beginnings, may_be_empty
 
+_MAX_WRITTEN = 200_000
 _ESCAPED = ('"', "\\", *map(chr, range(0x20)))
 
 
@@ -76,9 +77,12 @@ def forms(tree: Tree, coding: Coding) -> Forms:
         return Forms(coded(tree, coding), None, False, False)
     plain: dict[str, list[str]] = {}
     marked: dict[str, list[str]] = {}
-    bare = False
+    bare, size = False, 0
     for first, rest in firsts:
         behind = coded(rest, coding)
+        size += len(behind)
+        if size > _MAX_WRITTEN:
+            raise NotUnderstood("it may begin in too many ways")
         if (written := _plain(first, coding)) is not None:
             plain.setdefault(behind, []).append(written)
         tails = _tails(first, coding)
