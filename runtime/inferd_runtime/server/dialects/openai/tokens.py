@@ -15,7 +15,7 @@ from inferd_runtime.server.dialects.field_table import FieldTable, RequestField
 from inferd_runtime.server.dialects.openai.chat_fields import Effort, chat_request, read_chat_fields
 from inferd_runtime.server.dialects.openai.common_fields import Name, TokenId
 from inferd_runtime.server.dialects.openai.messages import AnyMessage
-from inferd_runtime.server.dialects.openai.tools import MAX_FUNCTIONS, FunctionTool
+from inferd_runtime.server.dialects.openai.tools import MAX_FUNCTIONS, AnyTool
 from inferd_runtime.server.dialects.reading import as_kind, read_object
 from inferd_runtime.server.dialects.refusals import refusal
 
@@ -36,7 +36,7 @@ class TokenizeConversation(Struct, kw_only=True, forbid_unknown_fields=True):
 
     model: Name | None = None
     messages: Annotated[list[AnyMessage], Meta(min_length=1)]
-    tools: Annotated[list[FunctionTool], Meta(max_length=MAX_FUNCTIONS)] | None = None
+    tools: Annotated[list[AnyTool], Meta(max_length=MAX_FUNCTIONS)] | None = None
     add_generation_prompt: bool | None = None
     continue_final_message: bool | None = None
     chat_template_kwargs: dict[str, Any] | None = None
