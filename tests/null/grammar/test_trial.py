@@ -26,9 +26,13 @@ from inferd_grammar import (
     GrammarError,
     GrammarMatcher,
     JsonSchemaGrammar,
+    JsonTextGrammar,
     LarkGrammar,
     RegexGrammar,
+    SequenceGrammar,
+    TextGrammar,
     TokenTable,
+    UntilGrammar,
 )
 from inferd_grammar.compiler import Backend
 from inferd_grammar.conformance.matcher_checks import JSON_CONSTRAINTS, TEXT_CONSTRAINTS, look
@@ -88,6 +92,27 @@ def test_what_was_tried_matches_as_what_is_compiled_here(table: TokenTable, pool
     for constraint in (*TEXT_CONSTRAINTS, *JSON_CONSTRAINTS, loose, lark, ExactGrammar(JSON_CONSTRAINTS[0])):
         assert look(first(tried, constraint), table) == look(first(here, constraint), table), constraint
         assert tried.compile(constraint).checked == here.compile(constraint).checked
+
+
+@pytest.mark.parametrize(
+    "constraint",
+    [
+        JsonTextGrammar(LarkGrammar('start: "a" /\\n+/')),
+        JsonTextGrammar(RegexGrammar('a"+')),
+        SequenceGrammar((TextGrammar("<"), UntilGrammar("\n>", LarkGrammar("start: /a+/")))),
+    ],
+)
+def test_a_grammar_inside_of_another_text_is_read_in_the_child_alone(
+    table: TokenTable, pool: TrialPool, constraint: Constraint, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def read_here(*arguments: object) -> str:
+        raise AssertionError("a stranger's grammar is read here")
+
+    monkeypatch.setattr("inferd_grammar.backends.llguidance.json_text_lark", read_here)
+    monkeypatch.setattr("inferd_grammar.backends.compose.lark_up_to", read_here)
+    assert GrammarCompiler(table, trials=pool).compile(constraint).matcher().forced()
+    with pytest.raises(AssertionError, match="is read here"):
+        GrammarCompiler(table).compile(constraint)
 
 
 @pytest.mark.parametrize(
