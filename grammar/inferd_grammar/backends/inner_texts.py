@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from inferd_grammar.backends.look_aheads import as_intersection, require_known
@@ -21,7 +22,7 @@ from inferd_grammar.matchers.product import check_members
 from inferd_grammar.rewrites.codings import JSON_STRING, coded, up_to
 from inferd_grammar.rewrites.regex_dialect import Ambiguous, with_classes_of_python
 from inferd_grammar.rewrites.regex_syntax import NotUnderstood
-from inferd_grammar.rewrites.regex_tree import characters, read_tree
+from inferd_grammar.rewrites.regex_tree import Tree, characters, neighbours, read_tree
 from inferd_grammar.schema import require_regex, require_size
 
 if TYPE_CHECKING:
@@ -63,14 +64,27 @@ def lark_up_to(end: str, inner: Constraint, limits: CompileLimits) -> str:
     from inferd_grammar.backends.coded_lark import coded_lark, terminal_trees
 
     grammar = _read(inner.text, limits)
-    pieces = {one for tree in terminal_trees(grammar).values() for one in characters(tree)}
-    for at, char in enumerate(end[:2]):
-        if char.isascii() and not char.isalpha() and not any(piece.has(char) for piece in pieces):
-            return coded_lark(grammar, up_to(end, begun=at > 0), limits)
+    trees = list(terminal_trees(grammar).values())
+    if _is_mark(end[0]) and not any(one.has(end[0]) for tree in trees for one in characters(tree)):
+        return coded_lark(grammar, up_to(end, begun=False), limits)
+    if all(map(_is_mark, end[:2])) and not _may_meet(trees, *end[:2]):
+        return coded_lark(grammar, up_to(end, begun=True), limits)
     raise GrammarError(
-        f"the texts of the Lark grammar may hold {end.strip()[:1]!r}, with which {end.strip()!r} begins that ends them here: "
-        "write it without, or as a regular expression"
+        f"the texts of the Lark grammar may hold {end[:2]!r}, with which {end!r} begins that ends them here: write it without, "
+        "or as a regular expression"
     )
+
+
+def _is_mark(char: str) -> bool:
+    """Return True for a character of ASCII that is the same in any case."""
+    return char.isascii() and not char.isalpha()
+
+
+def _may_meet(trees: Sequence[Tree], first: str, second: str = "") -> bool:
+    """Return True if two characters may stand side by side in texts of several terminals; those of a shorter end may."""
+    found = [neighbours(tree, first, second) for tree in trees] if second else []
+    meet = any(one.meet for one in found)
+    return not second or meet or (any(one.ends for one in found) and any(one.begins for one in found))
 
 
 def _read(text: str, limits: CompileLimits) -> PlainGrammar:

@@ -35,7 +35,7 @@ JSON_STRING = Coding('"', '"', "\\", {char: json.dumps(char)[2:-1] for char in _
 
 
 def up_to(end: str, begun: bool) -> Coding:
-    """Return the coding of texts as they are; `begun`: they may have the first character of the end, and not the next one."""
+    """Return the coding of texts as they are; `begun`: they may have the first character of the end, but not its first two."""
     return Coding("", end, end[0], {end[0]: ""}) if begun else Coding("", end, "", {})
 
 

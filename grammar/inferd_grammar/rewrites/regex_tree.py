@@ -8,7 +8,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import TypeAlias
+from typing import NamedTuple, TypeAlias
 from unicodedata import category
 
 from inferd_grammar.memo import memoised
@@ -125,6 +125,49 @@ def beginnings(tree: Tree) -> Iterator[tuple[OneChar, Tree]]:
                 yield from ((first, Then((rest, *parts[at + 1 :]))) for first, rest in beginnings(part))
                 if not may_be_empty(part):
                     return
+
+
+class Neighbours(NamedTuple):
+    """Where one character may stand behind another one in a tree's texts.
+
+    Fields:
+        begins: with the second one.
+        ends: with the first one.
+        meet: the two may stand side by side.
+    """
+
+    begins: bool
+    ends: bool
+    meet: bool
+
+
+_NOWHERE = Neighbours(False, False, False)
+
+
+def neighbours(tree: Tree, first: str, second: str) -> Neighbours:
+    """Return where two characters of ASCII may stand. Raises NotUnderstood."""
+    match tree:
+        case OneChar():
+            return Neighbours(tree.has(second), tree.has(first), False)
+        case Either(parts):
+            found = [neighbours(part, first, second) for part in parts]
+            return Neighbours(*(any(values) for values in zip(*found, strict=True)))
+        case Times(part, _, most):
+            begins, ends, meet = neighbours(part, first, second)
+            again = most is None or most > 1
+            return Neighbours(begins, ends, meet or (again and begins and ends)) if most != 0 else _NOWHERE
+        case Then(parts):
+            joined, empty = _NOWHERE, True
+            for part in parts:
+                begins, ends, meet = neighbours(part, first, second)
+                before, is_empty = joined, may_be_empty(part)
+                joined = Neighbours(
+                    before.begins or (empty and begins),
+                    ends or (is_empty and before.ends),
+                    before.meet or meet or (before.ends and begins),
+                )
+                empty = empty and is_empty
+            return joined
 
 
 class _Reader:

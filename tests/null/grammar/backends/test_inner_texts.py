@@ -91,6 +91,9 @@ def test_what_cannot_be_held_in_a_string_is_refused_by_name(inner: Constraint, r
         LarkGrammar("start: /[a\\n]+/"),
         LarkGrammar('start: (WORD | "\\n" WORD)* "\\n"?\nWORD: /a+/\n%ignore / /'),
         LarkGrammar("start: (A NL)*\nA: /a+/\nNL: /\\n/"),
+        LarkGrammar('start: (STRING | NL)+\nSTRING: /"[a<]*"/\nNL: /\\n/'),
+        LarkGrammar('start: A (OP? A)*\nOP: "<" | "<="\nA: /[a\\n]*a/\n%ignore / /'),
+        LarkGrammar('start: (A | "<")+\nA: /a(\\n+a)?/'),
     ],
 )
 @pytest.mark.parametrize("end", [END, "</value>"])
@@ -124,10 +127,17 @@ def test_what_follows_an_end_is_not_taken_for_more_of_the_text() -> None:
 
 
 @pytest.mark.parametrize(
-    "grammar", ['start: ("<" | /[a\\n]/)+', "start: /[^>]+/", 'start: A\nA: "b"\n%ignore /[<\\n]/']
+    "grammar",
+    [
+        'start: ("<" | /[a\\n]/)+',
+        "start: /[^>]+/",
+        'start: A\nA: "b"\n%ignore /[<\\n]/',
+        "start: /a(\\n(x?|b)<){1}/",
+        'start: "a" "<"\n%ignore /[ \\n]/',
+    ],
 )
 def test_a_grammar_that_may_hold_the_beginning_of_an_end_is_refused_by_name(grammar: str) -> None:
-    with pytest.raises(GrammarError, match=r"may hold '<', with which '</value>' begins"):
+    with pytest.raises(GrammarError, match=r"may hold '.n<', with which '.n</value>.n' begins"):
         BYTES.compile(UntilGrammar(END, LarkGrammar(grammar)))
 
 
