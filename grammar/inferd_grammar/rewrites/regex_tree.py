@@ -25,6 +25,7 @@ _BEYOND_ASCII = "\\u0250"
 _ASCII = "".join(map(chr, range(0x80)))
 _FAR = re.compile(r"\[\^|\\[dDsSwWpPuUx]")
 """What may stand for characters beyond ASCII, or for any."""
+_EDGES = (r"\A", r"\b", r"\B", r"\z", r"\Z")
 _MAX_NESTING = 100
 
 
@@ -239,8 +240,7 @@ class _Reader:
             self._flags = (before | frozenset(found["on"])) - frozenset(found["off"] or "")
         if found["end"] == ")":
             return None
-        inside = self._closed(before)
-        return inside
+        return self._closed(before)
 
     def _skip(self, count: int) -> None:
         while count > 0:
@@ -278,15 +278,13 @@ class _Reader:
 @memoised(4_096)
 def _compiled(piece: str) -> re.Pattern[str]:
     """Return a piece as Python reads it; of what is not in ASCII one character stands for all of a kind."""
-    inside = piece[1:-1] if piece[0] == "[" and len(piece) > 1 else piece
-    if len(piece) == 1 and piece in "[]{}":
-        inside = f"\\{piece}"
+    if piece in _EDGES:
+        raise NotUnderstood(f"{piece!r} in an expression")
+    is_class = len(piece) > 1 and piece[0] == "["
+    inside = piece[1:-1] if is_class else f"\\{piece}" if piece in ("[", "]") else piece
     inside = _KIND.sub(_of_kind, _CODE.sub(lambda code: f"\\U{int(code[1], 16):08X}", inside)).replace("||", "|")
     try:
-        if piece[0] == "\\" and len(piece) == 2 and piece[1] in "AbBzZ":
-            raise NotUnderstood(f"{piece!r} in an expression")
-        negated = inside.startswith("^") and piece[0] == "["
-        return re.compile(f"[{inside}]" if negated or piece != "^" else r"\^")
+        return re.compile(f"[{inside}]")
     except re.error as error:
         raise NotUnderstood(f"{piece!r} in an expression") from error
 
