@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import json
 import random
+from itertools import product
 
 import pytest
+from tiers import examples
 
 from inferd_grammar import GrammarError, JsonTextGrammar, LarkGrammar
 from inferd_grammar.backends.lark_library import written_plainly
@@ -95,3 +97,31 @@ def test_a_lexeme_that_may_go_on_with_an_escape_ends_before_another_one() -> Non
 def test_what_cannot_be_held_in_a_string_is_refused_by_name(grammar: str, reason: str) -> None:
     with pytest.raises(GrammarError, match=reason):
         BYTES.compile(JsonTextGrammar(LarkGrammar(grammar)))
+
+
+EVERY_TEXT = ["".join(letters) for size in range(5) for letters in product('a"\n\\', repeat=size)]
+PIECES = ("[a]", '["\\n]', "[^a]", "[^\\n]", '[a"]')
+COUNTS = ("", "+", "{1,2}", "*a", '?"')
+TAILS = ("", "a", "\\n", "\\n?a", '"', '(\\n"|a)')
+
+
+def _random_grammar(rng: random.Random) -> str:
+    names = [f"T{number}" for number in range(rng.randint(1, 3))]
+
+    def item(depth: int) -> str:
+        kind = rng.randrange(4 if depth else 1)
+        if not kind:
+            return rng.choice(names)
+        first, second = item(depth - 1), item(depth - 1)
+        return {1: f"({first} {second})", 2: f"({first} | {second})", 3: f"({first}){rng.choice('?*+')}"}[kind]
+
+    terminals = [f"{name}: /{rng.choice(PIECES)}{rng.choice(COUNTS)}{rng.choice(TAILS)}/" for name in names]
+    return "\n".join([f"start: {item(2)} {item(2)}", *terminals])
+
+
+@pytest.mark.parametrize("seed", range(examples(40)))
+def test_of_any_grammar_no_short_text_is_missing_and_none_is_added(seed: int) -> None:
+    grammar = _random_grammar(random.Random(seed))
+    plain, inside = LarkGrammar(written_plainly(grammar, DEFAULT_LIMITS)), JsonTextGrammar(LarkGrammar(grammar))
+    for text in EVERY_TEXT:
+        assert takes(inside, json.dumps(text)) == takes(plain, text), (grammar, text)
