@@ -21,6 +21,7 @@ FEATURES = {
     'start: (SIGNED_NUMBER | ESCAPED_STRING) ("," start)?\n%ignore WS_INLINE',
     "imports of Python's": "%import python.HEX_NUMBER -> NUMBER\nstart: NUMBER",
     "counts": "start: (A B)~2..3 C~2\nA.1: /a/\nB: /b/\nC: /c/",
+    "a literal beyond ASCII": 'start: ("é" | A)+\nA.1: "a"',
     "cases": 'start: A | /x/i\nA.1: "select"i',
     "a string up to its quote": 'start: STRING ("+" STRING)*\nSTRING: /".*?"/',
     "a string with escapes": 'start: STRING ("," STRING)*\n_INNER: /.*?/\n_ESCAPED: _INNER /(?<!\\\\)(\\\\\\\\)*?/\n'
@@ -88,6 +89,7 @@ def test_what_is_written_is_what_lark_reads(bytes_compiler: GrammarCompiler, gra
         ("imports", ["-1.5e3", '"a\\"b" , 2']),
         ("counts", ["ababcc", "abababcc"]),
         ("cases", ["SeLeCt", "X"]),
+        ("a literal beyond ASCII", ["é", "éaé"]),
         ("a string up to its quote", ['""', '"a"+"b"']),
         ("a string with escapes", ['"a\\\\"', '"\\"","b"']),
         ("a comment", ["/**/x/*a*\n**/"]),
