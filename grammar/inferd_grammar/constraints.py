@@ -134,8 +134,9 @@ class TextGrammar:
 class UntilGrammar:
     """Any text up to the first `end` in it, and that. The names of special tokens in `end` stand for these tokens.
 
-    With `inner`, a regular expression, a choice or a Lark grammar, the text before the end is one of its own. Refused by name is
-    a Lark grammar in whose texts the first two characters of the end may stand side by side, such as the `</` of `</value>`.
+    With `inner`, a regular expression, a choice, a Lark grammar or the schema of a text, which then stands without quotes, the
+    text before the end is one of its own. Refused by name is a Lark grammar in whose texts the first two characters of the end
+    may stand side by side, such as the `</` of `</value>`.
     """
 
     end: str

@@ -10,6 +10,7 @@ from collections.abc import Callable
 from itertools import groupby
 from typing import Any
 
+from inferd_grammar.backends.bare_texts import bare_text
 from inferd_grammar.backends.inner_texts import lark_up_to
 from inferd_grammar.constraints import (
     AllOfGrammar,
@@ -103,6 +104,8 @@ class Composer:
             return f"start: {text} {' '.join(spelled)}\n{_ANY_TEXT}"
         if inner is None:
             return f"start: head\nhead[lazy]: TEXT {spelled[0]}\n{_ANY_TEXT}"
+        if isinstance(inner, JsonSchemaGrammar):
+            return self._first_end(end, bare_text(inner, self._limits))
         return self._first_end(end, inner) if self._is_regular(inner) else lark_up_to(end, inner, self._limits)
 
     def _first_end(self, end: str, inner: Constraint) -> str:

@@ -293,7 +293,10 @@ def _is_walked(constraint: Constraint) -> bool:
         return _is_walked(constraint.inner)
     if isinstance(constraint, RegexGrammar):
         return False  # its end is the end of the text
-    return any(isinstance(part, _GREEDY) for part in parts_of(constraint))
+    return any(
+        isinstance(part, _GREEDY) or (isinstance(part, UntilGrammar) and part.inner is not None)
+        for part in parts_of(constraint)
+    )
 
 
 def _parser_limits() -> llguidance.LLParserLimits:

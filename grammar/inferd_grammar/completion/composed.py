@@ -38,8 +38,14 @@ class Value:
     place: JsonPlace = START
 
 
-Part = bytes | Value
-"""Fixed bytes, or a value."""
+@dataclass(frozen=True)
+class Ended:
+    """The rest of a text that has to go on until ``end`` may come, and that."""
+
+    end: bytes
+
+
+Part = bytes | Value | Ended
 Way = list[Part]
 Spell = Callable[[str], bytes]
 
@@ -94,8 +100,8 @@ def _after(members: tuple[Constraint, ...], text: bytes, spell: Spell) -> Iterat
         case ChoiceGrammar(options):
             for option in sorted(options, key=len):
                 yield from _through(option.encode(), rest, text, spell)
-        case UntilGrammar(end):
-            yield from _up_to(spell(end), rest, text, spell)
+        case UntilGrammar(end, inner):
+            yield from _up_to(spell(end), rest, text, spell, free=inner is None)
         case JsonSchemaGrammar() | AnyJsonGrammar():
             yield from _json(first, rest, text, spell)
         case ExactGrammar(inner):
@@ -120,13 +126,15 @@ def _through(fixed: bytes, rest: tuple[Constraint, ...], text: bytes, spell: Spe
         yield from ([fixed[len(text) :], *more] for more in _after(rest, b"", spell))
 
 
-def _up_to(end: bytes, rest: tuple[Constraint, ...], text: bytes, spell: Spell) -> Iterator[Way]:
+def _up_to(end: bytes, rest: tuple[Constraint, ...], text: bytes, spell: Spell, *, free: bool) -> Iterator[Way]:
     at = text.find(end)
     if at >= 0:
         yield from _after(rest, text[at + len(end) :], spell)
         return
     begun = next(size for size in range(len(end) - 1, -1, -1) if text.endswith(end[:size]))
     yield from ([end[begun:], *more] for more in _after(rest, b"", spell))
+    if not free:
+        yield from ([Ended(end), *more] for more in _after(rest, b"", spell))
 
 
 def _json(first: Constraint, rest: tuple[Constraint, ...], text: bytes, spell: Spell) -> Iterator[Way]:

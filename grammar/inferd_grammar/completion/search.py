@@ -14,7 +14,7 @@ from itertools import islice, zip_longest
 
 import numpy as np
 
-from inferd_grammar.completion.composed import Way
+from inferd_grammar.completion.composed import Ended, Way
 from inferd_grammar.completion.json_place import JsonPlace
 from inferd_grammar.completion.outline import Outline
 from inferd_grammar.completion.split import Splitter
@@ -120,6 +120,8 @@ class EndSearch:
                 piece: bytes | None
                 if isinstance(part, bytes):
                     piece = part if self._push(part) else None
+                elif isinstance(part, Ended):
+                    piece = self._ended(part.end)
                 else:
                     self._ends = _ENDS | frozenset(behind[:1] if isinstance(behind, bytes) else b"")
                     self._outline = self._inside[id(part.grammar)]
@@ -224,6 +226,10 @@ class EndSearch:
         ways = [text, *(filler * len(text) for filler in _FILLERS if len(text) > 1)]
         ways.sort(key=lambda way: self._splitter.split(way).count(0))
         return next((way + b'"' for way in ways if self._push(way + b'"')), None)
+
+    def _ended(self, end: bytes) -> bytes | None:
+        """Write the rest of a text that stands without quotes, and its end."""
+        return self._until(lambda _: self._takes(end), end)
 
     def _until(self, reached: Callable[[Sequence[int]], bool], last: bytes) -> bytes | None:
         text = self._breadth_first(reached)
@@ -383,6 +389,10 @@ class EndSearch:
         if taken < len(text):
             self._matcher.rollback(taken)
         return taken == len(text)
+
+    def _takes(self, text: bytes) -> bool:
+        with self._back():
+            return self._push(text)
 
     def _following(self) -> list[int]:
         """Return the bytes that may come next, in order; none at a dead end. Raises Exhausted."""

@@ -18,8 +18,8 @@ from inferd.schema import Choice, JsonSchema, OutputConstraint
 
 LOCAL = ("#/$defs/", "#/definitions/")
 """Where references of a parameter's schema may lead."""
-NOT_HELD = ("pattern", "minLength", "maxLength", "format")
-"""Keywords of texts that are written without quotes: nothing counts their characters."""
+OF_TEXTS = ("pattern", "minLength", "maxLength", "format")
+"""Keywords of texts."""
 COMPOSING = (
     "allOf", "anyOf", "oneOf", "not", "if", "dependentSchemas", "dependentRequired", "patternProperties", "$ref",
 )  # fmt: skip
@@ -104,7 +104,7 @@ def _value(
 ) -> list[OutputConstraint]:
     """Return a parameter's value, and the end of it."""
     if is_text(schema):
-        return _text_value(form, tool, schema, strict)
+        return _text_value(form, schema, strict)
     if _leads_out(schema):
         _refuse(tool, "$ref", strict)
         return [Until(form.value_tail)]
@@ -119,14 +119,12 @@ def _json_schema(tool: Tool, schema: Any, parameters: Mapping[str, Any], strict:
     return _with_definitions(schema, parameters)
 
 
-def _text_value(form: XmlForm, tool: Tool, schema: Mapping[str, Any], strict: bool) -> list[OutputConstraint]:
+def _text_value(form: XmlForm, schema: Mapping[str, Any], strict: bool) -> list[OutputConstraint]:
     values = [schema["const"]] if "const" in schema else schema.get("enum")
     if values:
         return [Choice(list(values)), Text(form.value_tail)]
-    for keyword in NOT_HELD:
-        if keyword in schema:
-            _refuse(tool, keyword, strict)
-    return [Until(form.value_tail)]
+    asked = {key: schema[key] for key in OF_TEXTS if strict and key in schema}
+    return [Until(form.value_tail, JsonSchema({"type": "string", **asked}) if asked else None)]
 
 
 def _with_definitions(schema: Any, parameters: Mapping[str, Any]) -> Any:

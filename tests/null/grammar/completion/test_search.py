@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import json
 import random
+import re
 import tracemalloc
 from collections import Counter
 from collections.abc import Sequence
@@ -365,6 +366,17 @@ def test_a_text_of_a_format_is_known_and_not_searched_letter_by_letter(monkeypat
     """No end of 32 bytes was found for a UUID, after 400 looks; a tool with one took a tenth of a second."""
     uuid = closed({"id": {"type": "string", "format": "uuid"}}, ["id"])
     assert takes(monkeypatch, TaggedGrammar((TagGrammar("<", JsonSchemaGrammar(uuid), ">"),))) <= 40
+
+
+def test_a_text_without_quotes_goes_on_as_long_as_an_end_fits() -> None:
+    """No end was known in the middle of one, so that it was bent to the one that was known at its beginning."""
+    key = UntilGrammar("\n</p>", JsonSchemaGrammar({"type": "string", "pattern": "^[A-Z]+-[0-9]+$"}))
+    planner = BYTES.compile(SequenceGrammar((TextGrammar("<p>"), key))).planner()
+    assert planner is not None
+    written = b""
+    for left, byte in zip(range(60, 0, -1), b"<p>" + b"X" * 60, strict=False):
+        written += BYTES.table.tokens[planner.admit(BYTES.table.tokens.index(bytes([byte])), left)]
+    assert re.fullmatch(rb"<p>X{40,}-[0-9]+\n</p>", written.partition(b"</s>")[0]), written
 
 
 def test_splitting_an_end_is_bounded_in_time_while_a_text_is_written() -> None:
