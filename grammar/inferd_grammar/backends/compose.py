@@ -11,7 +11,7 @@ from itertools import groupby
 from typing import Any
 
 from inferd_grammar.backends.bare_texts import bare_text
-from inferd_grammar.backends.inner_texts import lark_up_to
+from inferd_grammar.backends.inner_texts import lark_up_to, may_hold
 from inferd_grammar.constraints import (
     AllOfGrammar,
     AnyOfGrammar,
@@ -105,13 +105,21 @@ class Composer:
         if inner is None:
             return f"start: head\nhead[lazy]: TEXT {spelled[0]}\n{_ANY_TEXT}"
         if isinstance(inner, JsonSchemaGrammar):
-            return self._first_end(end, bare_text(inner, self._limits))
+            return self._bare(end, inner)
         return self._first_end(end, inner) if self._is_regular(inner) else lark_up_to(end, inner, self._limits)
+
+    def _bare(self, end: str, inner: JsonSchemaGrammar) -> str:
+        """Return a text of a schema and its end as one lexeme, which ends at the first place where it can."""
+        rules: list[str] = []
+        text = self._expression(bare_text(inner, end, self._limits), rules)
+        return "\n".join(["start: head", f"head[lazy]: {text} {_quoted(end)}", *rules])
 
     def _first_end(self, end: str, inner: Constraint) -> str:
         """Return a regular text and its end as one lexeme, without those that have the end before."""
         rules: list[str] = []
         text = self._expression(inner, rules)
+        if not may_hold(inner, end[0]):
+            return "\n".join(["start: TEXT", f"TEXT: {text} {_quoted(end)}", *rules])
         before = f"BEFORE: ANY {_quoted(end)} MORE\nANY: /(?s:.)*/\nMORE: /(?s:.)+/"
         return "\n".join(["start: TEXT", f"TEXT: ({text} {_quoted(end)}) & ~BEFORE", before, *rules])
 

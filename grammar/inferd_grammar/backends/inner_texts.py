@@ -75,6 +75,21 @@ def lark_up_to(end: str, inner: Constraint, limits: CompileLimits) -> str:
     )
 
 
+def may_hold(constraint: Constraint, char: str) -> bool:
+    """Return False if no text of a constraint has a character in it; True where that is not known."""
+    match constraint:
+        case ChoiceGrammar(options):
+            return any(char in option for option in options)
+        case RegexGrammar(pattern):
+            try:
+                return any(one.has(char) for one in characters(read_tree(with_classes_of_python(pattern))))
+            except (Ambiguous, NotUnderstood):
+                return True
+        case AllOfGrammar(members):
+            return all(may_hold(member, char) for member in members)
+    return True
+
+
 def _is_mark(char: str) -> bool:
     """Return True for a character of ASCII that is the same in any case."""
     return char.isascii() and not char.isalpha()
