@@ -25,7 +25,7 @@ from inferd.chat.xml_call import Schemas, XmlCallScanner
 
 BETWEEN_CALLS = BLANK + "[],;"
 MAX_HELD = 256
-"""Characters without a meaning that are held back, at the start or between calls: more of them are text."""
+"""Characters without a meaning that are held back, at the start, between calls or behind one: more of them are text."""
 
 
 @dataclass(frozen=True)
@@ -275,7 +275,7 @@ class AnswerParser:
     def _said(self, text: str, blank: str) -> Iterator[AnswerPart]:
         """Yield text. What is ``blank`` behind a call waits for more, and is left out where another call or the end comes."""
         text, self._blank = self._blank + text, ""
-        if self._follows_call and not text.strip(blank):
+        if self._follows_call and len(text) <= MAX_HELD and not text.strip(blank):
             self._blank = text
         elif text:
             self._follows_call = False

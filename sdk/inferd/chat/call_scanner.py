@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable
+from io import StringIO
 
 ARGUMENT_KEYS = ("arguments", "parameters")
 CALL_KEYS = ("name", "id", "type", *ARGUMENT_KEYS)
@@ -48,21 +49,22 @@ class CharacterScanner:
         self.failed = False
         self._state = state
         self._extent = JsonExtent()
-        self._taken: list[str] = []
+        self._taken = StringIO()  # a list of characters takes twenty times as much
         self._arguments: list[str] = []
 
     @property
     def text(self) -> str:
         """All that was taken."""
-        return "".join(self._taken)
+        return self._taken.getvalue()
 
     def feed(self, text: str) -> str:
         """Take text up to the call's end, or to where it fails, and return what is behind."""
         for at, character in enumerate(text):
             if self.done or self.failed:
+                self._taken.write(text[:at])
                 return text[at:]
-            self._taken.append(character)
             self._state(character)
+        self._taken.write(text)
         return ""
 
     def new_arguments(self) -> str:
@@ -78,7 +80,7 @@ class CallScanner(CharacterScanner):
 
     def __init__(self) -> None:
         super().__init__(self._open)
-        self._start = 0
+        self._value, self._is_text = StringIO(), False
         self._key = ""
 
     def _open(self, character: str) -> None:
@@ -93,8 +95,9 @@ class CallScanner(CharacterScanner):
             self.failed = True
 
     def _in_key(self, character: str) -> None:
+        self._value.write(character)
         if self._extent.take(character):
-            self._key = str(self._value(len(self._taken)))
+            self._key = str(self._read())
             self.failed = self._key not in CALL_KEYS
             self._state = self._before_colon
 
@@ -110,32 +113,33 @@ class CallScanner(CharacterScanner):
 
     def _in_value(self, character: str) -> None:
         if self._extent.ends_before(character):
-            self._value_ended(len(self._taken) - 1)
+            self._value_ended()
             self._state(character)
             return
+        self._value.write(character)
         ended = self._extent.take(character)
-        if self._key in ARGUMENT_KEYS and self._taken[self._start] != '"':
+        if self._key in ARGUMENT_KEYS and not self._is_text:
             self._arguments.append(character)
         if ended:
-            self._value_ended(len(self._taken))
+            self._value_ended()
 
     def _begin(self, state: Callable[[str], None], character: str) -> None:
-        self._extent, self._start, self._state = JsonExtent(), len(self._taken) - 1, state
+        self._extent, self._value, self._is_text, self._state = JsonExtent(), StringIO(), character == '"', state
         state(character)
 
-    def _value_ended(self, end: int) -> None:
+    def _value_ended(self) -> None:
         self._state = self._before_key
-        value = self._value(end)
+        value = self._read()
         if self._key == "name":
             self.failed = not isinstance(value, str) or not value
             self.name = value if isinstance(value, str) else ""
         elif self._key in ARGUMENT_KEYS and isinstance(value, str):
             self._arguments = [value]  # some models write the object as a string
 
-    def _value(self, end: int) -> object:
-        """Return the value that ends in front of index ``end``; fails where it is not JSON."""
+    def _read(self) -> object:
+        """Return the value that has ended; fails where it is not JSON."""
         try:
-            return json.loads("".join(self._taken[self._start : end]))
+            return json.loads(self._value.getvalue())
         except (ValueError, RecursionError):
             self.failed = True
             return ""

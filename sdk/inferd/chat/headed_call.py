@@ -15,16 +15,17 @@ class HeadedCallScanner(CharacterScanner):
     def __init__(self, written: HeadedCall) -> None:
         super().__init__(self._in_head)
         self._written = written
-        self._tail = ""
+        self._head = self._tail = ""
 
     def _in_head(self, character: str) -> None:
         if character == "{":
-            found = self._written.pattern.fullmatch(self.text[:-1])
+            found = self._written.pattern.fullmatch(self._head)
             self.name, self.failed = found[1] if found else "", found is None
             self._state = self._in_arguments
             self._in_arguments(character)
         else:
-            self.failed = len(self._taken) > MAX_HEAD
+            self._head += character
+            self.failed = len(self._head) > MAX_HEAD
 
     def _in_arguments(self, character: str) -> None:
         self._arguments.append(character)

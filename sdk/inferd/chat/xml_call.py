@@ -166,7 +166,7 @@ class XmlCallScanner:
         """Take ``opening``, a name and ``closing``, and return the name; "" if it is not complete, or none. Without ``closing``
         a name ends with its line, or where a mark begins.
         """
-        found = re.search(re.escape(closing) if closing else r"\s*[\n<]", self._rest[len(opening) :])
+        found = re.search(re.escape(closing) or r"[\n<]", self._rest[len(opening) :])
         if not self._rest.startswith(opening[: len(self._rest)]) or (
             len(self._rest) > MAX_NAME + len(opening) and found is None
         ):
