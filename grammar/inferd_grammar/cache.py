@@ -5,6 +5,7 @@ from __future__ import annotations
 import threading
 from collections import Counter, OrderedDict, defaultdict
 from concurrent.futures import Future
+from sys import getsizeof
 from typing import Generic, TypeVar
 
 Outcome = TypeVar("Outcome")
@@ -46,7 +47,7 @@ class OutcomeCache(Generic[Outcome]):
 
     def keep(self, key: CacheKey, future: Future[Outcome], outcome: Outcome, cost: int) -> None:
         """Set the outcome of a claimed key and hold it as `cost` bytes, its key not counted."""
-        cost += sum(map(len, key))
+        cost += sum(map(getsizeof, key))
         with self._lock:
             self._entries[key[0]][key] = (future, cost)
             self._held[key[0]] += cost

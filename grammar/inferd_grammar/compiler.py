@@ -11,6 +11,7 @@ from collections.abc import Callable, Sequence
 from concurrent.futures import CancelledError, Future
 from contextlib import ExitStack, suppress
 from functools import cached_property, partial
+from sys import getsizeof
 from typing import Protocol
 
 import numpy as np
@@ -281,7 +282,7 @@ class GrammarCompiler:
         else:
             if isinstance(outcome, Compiled):
                 outcome.grew = partial(self._cache.grow, key)
-            self._cache.keep(key, future, outcome, outcome.cost if isinstance(outcome, Compiled) else _REFUSAL_BYTES)
+            self._cache.keep(key, future, outcome, _cost(outcome))
 
     def _outcome(self, constraint: Constraint, read: int) -> Compiled | GrammarError:
         try:
@@ -322,6 +323,13 @@ def trivial(constraint: Constraint) -> bool:
         case ExactGrammar(inner):
             return trivial(inner)
     return False
+
+
+def _cost(outcome: Compiled | GrammarError) -> int:
+    """Return about how many bytes it takes; a refusal may repeat much of its constraint."""
+    if isinstance(outcome, Compiled):
+        return outcome.cost
+    return _REFUSAL_BYTES + getsizeof(outcome.reason) + getsizeof(outcome.pointer)
 
 
 def _read_bytes(key: CacheKey) -> int:

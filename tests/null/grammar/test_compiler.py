@@ -120,9 +120,22 @@ def test_a_refusal_that_is_kept_holds_nothing_of_what_found_it(
     assert backend.calls == 1
 
 
+@pytest.mark.parametrize("letter", ["a", "\u65e5", "\U0001f642"])
+def test_a_refusal_counts_with_its_reason_and_its_constraint_in_bytes(
+    counted: tuple[GrammarCompiler, CountingBackend], letter: str
+) -> None:
+    """Characters of the constraint were counted, of the reason nothing: 256 MiB of refusals took 2 GB."""
+    compiler, backend = counted
+    constraint = LarkGrammar(f"%import {letter * 10_000}.x")
+    backend.failure = GrammarError(constraint.text)
+    with pytest.raises(GrammarError):
+        compiler.compile(constraint)
+    assert compiler._cache._held.total() > 2 * sys.getsizeof(constraint.text)
+
+
 def test_where_the_largest_holder_has_its_newest_alone_another_loses_some() -> None:
-    cache: OutcomeCache[str] = OutcomeCache(100)
-    for key, cost in ((("one", "a"), 30), (("one", "b"), 30), (("two", "c"), 60)):
+    cache: OutcomeCache[str] = OutcomeCache(1100)
+    for key, cost in ((("one", "a"), 100), (("one", "b"), 100), (("two", "c"), 700)):
         future, mine = cache.claim(key)
         assert mine
         cache.keep(key, future, key[1], cost)
