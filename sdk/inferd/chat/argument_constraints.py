@@ -5,6 +5,7 @@ The text of a custom tool with a format is held to that, whatever else is left t
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
@@ -13,7 +14,7 @@ from inferd.chat.composed import AnyOf, InSequence, Repeated, Text, Until
 from inferd.chat.request import INPUT, Tool
 from inferd.chat.xml_call import is_text
 from inferd.constraints import JsonText
-from inferd.protocol import InvalidRequest
+from inferd.protocol import InvalidRequest, LimitExceeded
 from inferd.schema import Choice, JsonSchema, OutputConstraint
 
 LOCAL = ("#/$defs/", "#/definitions/")
@@ -24,6 +25,9 @@ COMPOSING = (
     "allOf", "anyOf", "oneOf", "not", "if", "dependentSchemas", "dependentRequired", "patternProperties", "$ref",
 )  # fmt: skip
 """Keywords of an object by which its parameters depend on each other, or have no names."""
+REFERENCES = ("$ref", "$dynamicRef", "$recursiveRef")
+MAX_COPIED = 2_000_000
+"""Characters that the copies of definitions in a request's tools have together: the engine compiles no larger constraint."""
 
 
 def json_arguments(tool: Tool, parameters: Mapping[str, Any]) -> OutputConstraint:
@@ -33,7 +37,44 @@ def json_arguments(tool: Tool, parameters: Mapping[str, Any]) -> OutputConstrain
     return InSequence([Text(f'{{"{INPUT}":'), JsonText(tool.input_format.constraint()), Text("}")])
 
 
-def xml_call(form: XmlForm, tool: Tool, parameters: Mapping[str, Any], *, strict: bool) -> OutputConstraint:
+class DefinitionRoom:
+    """What is left for copies of definitions: each parameter with a reference gets those of its tool, so that they may take the
+    product of what a client has sent. One is made for all tools of a request.
+    """
+
+    def __init__(self) -> None:
+        self._left = MAX_COPIED
+
+    def take(self, tool: Tool, size: int) -> None:
+        """Take room for a copy. Raises LimitExceeded."""
+        self._left -= size
+        if self._left < 0:
+            raise LimitExceeded(
+                f"the tool {tool.name!r}: its parameters refer to definitions that would be copied for each of them",
+                limit="tool_definitions", value=MAX_COPIED, raise_with="fewer or smaller $defs",
+            )  # fmt: skip
+
+
+class _Definitions:
+    """The definitions in a tool's schema."""
+
+    def __init__(self, tool: Tool, parameters: Mapping[str, Any], room: DefinitionRoom) -> None:
+        self._tool = tool
+        self._room = room
+        self._shared = {key: parameters[key] for key in ("$defs", "definitions") if key in parameters}
+        self._size = len(json.dumps(self._shared)) if self._shared else 0
+
+    def beside(self, schema: Any) -> Any:
+        """Return a parameter's schema with what its references lead to. Raises LimitExceeded."""
+        if not self._shared or not any(_references(schema)):
+            return schema
+        self._room.take(self._tool, self._size)
+        return {**self._shared, **schema} if isinstance(schema, Mapping) else schema
+
+
+def xml_call(
+    form: XmlForm, tool: Tool, parameters: Mapping[str, Any], room: DefinitionRoom, *, strict: bool
+) -> OutputConstraint:
     """Return what a call of a tool looks like behind the mark that begins it.
 
     Raises InvalidRequest, which names the tool and the keyword, for what cannot be held in this format; unless ``strict`` that
@@ -47,15 +88,16 @@ def xml_call(form: XmlForm, tool: Tool, parameters: Mapping[str, Any], *, strict
     if composing is not None:
         _refuse(tool, composing, strict)
         return InSequence([begin, Until(form.end)])
-    properties, required = parameters.get("properties") or {}, parameters.get("required") or []
+    properties, required = _named(tool, parameters)
+    defined = _Definitions(tool, parameters, room)
     members: list[OutputConstraint] = [begin]
     for name, schema in properties.items():
-        one = InSequence([Text(form.value_head(name)), *_value(form, tool, schema, parameters, strict)])
+        one = InSequence([Text(form.value_head(name)), *_value(form, tool, schema, defined, strict)])
         members.append(one if name in required else Repeated(one, 0, 1))
     return InSequence([*members, end])
 
 
-def python_call(tool: Tool, parameters: Mapping[str, Any], *, strict: bool) -> OutputConstraint:
+def python_call(tool: Tool, parameters: Mapping[str, Any], room: DefinitionRoom, *, strict: bool) -> OutputConstraint:
     """Return a call of a tool as Python writes it, the values of its arguments as JSON.
 
     They stand in the order of the parameters; in any, where none is required. Raises as :func:`xml_call`.
@@ -67,16 +109,29 @@ def python_call(tool: Tool, parameters: Mapping[str, Any], *, strict: bool) -> O
     if composing is not None:
         _refuse(tool, composing, strict)
         return InSequence([Text(f"{tool.name}("), Until(")")])
+    defined = _Definitions(tool, parameters, room)
     arguments: dict[str, OutputConstraint] = {}
-    for name, schema in (parameters.get("properties") or {}).items():
+    properties, names = _named(tool, parameters)
+    for name, schema in properties.items():
         if name.isidentifier():
-            value = JsonSchema(_json_schema(tool, schema, parameters, strict))
+            value = JsonSchema(_json_schema(tool, schema, defined, strict))
             arguments[name] = InSequence([Text(f"{name}="), value])
         else:
             _refuse(tool, f"properties/{name}", strict)
-    required = [name for name in arguments if name in (parameters.get("required") or [])]
+    required = [name for name in arguments if name in names]
     listed = _in_order(arguments, required) if required else _in_any_order(list(arguments.values()))
     return InSequence([Text(f"{tool.name}("), *listed, Text(")")])
+
+
+def _named(tool: Tool, parameters: Mapping[str, Any]) -> tuple[dict[str, Any], list[Any]]:
+    """Return the schemas of parameters by name, and which are required. Raises InvalidRequest for what is neither."""
+    properties, required = parameters.get("properties") or {}, parameters.get("required") or []
+    for key, value, kind in (("properties", properties, dict), ("required", required, list)):
+        if not isinstance(value, kind):
+            raise InvalidRequest(
+                f"the tool {tool.name!r}: {key!r} of its parameters must be of type {kind.__name__}", param="tools"
+            )
+    return properties, required
 
 
 def _in_order(arguments: Mapping[str, OutputConstraint], required: Sequence[str]) -> Iterator[OutputConstraint]:
@@ -99,24 +154,22 @@ def _in_any_order(arguments: Sequence[OutputConstraint]) -> Iterator[OutputConst
         yield Repeated(InSequence([one, *more]), 0, 1)
 
 
-def _value(
-    form: XmlForm, tool: Tool, schema: Any, parameters: Mapping[str, Any], strict: bool
-) -> list[OutputConstraint]:
+def _value(form: XmlForm, tool: Tool, schema: Any, defined: _Definitions, strict: bool) -> list[OutputConstraint]:
     """Return a parameter's value, and the end of it."""
     if is_text(schema):
         return _text_value(form, schema, strict)
     if _leads_out(schema):
         _refuse(tool, "$ref", strict)
         return [Until(form.value_tail)]
-    return [JsonSchema(_with_definitions(schema, parameters)), Text(form.value_tail)]
+    return [JsonSchema(defined.beside(schema)), Text(form.value_tail)]
 
 
-def _json_schema(tool: Tool, schema: Any, parameters: Mapping[str, Any], strict: bool) -> Any:
+def _json_schema(tool: Tool, schema: Any, defined: _Definitions, strict: bool) -> Any:
     """Return the schema of a parameter that is written as JSON."""
     if _leads_out(schema):
         _refuse(tool, "$ref", strict)
         return {}
-    return _with_definitions(schema, parameters)
+    return defined.beside(schema)
 
 
 def _text_value(form: XmlForm, schema: Mapping[str, Any], strict: bool) -> list[OutputConstraint]:
@@ -127,25 +180,21 @@ def _text_value(form: XmlForm, schema: Mapping[str, Any], strict: bool) -> list[
     return [Until(form.value_tail, JsonSchema({"type": "string", **asked}) if asked else None)]
 
 
-def _with_definitions(schema: Any, parameters: Mapping[str, Any]) -> Any:
-    """Return a parameter's schema with what its references lead to."""
-    shared = {key: parameters[key] for key in ("$defs", "definitions") if key in parameters}
-    return {**shared, **schema} if isinstance(schema, Mapping) else schema
-
-
 def _leads_out(schema: Any) -> bool:
     """Return True if a reference leads elsewhere."""
-    return any(not reference.startswith(LOCAL) for reference in _references(schema))
+    return any(key == "$ref" and not reference.startswith(LOCAL) for key, reference in _references(schema))
 
 
-def _references(schema: Any) -> list[str]:
+def _references(schema: Any) -> Iterator[tuple[str, str]]:
+    """Yield references, each behind its keyword."""
     if isinstance(schema, list):
-        return [found for part in schema for found in _references(part)]
-    if not isinstance(schema, Mapping):
-        return []
-    found = [found for part in schema.values() for found in _references(part)]
-    reference = schema.get("$ref")
-    return [*found, reference] if isinstance(reference, str) else found
+        for part in schema:
+            yield from _references(part)
+    if isinstance(schema, Mapping):
+        for key, part in schema.items():
+            if key in REFERENCES and isinstance(part, str):
+                yield key, part
+            yield from _references(part)
 
 
 def _refuse(tool: Tool, keyword: str, strict: bool) -> None:

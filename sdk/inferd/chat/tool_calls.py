@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 from urllib.parse import quote
 
-from inferd.chat.argument_constraints import json_arguments, python_call, xml_call
+from inferd.chat.argument_constraints import DefinitionRoom, json_arguments, python_call, xml_call
 from inferd.chat.call_forms import (
     CALL_BEGIN,
     CALL_END,
@@ -114,11 +114,12 @@ def _section(form: CallForm, call: OutputConstraint, between: str, choice: ToolC
 
 def _written_call(tool_format: str, tools: Sequence[Tool], *, strict: bool) -> OutputConstraint:
     """Return a call of any of the tools, as it stands between marks."""
+    room = DefinitionRoom()
     if tool_format in XML:
         form = XML[tool_format]
-        return AnyOf([xml_call(form, tool, checked_parameters(tool), strict=strict) for tool in tools])
+        return AnyOf([xml_call(form, tool, checked_parameters(tool), room, strict=strict) for tool in tools])
     if tool_format == LFM2:
-        return AnyOf([python_call(tool, checked_parameters(tool), strict=strict) for tool in tools])
+        return AnyOf([python_call(tool, checked_parameters(tool), room, strict=strict) for tool in tools])
     if tool_format in HEADED:
         return AnyOf([_headed(HEADED[tool_format], tool) for tool in tools])
     return _one_call(tools, "arguments")
