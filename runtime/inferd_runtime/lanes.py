@@ -95,6 +95,10 @@ class Lanes:
         """Wait until there may be something to do, for callers that poll nothing else. False when the time is up."""
         return self._waker.wait(seconds)
 
+    def wake(self) -> None:
+        """Have :meth:`poll` called again."""
+        self._waker.wake()
+
     def poll(self) -> bool:
         """Tell what has ended, and start what waited for it. False when nothing has."""
         self._waker.drain()

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import threading
+import time
+from collections import Counter
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -243,6 +245,38 @@ def test_sessions_of_a_tenant_share_one_compile(gate: Gate, queue: CompileQueue,
     for caller, ticket in zip(callers, tickets, strict=True):
         assert isinstance(caller.got[ticket], p.GenerationStarted)
         caller.session.close()
+
+
+def test_many_who_wait_for_one_compile_are_told_a_few_at_a_time(gate: Gate, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A thousand answers of one request began in one turn of the step loop, which took 0.65 s."""
+    now, charged = [0.0], Counter[str]()
+    monkeypatch.setattr(time, "perf_counter", lambda: now[0])
+    queue = CompileQueue(gate, charge=lambda tenant, seconds: charged.update({tenant: round(seconds * 1e3)}))
+    compiler, told = tried_by(gate).grammars, list[str]()
+
+    def listener(tenant: str) -> Callable[[Any], None]:
+        def tell(_: Any) -> None:
+            told.append(tenant)
+            now[0] += 1e-3
+
+        return tell
+
+    forget = [queue.submit(name, compiler, RegexGrammar("x+"), listener(name)) for name in "a" * 20 + "b" * 2]
+    try:
+        gate.wait_asked("x+")
+        gate.let("x+")
+        while len(told) < 21:
+            before = len(told)
+            assert queue.wait(SECONDS)
+            queue.poll()
+            assert len(told) - before <= 4
+            forget[19]()
+        assert told.count("b") == 2
+        assert charged["a"] >= 19
+        assert charged["b"] >= 2
+        assert not queue.poll()
+    finally:
+        queue.close()
 
 
 def test_nobody_waits_for_a_constraint_in_another_tenants_turn(

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import contextlib
+import time
+from collections import deque
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass, field
@@ -21,6 +23,8 @@ ASIDE = 4
 """Compiles that take long, beside those: their children have what others leave of the processors, and at most a GiB each."""
 MAX_WAITING = 64
 """Constraints of one tenant that wait to be compiled."""
+TELL_SECONDS = 4e-3
+"""Telling what has ended between two steps ends after so long: each of a thousand who wait for it may begin a generation."""
 
 WARM_UP = RegexGrammar("warm")
 
@@ -40,10 +44,11 @@ class Children(Protocol):
 
 @dataclass
 class _Job:
-    """A compile with all requests that wait for it. It is found by ``key`` until it has ended."""
+    """A compile with all requests that wait for it. It is found by ``key`` until it has ended; ``outcome``: what it ended in."""
 
     key: tuple[int, CacheKey]
-    listeners: list[CompileCallback] = field(default_factory=list)
+    listeners: deque[CompileCallback] = field(default_factory=deque)
+    outcome: CompileOutcome | None = None
 
 
 class CompileQueue:
@@ -59,7 +64,10 @@ class CompileQueue:
         self._trials = trials
         self._lanes = Lanes(lanes, "compile", charge, aside=ASIDE)
         trials.on_slow(self._lanes.give_way)
+        self._charge = charge
         self._known: dict[tuple[int, CacheKey], _Job] = {}
+        self._ended: dict[str, deque[_Job]] = {}
+        """By tenant, those that somebody is still to be told of."""
 
     def submit(
         self, tenant: str, compiler: GrammarCompiler, constraint: Constraint, done: CompileCallback
@@ -96,7 +104,8 @@ class CompileQueue:
 
     def poll(self) -> bool:
         """Tell what has ended, and start what waited for it. False when nothing has."""
-        return self._lanes.poll()
+        progressed = self._lanes.poll()
+        return self._tell() or progressed
 
     def warm(self, compilers: Sequence[GrammarCompiler]) -> None:
         """Have a child ready that knows their tokenizers, before anybody needs it."""
@@ -127,11 +136,35 @@ class CompileQueue:
 
         def done(future: Future[Any]) -> None:
             del self._known[job.key]
-            outcome = _outcome(future)
-            for listener in job.listeners:
-                listener(outcome)
+            job.outcome = _outcome(future)
+            self._ended.setdefault(tenant, deque()).append(job)
 
         self._lanes.submit(Piece(tenant, work, done, wanted, self._trials.take_spent))
+
+    def _tell(self) -> bool:
+        """Tell those who wait, one of each tenant in turn, which pays for it, for a few milliseconds; False if nobody does."""
+        told, started = False, time.perf_counter()
+        now = started
+        while self._ended and now - started < TELL_SECONDS:
+            tenant = next(iter(self._ended))
+            told |= self._tell_one(tenant)
+            before, now = now, time.perf_counter()
+            self._charge(tenant, now - before)
+        if self._ended:
+            self._lanes.wake()
+        return told
+
+    def _tell_one(self, tenant: str) -> bool:
+        jobs = self._ended.pop(tenant)
+        job = jobs[0]
+        listener = job.listeners.popleft() if job.listeners else None
+        if not job.listeners:
+            jobs.popleft()
+        if jobs:
+            self._ended[tenant] = jobs  # behind the others now
+        if listener is not None and job.outcome is not None:
+            listener(job.outcome)
+        return listener is not None
 
 
 def _searched(compiled: Compiled) -> Compiled:
