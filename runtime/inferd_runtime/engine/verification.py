@@ -49,11 +49,16 @@ class JobOutcome(NamedTuple):
 
 
 def verify_step(step: InFlightStep, result: StepResult, price: StepPrice | None = None) -> list[JobOutcome]:
-    """Return the outcome of every job that still wants one. A job whose verification raises ends alone."""
+    """Return the outcome of every job that still wants one. A job whose verification raises ends alone.
+
+    A thousand texts that are steered to their ends may all begin to look for one in the same step: those that have no time left
+    compute their rows once more, with the same tokens.
+    """
     outcomes: list[JobOutcome] = []
     step.times.begin()
     for index, part in enumerate(split_result(step.plan, result)):
-        if not step.is_wanted(index):
+        late = part.item.work.admit is not None and step.times.must_wait(part.item.job)
+        if late or not step.is_wanted(index):
             part.item.table.trim_unplanned()
             continue
         with JobBoundary(part.item.job):

@@ -13,6 +13,10 @@ SLOW_SECONDS = 1e-3
 """A job that takes less in a step, beside its rows, is as good as free there."""
 NEW_SECONDS = QUANTUM_SECONDS / 8
 """What a job is taken to take that had no part in a step yet, where nothing is known of its tenant's others."""
+MOST_SECONDS = 0.05
+"""What jobs of one tenant may take at a time, one behind the other, that were taken to be quick, before the rest waits for the
+next step.
+"""
 
 
 def is_quick(job: Job) -> bool:
@@ -27,17 +31,25 @@ class JobTimes:
         self._clock = clock
         self._since = 0.0
         self._spent: dict[Job, float] = {}
+        self._at_a_time: dict[str, float] = {}
         self._slowest: dict[str, float] = {}
 
     def begin(self) -> None:
         """Begin with the first job of several."""
         self._since = self._clock()
+        self._at_a_time = {}
 
     def spent_on(self, job: Job) -> None:
         """Note that all time since the job before was for this one."""
         now = self._clock()
+        tenant = job.context.tenant
         self._spent[job] = self._spent.get(job, 0.0) + now - self._since
+        self._at_a_time[tenant] = self._at_a_time.get(tenant, 0.0) + now - self._since
         self._since = now
+
+    def must_wait(self, job: Job) -> bool:
+        """Return True if its tenant's jobs before it have taken MOST_SECONDS since :meth:`begin`."""
+        return self._at_a_time.get(job.context.tenant, 0.0) > MOST_SECONDS
 
     def take(self) -> dict[str, float]:
         """Return the seconds by tenant, and begin anew. Each job's are noted as what its next part in a step will take."""
