@@ -6,6 +6,9 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+import pytest
+from sampling_driver import SamplingNullDriver
+
 from inferd.protocol import Sampling
 from inferd_runtime.engine.engine import Engine, EngineOptions
 from inferd_runtime.engine.jobs.generation import Generation, GenerationSpec
@@ -14,6 +17,8 @@ from inferd_runtime.engine.jobs.text import TextAssembler
 from inferd_runtime.engine.sampling.host_sampling import RowSampler
 from inferd_runtime.engine.scheduling.job_times import MOST_SECONDS
 from inferd_runtime.testing.null_driver import NullDriver
+
+from .overlap_cases import FREE_ROWS
 
 MANY, QUICK_TOKENS, TOKENS = 24, 4, 8
 SEARCH_SECONDS = 0.02
@@ -35,8 +40,8 @@ class SteeredLate(OutputMasks):
         return list(tokens)
 
 
-def engine_at(now: list[float]) -> Engine:
-    return Engine(NullDriver(vocab_size=64, pages=256), EngineOptions(64, clock=lambda: now[0]))
+def engine_at(now: list[float], driver: type[NullDriver]) -> Engine:
+    return Engine(driver(vocab_size=64, pages=256), EngineOptions(64, times=FREE_ROWS, clock=lambda: now[0]))
 
 
 def generation(engine: Engine, now: list[float], seed: int, tenant: str) -> Generation:
@@ -54,17 +59,18 @@ def told(generation: Generation) -> list[int]:
 
 def alone(seed: int) -> list[int]:
     now = [0.0]
-    engine = engine_at(now)
+    engine = engine_at(now, NullDriver)
     made = generation(engine, now, seed, "alone")
     while not made.finished():
         engine.step()
     return told(made)
 
 
-def test_many_that_look_for_their_ends_in_one_step_do_not_hold_up_another_tenant() -> None:
+@pytest.mark.parametrize("driver", [NullDriver, SamplingNullDriver])
+def test_many_that_look_for_their_ends_in_one_step_do_not_hold_up_another_tenant(driver: type[NullDriver]) -> None:
     """1,024 answers of one request took one step of 2.6 s where each came near the end of its tokens."""
     now = [0.0]
-    engine = engine_at(now)
+    engine = engine_at(now, driver)
     made = [generation(engine, now, seed, "other" if seed == MANY else "many") for seed in range(MANY + 1)]
     longest = 0.0
     while not all(one.finished() for one in made):
