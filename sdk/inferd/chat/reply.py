@@ -40,8 +40,8 @@ from inferd.transport import current_transport
 
 MESSAGE_KEY = "chat"
 """Of the messages that carry events, so that a program may send messages of its own beside them."""
-SCORED_AT_ONCE = 512
-"""Log-probabilities in one message, alternatives included."""
+SCORED_AT_ONCE = 128
+"""Log-probabilities in one message, alternatives included: until they are written, collections of garbage look at each."""
 MOST_SCORED = 64
 """Tokens of one event that have some: a step brings no more."""
 

@@ -248,7 +248,9 @@ class DirectChat:
             message = f"the request took more than {seconds:g} s"
             return LimitExceeded(message, limit="wall_s", value=seconds, raise_with="the server's --limit-wall")
         except InferdError as error:
-            return error
+            return error.with_traceback(
+                None
+            )  # else its frames, with all scores in them, stay until a garbage collection
         except Exception as error:  # the boundary between a program and the gateway
             log.exception("a chat request failed")
             return InternalError(f"a bug in the runtime: {type(error).__name__}")
