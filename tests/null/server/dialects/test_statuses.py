@@ -45,7 +45,8 @@ STANDING = {
     "candidates", "child_result_bytes", "data_bytes", "dependencies", "file_bytes", "http_body_bytes", "http_header_bytes",
     "http_headers", "http_request_bytes", "http_write_bytes", "mcp_call_s", "mcp_message_bytes", "mcp_message_containers",
     "mcp_pages", "mcp_reply_bytes", "mcp_tools", "note_bytes", "package_bytes", "package_files", "redirects", "run_event_bytes",
-    "run_file_bytes", "run_files", "slow_subscriber_s", "timeout", "tool_definitions", "tool_result", "tool_time", "url_characters", "value_bytes",
+    "run_file_bytes", "run_files", "slow_subscriber_s", "timeout", "tool_definitions", "tool_result", "tool_time",
+    "url_characters", "value_bytes",
 }  # fmt: skip
 """Limits that the same request is always beyond, besides those with a status of their own."""
 
