@@ -42,7 +42,7 @@ def _without_looks(pattern: str) -> str:
         raise NotUnderstood("it looks at what stands before or behind the terminal")
     longer = [rf"^(?:{pattern})[\s\S]"] if is_lazy(pattern) else []
     found = difference([rf"^(?:{pattern})(?![\s\S])"], longer)
-    if found == NOTHING or re.fullmatch(found, ""):
+    if found == NOTHING or not lengths(parse(found, edges=False)[0])[0]:  # `re` would keep it, for others to find
         raise NotUnderstood(
             "a lazy quantifier at the end of a terminal takes nothing: write one terminal up to where it ends"
         )
