@@ -28,7 +28,10 @@ def open_table(path: Path) -> sqlite3.Connection:
         found = db.execute("PRAGMA user_version").fetchone()[0]
         if found not in (0, FORMAT):
             raise Unavailable(f"{path} has format {found}; this version of inferd reads format {FORMAT}")
-        db.execute("PRAGMA journal_mode=WAL")
+        try:
+            db.execute("PRAGMA journal_mode=WAL")
+        except UnicodeDecodeError as error:  # SQLite's message repeats what it found
+            raise sqlite3.DatabaseError("the file is damaged") from error
         db.executescript(SCHEMA)
         db.execute(f"PRAGMA user_version={FORMAT}")
         opened.pop_all()

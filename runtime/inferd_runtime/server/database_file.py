@@ -110,8 +110,11 @@ def open_database(path: Path, wanted: DatabaseFormat) -> sqlite3.Connection:
         path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
         try:
             return _opened(path, wanted)
-        except sqlite3.DatabaseError as error:
-            if not _is_damaged(error):
+        except (
+            sqlite3.DatabaseError,
+            UnicodeDecodeError,
+        ) as error:  # the latter: SQLite's message repeats what it found
+            if isinstance(error, sqlite3.DatabaseError) and not _is_damaged(error):
                 raise
             aside = _move_aside(path)
         log.error("%s is damaged and was moved to %s: %s", path, aside, wanted.lost)
@@ -169,6 +172,10 @@ def storage_errors(path: Path, what: str) -> Iterator[None]:
         yield
     except sqlite3.Error as error:
         reason, words = REASONS.get(_primary_code(error), ("storage", str(error)))
+        log.error("%s: %s (%s)", path, words, error)
+        raise Unavailable(f"{what} does not work now: {words}", reason=reason) from error
+    except UnicodeDecodeError as error:
+        reason, words = REASONS[sqlite3.SQLITE_CORRUPT]
         log.error("%s: %s (%s)", path, words, error)
         raise Unavailable(f"{what} does not work now: {words}", reason=reason) from error
     except OSError as error:

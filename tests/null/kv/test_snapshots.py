@@ -33,6 +33,7 @@ from inferd_runtime.kv import snapshot_folder, snapshot_place
 from inferd_runtime.kv.snapshot_folder import SnapshotFolder
 from inferd_runtime.kv.snapshot_format import Facts, PlaceMark, Snapshot, TurnMark, decode, encode, write
 from inferd_runtime.kv.snapshot_place import BLOCK
+from inferd_runtime.kv.snapshot_table import open_table
 from inferd_runtime.kv.snapshots import SnapshotStore
 
 PAGE, PAGE_BYTES = 4, 24
@@ -623,3 +624,14 @@ def test_a_name_is_on_disk_before_its_row(
     folder.save("t", "n", make(), overwrite=False)
     kept = files(tmp_path)[0]
     assert synced == [f"{kept.stem}.part", kept.parent.name, "snapshots"]
+
+
+def test_a_table_whose_damage_sqlite_tells_in_bytes_that_are_no_text_is_an_error_of_the_database(
+    tmp_path: Path,
+) -> None:
+    """Python raises UnicodeDecodeError for such a message, which no boundary of the store expects."""
+    path = tmp_path / "table"
+    open_table(path).close()
+    path.write_bytes(path.read_bytes().replace(b"CREATE TABLE", b"CREATE\x98TABLE", 1))
+    with pytest.raises(sqlite3.DatabaseError):
+        open_table(path)

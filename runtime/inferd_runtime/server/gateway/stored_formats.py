@@ -58,7 +58,7 @@ def _formats(settings: Settings) -> Iterator[tuple[Path, int]]:
 
 def _format_of(path: Path) -> int:
     """Return the number of a file's format; 0 for none, and for one that cannot be read, of which its own store says why."""
-    with contextlib.suppress(sqlite3.Error, OSError):
+    with contextlib.suppress(sqlite3.Error, OSError, UnicodeDecodeError):
         if path.exists():
             # A file that was closed is read as it is: SQLite would put two others beside it, which only who may write removes.
             way = "mode=ro" if path.with_name(f"{path.name}-wal").exists() else "immutable=1"

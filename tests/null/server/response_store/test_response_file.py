@@ -110,6 +110,17 @@ def test_a_damaged_file_is_moved_aside(tmp_path: Path) -> None:
     assert len(list(tmp_path.glob("r.damaged-*"))) == 1
 
 
+def test_a_file_whose_damage_sqlite_tells_in_bytes_that_are_no_text_is_moved_aside(tmp_path: Path) -> None:
+    """Each response was an error 500 with a traceback, for as long as the server ran."""
+    path = tmp_path / "r"
+    ResponseFile(path).close()
+    path.write_bytes(path.read_bytes().replace(b"CREATE TABLE", b"CREATE\x98TABLE", 1))
+    file = ResponseFile(path)
+    keep(file, "ann", response("a"))
+    file.close()
+    assert len(list(tmp_path.glob("r.damaged-*"))) == 1
+
+
 def test_a_file_that_another_process_holds_is_unavailable(tmp_path: Path) -> None:
     file = ResponseFile(tmp_path / "r")
     other = sqlite3.connect(tmp_path / "r", isolation_level=None)
