@@ -104,9 +104,10 @@ def _wait_ready(pid: int, settings: Settings) -> Server:
 
 
 def _folder(settings: Settings) -> Path:
-    """Return the folder of the warm server with these settings of the engine, and of what programs may reach."""
+    """Return the folder of the warm server with these settings of the engine, and of what programs may reach and find."""
     reach = [str(getattr(settings, name)) for name in REACH]
-    asked = encode_settings(replace(settings.engine, timings=False)) + encode_settings([*reach, str(settings.secrets)])
+    kept = [str(settings.secrets), settings.context_store, str(settings.contexts)]
+    asked = encode_settings(replace(settings.engine, timings=False)) + encode_settings([*reach, *kept])
     key = hashlib.sha256(asked).hexdigest()[:16]
     return settings.state_dir / FOLDER / key
 
@@ -114,8 +115,9 @@ def _folder(settings: Settings) -> Path:
 def _warm_settings(settings: Settings) -> Settings:
     folder = _folder(settings)
     return replace(
-        settings, secrets_file=settings.secrets, state_dir=folder, data_dir=folder / "data", url=None, token=None,
-        tokens_file=None, host="127.0.0.1", port=0, idle_minutes=settings.keep_warm, workers=1, log_format="console",
+        settings, secrets_file=settings.secrets, context_dir=settings.shared_context_dir, state_dir=folder,
+        data_dir=folder / "data", url=None, token=None, tokens_file=None, host="127.0.0.1", port=0,
+        idle_minutes=settings.keep_warm, workers=1, log_format="console",
     )  # fmt: skip
 
 

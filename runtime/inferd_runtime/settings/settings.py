@@ -21,6 +21,7 @@ from inferd_runtime.settings.setting import NOT_NEGATIVE, Check, SettingField, r
 
 PORT = Check("be in 0..65535", lambda value: 0 <= value <= 65535)
 SECRETS_FILE = "secrets.sqlite3"
+CONTEXTS_FOLDER = "snapshots"
 GPU_ROWS = 2048
 """Rows of a step on a GPU where nothing else is said: the most that are recorded."""
 FIXED_ROWS = Check(f"be 0 or in 2..{MAX_DRAFT}", lambda value: value == 0 or 2 <= value <= MAX_DRAFT)
@@ -310,7 +311,17 @@ class Settings:
     @property
     def secrets(self) -> Path:
         """Return the file of secrets that programs use by name."""
-        return (self.secrets_file or self.data_dir / SECRETS_FILE).expanduser()
+        return (self.secrets_file or self.data_dir / SECRETS_FILE).expanduser().absolute()
+
+    @property
+    def contexts(self) -> Path:
+        """Return the folder of saved contexts, where no store that servers share has them."""
+        return (self.context_dir or self.data_dir / CONTEXTS_FOLDER).expanduser().absolute()
+
+    @property
+    def shared_context_dir(self) -> Path | None:
+        """Return the ``context_dir`` of a server with another data folder that is to find the same saved contexts."""
+        return None if self.context_store else self.contexts
 
     @property
     def limits(self) -> Limits:

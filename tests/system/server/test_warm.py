@@ -17,6 +17,8 @@ import pytest
 
 from inferd_runtime.cli import warm as warm_servers
 from inferd_runtime.cli.client import Server
+from inferd_runtime.isolation.settings_json import decode_settings
+from inferd_runtime.settings.settings import Settings
 from inferd_runtime.settings.sources import Sources, resolve
 
 from .conftest import CommandLine
@@ -67,6 +69,18 @@ def test_a_second_run_finds_the_model_that_the_first_kept_warm(inferd: CommandLi
         assert other.returncode == 0, other.stderr
         assert len(warm(inferd)) == 2
     assert warm(inferd) == []
+
+
+def test_a_warm_server_keeps_contexts_where_a_run_alone_would_find_them(
+    inferd: CommandLine, hello: str, tmp_path: Path
+) -> None:
+    settings = resolve(Sources({}, inferd.environment))
+    with ended_at_last(inferd):
+        for folder in (settings.data_dir, tmp_path / "elsewhere"):
+            assert inferd("run", "--keep-warm", "5", "--data-dir", str(folder), hello).returncode == 0
+        notes = (settings.state_dir / warm_servers.FOLDER).glob(f"*/{warm_servers.NOTE}")
+        kept = {decode_settings(note.read_bytes(), Settings).contexts for note in notes}
+    assert kept == {settings.contexts, tmp_path / "elsewhere" / "snapshots"}
 
 
 def test_a_program_that_fails_on_a_warm_server_says_so_as_it_does_alone(inferd: CommandLine, tmp_path: Path) -> None:

@@ -25,7 +25,7 @@ from inferd_runtime.cluster.replica.state import ReplicaState
 from inferd_runtime.server.gateway.app import Gateway, open_gateway
 from inferd_runtime.server.gateway.gateway_role import GatewayRole
 from inferd_runtime.server.run_store.records import new_run_id
-from inferd_runtime.server.supervisor.commands import SNAPSHOT_FOLDER, Commands
+from inferd_runtime.server.supervisor.commands import Commands
 from inferd_runtime.settings.settings import Settings
 
 log = logging.getLogger("inferd.cluster")
@@ -46,11 +46,9 @@ class ReplicaOrder:
     def own_settings(self) -> Settings:
         """The settings of the replica's gateway, which has a folder of its own."""
         folder = self.settings.data_dir / REPLICAS_FOLDER / self.name
-        contexts = self.settings.context_dir or self.settings.data_dir / SNAPSHOT_FOLDER
-        shared = None if self.settings.context_store else contexts
         return replace(
             self.settings, host=self.host, port=0, data_dir=folder, state_dir=folder, tls_cert=None, tls_key=None,
-            insecure=True, audit_log=None, idle_minutes=0.0, context_dir=shared,
+            insecure=True, audit_log=None, idle_minutes=0.0, context_dir=self.settings.shared_context_dir,
         )  # fmt: skip
 
 

@@ -17,7 +17,6 @@ from inferd_runtime.server.run_store import run_file
 from inferd_runtime.server.run_store.archive import RUNS_FILE
 from inferd_runtime.server.services.topics import queue_file
 from inferd_runtime.server.services.topics.kept_values import QUEUES_FILE
-from inferd_runtime.server.supervisor.commands import contexts_folder
 from inferd_runtime.server.tenancy import shared_file
 from inferd_runtime.server.tenancy.token_store import TOKENS_FILE
 from inferd_runtime.settings.settings import Settings
@@ -53,7 +52,7 @@ def _formats(settings: Settings) -> Iterator[tuple[Path, int]]:
     yield data / QUEUES_FILE, queue_file.FORMAT.number
     yield data / TOKENS_FILE, shared_file.FORMAT
     yield settings.secrets, shared_file.FORMAT
-    yield contexts_folder(settings) / snapshot_table.DATABASE, snapshot_table.FORMAT
+    yield settings.contexts / snapshot_table.DATABASE, snapshot_table.FORMAT
 
 
 def _format_of(path: Path) -> int:

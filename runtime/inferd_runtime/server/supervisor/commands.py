@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, replace
-from pathlib import Path
 
 from inferd_runtime.isolation.order import Launch
 from inferd_runtime.sandbox.runner_build.component import ensure_runner
@@ -15,8 +14,6 @@ from inferd_runtime.server.engine_process.draft_secrets import draft_secrets
 from inferd_runtime.server.tokens_file import load_tenancy
 from inferd_runtime.settings.settings import Settings
 
-SNAPSHOT_FOLDER = "snapshots"
-
 
 @dataclass(frozen=True)
 class Commands:
@@ -26,14 +23,9 @@ class Commands:
     worker: Callable[[WorkerLinks], Launch]
 
 
-def contexts_folder(settings: Settings) -> Path:
-    """Return the folder of saved contexts, where they are not kept elsewhere."""
-    return settings.context_dir or settings.data_dir / SNAPSHOT_FOLDER
-
-
 def default_commands(settings: Settings) -> Commands:
     """Return how the real engine and the real sandbox worker are started."""
-    serving = replace(settings.engine, tenancy=load_tenancy(settings), snapshots=contexts_folder(settings))
+    serving = replace(settings.engine, tenancy=load_tenancy(settings), snapshots=settings.contexts)
     drafts, contexts = draft_secrets(settings), context_store(settings)
 
     def engine(endpoint: str, key: str) -> Launch:
