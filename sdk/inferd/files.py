@@ -63,7 +63,9 @@ def read_bytes(path: str) -> bytes:
     """Return a file's bytes. Raises FileNotFoundError, for a path out of the folder too."""
     pure = PurePosixPath(path)
     if pure.is_absolute() or ".." in pure.parts:
-        raise FileNotFoundError(f"{path!r} is not below the program's folder")
+        raise FileNotFoundError(
+            f"{path!r} is not below the program's folder: open() reads what the run has written to /tmp"
+        )
     try:
         return _current().read(str(pure))
     except (FileNotFoundError, IsADirectoryError):

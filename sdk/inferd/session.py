@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import AsyncIterator
-from pathlib import PurePath
+from pathlib import Path, PurePath
 from typing import Any
 
 from inferd import files
@@ -41,18 +41,24 @@ async def messages() -> AsyncIterator[Any]:
 
 
 async def send_file(content: bytes | str | PurePath, name: str = "", media_type: str = ANY_TYPE) -> None:
-    """Send a file to the launcher of this program: bytes with a ``name``, or the path of one of the program's own files.
+    """Send a file to the launcher of this program: bytes with a ``name``, or the path of one of the program's own files, or of
+    one that the run has written, such as /tmp/report.pdf.
 
     It goes in pieces, and is there for the launcher once this returns. Raises InvalidRequest for a name or media type that is
     none, LimitExceeded for a file that is too large (64 MiB) or too much for the run, and Unavailable where it cannot be kept.
     """
-    data = content if isinstance(content, bytes) else files.read_bytes(str(content))
+    data = content if isinstance(content, bytes) else _read(content)
     name = name or ("" if isinstance(content, bytes) else PurePath(content).name)
     check_file(name, media_type, len(data))
     transport = current_transport()
     number = (await transport.call(BeginFile(name, media_type, len(data)))).file
     for start in range(0, max(1, len(data)), MAX_PIECE):
         await transport.call(WriteFile(number, start, data[start : start + MAX_PIECE]))
+
+
+def _read(path: str | PurePath) -> bytes:
+    """Return the bytes of one of the program's own files, or of any file by its absolute path. Raises FileNotFoundError."""
+    return Path(path).read_bytes() if PurePath(path).is_absolute() else files.read_bytes(str(path))
 
 
 class ReceivedFile:

@@ -26,7 +26,7 @@ def model_name(model: str | Model | None) -> str:
     return checked_text("model", model)
 
 
-def checked_text(name: str, value: str) -> str:
+def checked_text(name: str, value: object) -> str:
     """Return a string."""
     if not isinstance(value, str):
         raise InvalidRequest(f"{name} must be a string, not {type(value).__name__}")

@@ -16,7 +16,7 @@ from inferd.calls.arguments import checked_mapping, checked_text
 from inferd.client.http_link import HttpLink
 from inferd.client.run_handle import RunHandle
 from inferd.program.json_values import to_json_value
-from inferd.program.sources import ENTRY, ProgramSources, read_program
+from inferd.program.sources import ENTRY, PROJECT, ProgramSources, read_program
 from inferd.protocol import InvalidRequest
 from inferd.transport.room import LaunchLine
 
@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 DEFAULT_SERVER = "http://127.0.0.1:7070"
 PATIENCE_S = 60.0
 WAIT_S = 300.0
-Sources = str | Path | Mapping[str, str]
+Sources = str | Path | Mapping[str, str | bytes]
 
 
 @dataclass(frozen=True)
@@ -74,7 +74,7 @@ class Client:
         await self._link.close()
 
     async def upload(self, program: Sources, *, name: str = "", version: str = "") -> ServerProgram:
-        """Upload a ``.py`` file, a folder with a ``main.py``, or source texts by relative path; nothing changes if it is there.
+        """Upload a ``.py`` file, a folder with a ``main.py``, or texts and bytes by path; nothing changes if it is there.
 
         ``name`` and ``version`` win over the program's own. Raises InvalidRequest, ProgramSyntaxError and LimitExceeded for
         what is no program that the server takes.
@@ -182,8 +182,12 @@ class Client:
         return int((await self._link.request("DELETE", path, again=False))["removed"])
 
 
-def _given(files: Mapping[str, str]) -> ProgramSources:
-    for path, text in files.items():
-        checked_text(f"the source of {path}", text)
-    entry = ENTRY if ENTRY in files or len(files) != 1 else next(iter(files))
-    return ProgramSources(entry.removesuffix(".py"), dict(files), entry)
+def _given(files: Mapping[str, str | bytes]) -> ProgramSources:
+    sources, data = {}, {}
+    for path, content in files.items():
+        if path.endswith(".py") or path == PROJECT:
+            sources[path] = checked_text(f"the source of {path}", content)
+        else:
+            data[path] = content if isinstance(content, bytes) else checked_text(f"the file {path}", content).encode()
+    entry = ENTRY if ENTRY in sources or len(sources) != 1 else next(iter(sources))
+    return ProgramSources(entry.removesuffix(".py"), sources, entry, data)

@@ -80,7 +80,11 @@ async def test_arguments_and_limits_that_are_not_by_name_are_refused_by_what_the
 
 @pytest.mark.parametrize(
     ("wrong", "says"),
-    [(5, "program must be a path, or source texts"), ({"main.py": 5}, "the source of main.py must be a")],
+    [
+        (5, "program must be a path, or source texts"),
+        ({"main.py": 5}, "the source of main.py must be a"),
+        ({"x.txt": 5}, "the file x.txt"),
+    ],
 )
 async def test_what_is_no_program_is_refused_by_what_it_is(wrong: Any, says: str) -> None:
     async with inferd.Client() as client:

@@ -207,6 +207,34 @@ async def test_a_sandboxed_program_says_that_it_waits_and_hears_of_the_end(ann: 
         await run.end_messages()
 
 
+async def test_a_file_that_a_program_has_written_goes_out_by_its_path_as_its_own_files_do(ann: Client) -> None:
+    source = """
+    from inferd import session
+
+    async def main() -> list:
+        with open("/tmp/report.txt", "w") as report:
+            report.write("made here")
+        await session.send_file("/tmp/report.txt")
+        await session.send_file("letter.txt")
+        told = []
+        for missing in ("/tmp/none", "none", "../letter.txt"):
+            try:
+                await session.send_file(missing)
+            except FileNotFoundError as error:
+                told.append(missing in str(error))
+        return told
+    """
+    program = await ann.upload({"main.py": textwrap.dedent(source), "letter.txt": b"ours"}, name="writes")
+    run = await ann.launch(program)
+    assert await run.result() == [True] * 3
+    assert [
+        (file.name, b"".join([piece async for piece in run.read_file(file.file)])) for file in await run.files()
+    ] == [
+        ("report.txt", b"made here"),
+        ("letter.txt", b"ours"),
+    ]
+
+
 async def test_files_of_runs_that_are_over_make_room_and_scripts_are_refused_by_name(
     gateway: Gateway, ann: Client, monkeypatch: pytest.MonkeyPatch
 ) -> None:
