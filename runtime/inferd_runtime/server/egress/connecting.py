@@ -122,7 +122,9 @@ class CheckedBackend(httpcore.AsyncNetworkBackend):
         for address in found:
             why = refusal(address, self._rules.private)
             if why is not None:
-                raise Forbidden(f"{host} is at an address that programs may not connect to: it is {why}")
+                told = f"{host} is at an address that programs may not connect to: it is {why}"
+                never = refusal(address, [ipaddress.ip_network(address)])
+                raise Forbidden(told if never else f"{told}; private=RANGE in the server's --http-allow allows it")
 
 
 async def _first(addresses: Sequence[IPAddress], port: int, timeout: float | None) -> httpcore.AsyncNetworkStream:  # noqa: ASYNC109

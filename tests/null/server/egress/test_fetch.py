@@ -131,8 +131,11 @@ async def test_the_name_is_asked_for_and_its_address_connected_to() -> None:
 async def test_a_name_with_a_private_address_is_not_connected_to(addresses: list[str]) -> None:
     async with fetching() as fetch, web_server(always(b"inside")) as web:
         fetch.names.answers["api.example.com"] = [addresses]
-        with pytest.raises(Forbidden, match="may not connect"):
+        with pytest.raises(Forbidden, match="may not connect") as refused:
             await fetch.get(web.url(host="api.example.com"))
+        assert ("private=RANGE" in str(refused.value)) == (addresses != ["::ffff:127.0.0.1"]), (
+            "what allows it, if anything does"
+        )
         assert not web.seen
 
 
