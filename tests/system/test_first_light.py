@@ -233,6 +233,20 @@ def test_two_programs_at_once_share_one_batch(inferd: CommandLine, launch: Any, 
     assert both < first + second
 
 
+@pytest.mark.parametrize(
+    "prints", ["print('x' * 2_999_999)", "for line in range(30_000):\n        print(f'{line:099d}')"]
+)
+def test_what_a_program_prints_faster_than_it_is_read_comes_whole(
+    inferd: CommandLine, launch: Any, tmp_path: Path, prints: str
+) -> None:
+    """Two of three megabytes were lost, with a line on standard error and exit code 0."""
+    launched = launch(f"async def main():\n    {prints}\n")
+    for command in (("run", str(tmp_path / "program.py")), launched):
+        done = inferd(*command)
+        assert done.returncode == 0, done.stderr
+        assert len(done.stdout) == 3_000_000, done.stderr
+
+
 def test_a_killed_engine_ends_the_run_and_the_server_goes_on(
     inferd: CommandLine, server: dict[str, Any], launch: Any
 ) -> None:

@@ -25,8 +25,9 @@ from inferd_runtime.sandbox.messages import (
 )
 from inferd_runtime.server.programs.bundles import Program, make_program
 from inferd_runtime.server.supervisor import runs
-from inferd_runtime.server.supervisor.held_runs import FRAME_BYTES, MOST_POSTPONED_SECONDS, HeldRun
+from inferd_runtime.server.supervisor.held_runs import FRAME_BYTES, MOST_POSTPONED_SECONDS, RECEIPT_EVENTS, HeldRun
 from inferd_runtime.server.supervisor.run_events import EVENT_OVERHEAD, EventBuffer, RunState
+from inferd_runtime.server.supervisor.run_followers import FIRST_SECONDS, FOLLOWER_SECONDS
 from inferd_runtime.server.supervisor.runs import BATCH_BYTES, BATCH_EVENTS, MAX_FOLLOWERS, Run, RunStore
 from inferd_runtime.server.tenancy.quotas import Quotas, same_for_all
 
@@ -58,7 +59,8 @@ def test_the_buffer_keeps_the_newest_within_its_bound_and_says_what_is_gone(
     assert [event.index for event in kept] == list(range(max(start, buffer.first_index), len(sizes)))
     assert sum(event.payload for event in dropped) == max(buffer.first_index - start, 0)
     assert all(len(event.payload) == sizes[event.index] for event in kept)
-    assert buffer.size <= capacity or buffer.next_index - buffer.first_index == 1
+    assert buffer.size == buffer.bytes_from(0)
+    assert buffer.size - buffer.bytes_from(len(sizes) - 1) <= capacity
     if sizes:
         assert buffer.next_index - 1 >= buffer.first_index  # the last one is always here
 
@@ -220,6 +222,41 @@ def test_a_follower_gets_no_more_than_a_batch_at_a_time() -> None:
         range(BATCH_EVENTS, BATCH_EVENTS + 10)
     )
     assert len(anyio.run(run.next_batch, BATCH_EVENTS + 10)) == 1
+
+
+def test_what_a_follower_has_not_read_is_kept_and_the_program_waits_for_it_but_not_for_ever() -> None:
+    """What a program printed faster than the command line read it was lost, and the run a success."""
+    run, text = make_run(1 << 12), "x" * 1000
+    held, confirmed = HeldRun(run, "worker", math.inf), list[int]()
+    run.on_read = lambda run: confirmed.append(held.receipt())
+    with run.followed_from(0) as reader, run.followed_from(7):
+        for _ in range(RECEIPT_EVENTS):
+            assert held.count(1000)
+            run.wrote(Output(run.id, "stdout", text))
+            assert held.receipt() == 0
+        assert [event.payload for event in run.buffer.since(0)] == [text] * RECEIPT_EVENTS
+        run.read_by(reader, 20)
+        assert (run.buffer.first_index, confirmed) == (7, [0]), "the other one has not read"
+        run.expire_followers(time.monotonic() + FOLLOWER_SECONDS - 1)
+        assert run.outruns_followers
+        run.expire_followers(time.monotonic() + FOLLOWER_SECONDS + 1)
+        assert confirmed == [0, RECEIPT_EVENTS]
+    assert run.buffer.size - run.buffer.bytes_from(RECEIPT_EVENTS - 1) <= run.buffer.capacity
+
+
+def test_the_program_waits_for_the_launcher_that_is_about_to_follow_and_not_for_one_that_has_read_all() -> None:
+    run = make_run(1 << 12)
+    for _ in range(9):
+        run.wrote(Output(run.id, "stdout", "x" * 1000))
+    assert run.outruns_followers
+    run.expire_followers(time.monotonic() + FIRST_SECONDS + 1)
+    assert not run.outruns_followers
+    assert run.buffer.first_index > 0
+    with run.followed_from(9):
+        run.expire_followers(time.monotonic() + 2 * FOLLOWER_SECONDS)
+        run.wrote(Output(run.id, "stdout", "x" * 5000))
+        run.wrote(Output(run.id, "stdout", "y"))
+        assert run.buffer.first_index == 9
 
 
 def test_so_many_may_follow_one_run() -> None:

@@ -200,10 +200,16 @@ async def test_events_without_follow_end_at_once(serve: Serve) -> None:
         assert "finished" not in response.text
 
 
-async def test_events_that_left_the_buffer_are_counted(serve: Serve) -> None:
+async def test_events_that_left_the_buffer_before_anybody_followed_are_counted(serve: Serve) -> None:
     source = "async def main():\n    for n in range(100):\n        print('x' * 100)\n"
     async with serve(run_event_bytes=4000) as served:
-        run = await served.finished(await served.launch(source))
+        run = await served.launch(source)
+
+        async def over() -> bool:
+            record = (await served.client.get(f"/v1/runs/{run['id']}")).json()
+            return record["finished_at"] is not None
+
+        await until(over)
         lines = (await served.client.get(f"/v1/runs/{run['id']}/events")).text.splitlines()
         first, second, *_ = [json.loads(line) for line in lines]
         assert first["type"] == "dropped"

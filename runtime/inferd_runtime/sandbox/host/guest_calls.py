@@ -31,7 +31,7 @@ from inferd_runtime.known_fields import known_fields
 from inferd_runtime.sandbox.asked_window import FEWER, AskedWindow
 from inferd_runtime.sandbox.host.argument_window import REPLY_WINDOW_BYTES, ArgumentWindow
 from inferd_runtime.sandbox.host.carried import check_json
-from inferd_runtime.sandbox.host.event_queue import EventQueue
+from inferd_runtime.sandbox.host.event_queue import MOST_EVENT, EventQueue
 from inferd_runtime.sandbox.host.inbox import MAX_MESSAGES, Inbox, too_many_messages
 from inferd_runtime.sandbox.host.kept_code import KeptCode
 from inferd_runtime.sandbox.host.meter import MemoryMeter, Meter
@@ -143,7 +143,10 @@ class GuestCalls:
         allowed, error = self.meter.write(len(data))
         if allowed:
             written = text if error is None else data[:allowed].decode(errors="ignore")
-            self._pass_on(self._events.write(stream, written, time.monotonic()))
+            for start in range(0, len(written), MOST_EVENT):  # the program waits between the pieces of a long text
+                self._pass_on(self._events.write(stream, written[start : start + MOST_EVENT], time.monotonic()))
+                if self.ended:
+                    break
         if error is not None:
             self._end(error)
 

@@ -17,6 +17,7 @@ from inferd_runtime.server.programs.bundles import Program
 from inferd_runtime.server.programs.launch_checks import check_arguments, check_limits
 from inferd_runtime.server.supervisor.held_runs import RunRequest
 from inferd_runtime.server.supervisor.run_events import Ending, RunEvent
+from inferd_runtime.server.supervisor.run_followers import Follower
 from inferd_runtime.server.supervisor.runs import Run
 from inferd_runtime.server.supervisor.runtime import Runtime
 
@@ -29,25 +30,25 @@ TEXT, NOTHING = '"', "null"
 class LaunchedAnswer:
     """Made by :func:`launched_answer`: reads the messages of a run, up to its end."""
 
-    def __init__(self, run: Run, reader: EventReader) -> None:
+    def __init__(self, run: Run, reader: EventReader, follower: Follower) -> None:
         self.run = run.id
         self._run = run
         self._reader = reader
-        self._index = 0
+        self._follower = follower
 
     async def next(self) -> list[ChatEvent]:
         """Wait for more events; see :class:`AnswerSource`."""
-        while not self._run.complete or self._index < self._run.shown_end:
+        while not self._run.complete or self._follower.index < self._run.shown_end:
             events: list[ChatEvent] = []
             taken = 0.0
-            for event in await self._run.next_batch(self._index, IDLE_SECONDS):
+            for event in await self._run.next_batch(self._follower.index, IDLE_SECONDS):
                 try:
                     more = self._events(event)
                 except InferdError:
                     if not events:
                         raise
                     return events  # what came before; the next call meets the error again
-                self._index = event.index + 1
+                self._run.read_by(self._follower, event.index + 1)
                 events += more
                 taken += sum(map(seconds_of, more))
                 if taken >= TURN_SECONDS:
@@ -92,6 +93,7 @@ async def launched_answer(
     runtime.use.check_limits(tenant, limits.cpu_s, limits.memory_mb)
     run = runtime.launch_request(RunRequest(program, arguments, limits, retry_safe=program.retry_safe), tenant)
     try:
-        yield LaunchedAnswer(run, EventReader(request.n))
+        with run.followed_from(0) as follower:
+            yield LaunchedAnswer(run, EventReader(request.n), follower)
     finally:
         run.cancel("the client left")

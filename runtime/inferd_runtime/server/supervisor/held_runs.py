@@ -101,8 +101,8 @@ class HeldRun:
         return self.size <= 2 * limits.output_bytes + FRAME_BYTES * limits.output_events
 
     def receipt(self) -> int:
-        """Return how many events the worker is to be told about now."""
-        if self.receipt_events < RECEIPT_EVENTS and self.receipt_bytes < RECEIPT_BYTES:
+        """Return how many events the worker is to be told about now: none while a follower has much to read."""
+        if (self.receipt_events < RECEIPT_EVENTS and self.receipt_bytes < RECEIPT_BYTES) or self.run.outruns_followers:
             return 0
         events, self.receipt_events, self.receipt_bytes = self.receipt_events, 0, 0
         return events

@@ -76,7 +76,7 @@ class Ending:
 
 
 class EventBuffer:
-    """The newest events of a run, at most ``capacity`` bytes of them but always the last one."""
+    """The last event of a run, at most ``capacity`` bytes of those before it, and those that are still unread."""
 
     def __init__(self, capacity: int) -> None:
         self.capacity = capacity
@@ -89,16 +89,27 @@ class EventBuffer:
         """Index of the oldest event that is still here."""
         return self._events[0].index if self._events else self.next_index
 
-    def append(self, kind: str, payload: Any, payload_size: int, at: float | None = None) -> RunEvent:
-        """Add an event, of now or ``at`` a time, and drop the oldest ones that no longer fit."""
+    def append(
+        self, kind: str, payload: Any, payload_size: int, at: float | None = None, unread: int | None = None
+    ) -> RunEvent:
+        """Add an event, of now or ``at`` a time; see :meth:`trim`."""
         time_of = time.time() if at is None else at
         event = RunEvent(self.next_index, kind, time_of, payload, payload_size + EVENT_OVERHEAD)
         self._events.append(event)
         self.next_index += 1
         self.size += event.size
-        while self.size > self.capacity and len(self._events) > 1:
-            self.size -= self._events.popleft().size
+        self.trim(unread)
         return event
+
+    def trim(self, unread: int | None = None) -> None:
+        """Drop the oldest events that do not fit, up to index ``unread``."""
+        end = self.next_index if unread is None else unread
+        while self._events and self.size - self._events[-1].size > self.capacity and self._events[0].index < end:
+            self.size -= self._events.popleft().size
+
+    def bytes_from(self, index: int) -> int:
+        """Return how many bytes the events from ``index`` on take."""
+        return sum(event.size for event in reversed(self._events) if event.index >= index)
 
     def restore(self, events: Iterable[StoredEvent]) -> None:
         """Take back what was stored of a run that goes on."""

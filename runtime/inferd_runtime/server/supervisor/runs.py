@@ -24,6 +24,7 @@ from inferd_runtime.server.programs.bundles import Program
 from inferd_runtime.server.run_store.records import ProgramName, RunRecord, Said, new_run_id
 from inferd_runtime.server.supervisor.event_texts import json_text, one_line, unknown_run
 from inferd_runtime.server.supervisor.run_events import EVENT_OVERHEAD, Ending, EventBuffer, RunEvent, RunState
+from inferd_runtime.server.supervisor.run_followers import Follower, Followers
 from inferd_runtime.server.supervisor.transcript import MESSAGE, RunReplay, Transcript
 from inferd_runtime.server.tenancy.quotas import QuotasOf, quota_exceeded
 
@@ -101,6 +102,9 @@ class Run:
     on_said: Callable[[Run], None] = field(default=lambda run: None, repr=False)
     left: bool = False
     """True once this server has left it to the next one."""
+    followers: Followers = field(default_factory=Followers, repr=False)
+    on_read: Callable[[Run], None] = field(default=lambda run: None, repr=False)
+    """Called when a follower has read, or is not waited for any more."""
     _followers: int = field(default=0, repr=False)
 
     @property
@@ -146,6 +150,12 @@ class Run:
         """The bytes that are kept of the run in this process."""
         return len(self.arguments) + self.buffer.size + self.waiting_bytes + self.input_bytes
 
+    @property
+    def outruns_followers(self) -> bool:
+        """True while somebody who follows it has much to read: the program is to wait."""
+        first, most = self.followers.first, self.buffer.capacity // 2
+        return first is not None and self.buffer.size > most and self.buffer.bytes_from(first) > most
+
     def record(self) -> RunRecord:
         """Return the run as it is shown."""
         return RunRecord(
@@ -163,12 +173,12 @@ class Run:
         """Yield events from index ``start`` on, past and to come, until the run's last one, or until it is left to the next
         server; an empty list after each silence of ``idle_seconds``.
         """
-        index = start
-        while not self.complete or index < self.shown_end:
-            batch = await self.next_batch(index, idle_seconds)
-            yield batch
-            if batch:
-                index = batch[-1].index + 1
+        with self.followed_from(start) as follower:
+            while not self.complete or follower.index < self.shown_end:
+                batch = await self.next_batch(follower.index, idle_seconds)
+                yield batch
+                if batch:
+                    self.read_by(follower, batch[-1].index + 1)
 
     def started(self) -> None:
         """Note that the worker has made the instance."""
@@ -235,6 +245,7 @@ class Run:
             return False
         self.ending = ending
         self.finished_at = time.time()
+        self.followers.expect_none()
         self._record("finished", ending, ending.size)
         return True
 
@@ -315,13 +326,37 @@ class Run:
         finally:
             self._followers -= 1
 
+    @contextmanager
+    def followed_from(self, index: int) -> Iterator[Follower]:
+        """Keep the events from ``index`` on for a follower while the body runs, and have the program wait for it."""
+        try:
+            with self.followers.joined(index) as follower:
+                yield follower
+        finally:
+            self._followers_changed()
+
+    def read_by(self, follower: Follower, index: int) -> None:
+        """Note that a follower has read what is before ``index``."""
+        follower.move(index)
+        self._followers_changed()
+
+    def expire_followers(self, now: float) -> None:
+        """Wait no longer for followers that have read nothing for too long, at ``now`` (monotonic seconds)."""
+        if self.followers.expire(self.shown_end, now):
+            self._followers_changed()
+
+    def _followers_changed(self) -> None:
+        if self.ending is None:  # else the store keeps what is there
+            self.buffer.trim(self.followers.first)
+            self.on_read(self)
+
     async def follow(self, start: int = 0) -> AsyncIterator[RunEvent]:
         """Yield all events from index ``start``, past ones first, until the run is over."""
-        index = start
-        while batch := await self.next_batch(index):
-            for event in batch:
-                yield event
-            index = batch[-1].index + 1
+        with self.followed_from(start) as follower:
+            while batch := await self.next_batch(follower.index):
+                for event in batch:
+                    yield event
+                self.read_by(follower, batch[-1].index + 1)
 
     async def wait(self) -> Ending:
         """Wait until the run is over."""
@@ -330,7 +365,7 @@ class Run:
         return self.ending
 
     def _record(self, kind: str, payload: Any, size: int) -> None:
-        self.buffer.append(kind, payload, size)
+        self.buffer.append(kind, payload, size, unread=self.followers.first)
         self.on_said(self)
         self.changed.wake()
 

@@ -158,7 +158,7 @@ class Runtime:
         self.runs.check_program(tenant, asked.program)
         self.use.admit_launch(tenant)
         run = launched_run(asked, tenant, self.new_run_id(), self.settings.run_event_bytes)
-        run.on_cancel, run.on_message = self._end, self._deliver
+        run.on_cancel, run.on_message, run.on_read = self._end, self._deliver, self._confirm
         self.fleet.pool.submit(run.id, tenant)
         self.runs.add(run)
         self.keeper.begun(run, KeptKey(asked.key, asked.fingerprint, run.id, run.created_at) if asked.key else None)
@@ -243,7 +243,7 @@ class Runtime:
     def resume(self, unfinished: UnfinishedRun) -> None:
         """Start a run again that another server left, or end it if it was started too often."""
         run = resumed_run(unfinished, self.settings.run_event_bytes)
-        run.on_cancel, run.on_message = self._end, self._deliver
+        run.on_cancel, run.on_message, run.on_read = self._end, self._deliver, self._confirm
         self.runs.add(run)
         self.keeper.watch(run)
         error = SERVER_ENDED.to_wire()
@@ -276,29 +276,31 @@ class Runtime:
         match message:
             case Started():
                 held.run.started()
-            case Output() | Sent() | Waiting():
-                self._event_reported(held, message, size)
+            case Output() | Sent() | Waiting() if held.count(size):
+                self._event_reported(held, message)
             case Asked() | Withdrawn() | Received():
                 self.desks.take(held.run, worker, message)
             case Used():
                 held.run.on_used(message)
-            case ResultPart():
-                if not held.add_part(message.text, size):
-                    self._kill_for_excess(held)
+            case ResultPart() if held.add_part(message.text, size):
+                pass
+            case Output() | Sent() | Waiting() | ResultPart():
+                self._kill_for_excess(held)
             case RunFinished():
                 self._finished(held, message)
 
-    def _event_reported(self, held: HeldRun, message: Output | Sent | Waiting, size: int) -> None:
-        if not held.count(size):
-            self._kill_for_excess(held)
-            return
+    def _event_reported(self, held: HeldRun, message: Output | Sent | Waiting) -> None:
         try:
             held.run.said_by(message)
         except ReplayDiffers as error:
             self._end(held.run, error.to_wire())
-        taken = held.receipt()
-        if taken:
-            self.fleet.send(held.worker, EventsTaken(held.run.id, taken))
+        self._confirm(held.run)
+
+    def _confirm(self, run: Run) -> None:
+        """Tell the worker how many of a run's events were taken, if the program is to go on."""
+        held = self._held.get(run.id)
+        if held is not None and (taken := held.receipt()):
+            self.fleet.send(held.worker, EventsTaken(run.id, taken))
 
     def _kill_for_excess(self, held: HeldRun) -> None:
         log.error("worker %s reports more of %s than its limits allow: killing it", held.worker, held.run.id)
@@ -440,6 +442,7 @@ class Runtime:
         """End overdue runs, and those that waited too long for a worker, at ``now`` (monotonic seconds)."""
         self._divide_processors()
         for held in list(self._held.values()):
+            held.run.expire_followers(now)
             if held.kill_at <= now:
                 log.error(
                     "worker %s did not end the run in time: killing it", held.worker,

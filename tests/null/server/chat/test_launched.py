@@ -15,6 +15,7 @@ from inferd_runtime.sandbox.messages import RunUsage
 from inferd_runtime.server.chat.launched import LaunchedAnswer
 from inferd_runtime.server.chat.program_events import EventReader
 from inferd_runtime.server.supervisor.run_events import Ending, RunEvent
+from inferd_runtime.server.supervisor.run_followers import Follower
 
 
 async def test_a_program_that_finishes_no_answer_is_charged_with_its_prompt() -> None:
@@ -24,8 +25,10 @@ async def test_a_program_that_finishes_no_answer_is_charged_with_its_prompt() ->
     async def batch(index: int, seconds: float) -> list[RunEvent]:
         return [ended]
 
-    run = SimpleNamespace(id="run-1", complete=False, shown_end=1, next_batch=batch, result="hello")
-    events = await LaunchedAnswer(cast("Any", run), EventReader(1)).next()
+    run = SimpleNamespace(
+        id="run-1", complete=False, shown_end=1, next_batch=batch, read_by=Follower.move, result="hello"
+    )
+    events = await LaunchedAnswer(cast("Any", run), EventReader(1), Follower(0)).next()
     assert events == [TextDelta("hello"), ChoiceFinished("stop"), UsageReport(27, 5, 16)]
 
 
@@ -36,9 +39,9 @@ async def test_a_result_that_is_no_text_is_the_programs_error_and_not_an_empty_a
     async def batch(index: int, seconds: float) -> list[RunEvent]:
         return [ended]
 
-    run = SimpleNamespace(id="run-1", complete=False, shown_end=1, next_batch=batch)
+    run = SimpleNamespace(id="run-1", complete=False, shown_end=1, next_batch=batch, read_by=Follower.move)
     with pytest.raises(ProgramError, match="no text"):
-        await LaunchedAnswer(cast("Any", run), EventReader(1)).next()
+        await LaunchedAnswer(cast("Any", run), EventReader(1), Follower(0)).next()
     reader = EventReader(1)
     reader.read({MESSAGE_KEY: [to_message(TextDelta("written"))]})
-    assert (await LaunchedAnswer(cast("Any", run), reader).next())[0] == ChoiceFinished("stop")
+    assert (await LaunchedAnswer(cast("Any", run), reader, Follower(0)).next())[0] == ChoiceFinished("stop")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import time
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from typing import Any
@@ -25,6 +26,7 @@ from inferd_runtime.server.services.launches.launches import Launches
 from inferd_runtime.server.services.table import ServiceTable
 from inferd_runtime.server.supervisor.held_runs import RunRequest
 from inferd_runtime.server.supervisor.run_events import EventBuffer
+from inferd_runtime.server.supervisor.run_followers import FIRST_SECONDS
 from inferd_runtime.server.supervisor.runs import Run
 from inferd_runtime.server.tenancy.quotas import ADMIN_QUOTAS, same_for_all
 from inferd_runtime.server.tenancy.tenant_use import TenantUse
@@ -157,6 +159,7 @@ async def test_messages_that_were_not_kept_are_an_error_and_not_silence() -> Non
             child = await inferd.launch("p")
             for _ in range(100):
                 w.child.sent(Sent(w.child.id, '"' + "x" * 100 + '"'))
+            w.child.expire_followers(time.monotonic() + FIRST_SECONDS + 1)
             with pytest.raises(LimitExceeded, match="not received in time"):
                 await child.receive()
 
