@@ -11,6 +11,7 @@ from inferd.calls.context_handle import ContextHandle
 from inferd.calls.generate_arguments import GenerateArguments
 from inferd.calls.generation_stream import GenerationStream
 from inferd.calls.streamed import Streamed
+from inferd.calls.thought_filter import ThoughtFilter
 from inferd.partial import Partial, PartialJson
 from inferd.protocol import (
     MOST_JOINED,
@@ -147,6 +148,7 @@ class Generator(Streamed, Generic[T]):
 
     async def collect_json(self) -> T:
         """Return all text, parsed as JSON into the type of ``constrain=JsonSchema(...)``; plain values without such a type.
+        What the model thought first (``reasoning=``) is left out.
 
         With a constraint whose end is found, the JSON is complete within ``max_tokens`` (see ``on_length`` of
         :meth:`~inferd.Context.generate`): near them it is steered to the nearest end that the constraint allows. Raises
@@ -180,10 +182,10 @@ class Generator(Streamed, Generic[T]):
         """
         self._expect_json()
         parser, text = self._json_parser(), list[str]()
-        reader = PartialJson(parser.expected)
+        reader, answer = PartialJson(parser.expected), ThoughtFilter(self._stream.arguments.reasoning)
         async for step in self:
-            text.append(step.text)
-            if reader.feed(step.text):
+            text.append(answer.take(step.text))
+            if reader.feed(text[-1]):
                 yield reader.snapshot()
         value: T = self._parsed("".join(text), parser)
         reader.end()
@@ -191,7 +193,7 @@ class Generator(Streamed, Generic[T]):
 
     def _expect_json(self) -> None:
         if not self._claimed:
-            self._stream.arguments = replace(self._stream.arguments, reads_json=True)
+            self._stream.arguments = self._stream.arguments.for_json()
 
     async def _collect(self) -> list[Step]:
         """Return all steps, to the end: many at a time where nobody looks at each of them."""
@@ -217,7 +219,8 @@ class Generator(Streamed, Generic[T]):
         return steps
 
     async def _read_json(self) -> T:
-        value: T = self._parsed(await self.collect_text(), self._json_parser())
+        answer = ThoughtFilter(self._stream.arguments.reasoning)
+        value: T = self._parsed(answer.take(await self.collect_text()), self._json_parser())
         return value
 
     def _parsed(self, text: str, parser: OutputConstraint) -> Any:

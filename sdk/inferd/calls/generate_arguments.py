@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Literal
 
 from inferd.constraints import StepConstraint
@@ -65,6 +65,11 @@ class GenerateArguments:
         if self.on_length is None:
             return "try_complete" if self.reads_json and self.constraint is not None else "cut"
         return "cut" if self.on_length == "error" else self.on_length
+
+    def for_json(self) -> GenerateArguments:
+        """Return the same for one who reads JSON, and has to see where the reasoning before it ends."""
+        marks = () if self.reasoning is None else (self.reasoning.begin, self.reasoning.end)
+        return replace(self, reads_json=True, shown=(*self.shown, *(mark for mark in marks if mark not in self.shown)))
 
     def request(self, context: int) -> StartGenerate:
         """Return the request that starts the generation on the context of that id."""

@@ -24,12 +24,14 @@ from inferd import (
     Logprob,
     Model,
     NotFound,
+    ReasoningSpec,
     Regex,
     Sampler,
     Speculator,
 )
 from inferd.protocol import RowResult
 from inferd.transport import current_transport
+from inferd_runtime.testing.byte_tokenizer import TURN
 from inferd_runtime.testing.transport import DirectTransport, run_program
 
 SEEDED = Sampler.multinomial(1.0, seed=3)
@@ -172,6 +174,31 @@ def test_constraints_hold_and_become_types() -> None:
         with pytest.raises(ConstraintError):
             await ctx.user("x").generate(SEEDED, constrain=Regex("(")).collect_text()
         assert await ctx.generate(SEEDED, max_tokens=3).collect_tokens()
+
+    run_program(program)
+
+
+@pytest.mark.parametrize("end", ["<turn>", "/t"], ids=["a special token", "text"])
+@pytest.mark.parametrize("opened", [True, False])
+@pytest.mark.parametrize("seed", range(3))
+def test_json_is_read_behind_what_the_model_thought_first(end: str, opened: bool, seed: int) -> None:
+    """It was refused as no JSON, though the constraint had held."""
+
+    async def program() -> None:
+        sampler = Sampler.multinomial(0.7, seed=seed).biased({TURN: 9.0, ord("<"): 6.0})
+        marks = ReasoningSpec("<", end, opened, budget=9)
+        for streamed in (False, True):
+            generator = (
+                Context()
+                .append("tick tock")
+                .generate(sampler, constrain=JsonSchema(Answer), reasoning=marks, max_tokens=80)
+            )
+            if streamed:
+                parts = [part async for part in generator.stream_json()]
+                assert isinstance(parts[-1].result, Answer)
+                assert all(part.value is None or isinstance(part.value, dict) for part in parts)
+            else:
+                assert isinstance(await generator.collect_json(), Answer)
 
     run_program(program)
 
