@@ -131,6 +131,9 @@ def fields_of(kind: Any, path: str) -> list[SchemaField]:
         raise InvalidRequest(f"{path}: an annotation of {type_name(kind)} cannot be evaluated: {error}") from error
     if typing.is_typeddict(kind):
         return [SchemaField(name, _unmarked(hint), _is_required(kind, name, hint)) for name, hint in hints.items()]
+    for name, hint in hints.items():
+        if isinstance(hint, dataclasses.InitVar) and not hasattr(kind, name):
+            _refuse(hint, f"{path}.{name}", "no instance keeps it: use a field, or give it a default")
     return [SchemaField(f.name, hints[f.name], _has_no_default(f)) for f in dataclasses.fields(kind) if f.init]
 
 

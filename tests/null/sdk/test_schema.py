@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import enum
 import json
 from collections.abc import Iterator
@@ -221,6 +222,15 @@ def test_values_of_a_type_are_valid_under_its_schema_and_come_back(data: st.Data
     assert JsonSchema(kind).parse(json.dumps(plain)) == value
 
 
+@dataclass
+class Seeded:
+    """No value of JSON makes one: the model's was refused when it was whole."""
+
+    seed: dataclasses.InitVar[int]
+    scale: dataclasses.InitVar[int] = 1
+    drawn: int = 0
+
+
 @pytest.mark.parametrize(
     ("kind", "path"),
     [
@@ -237,6 +247,7 @@ def test_values_of_a_type_are_valid_under_its_schema_and_come_back(data: st.Data
         (Annotated[int, "a", "b"], "one description string"),
         (print, "not supported"),
         (5, "not supported"),
+        (list[Seeded], r"^Seeded\.seed: .*InitVar\[int\] is not supported"),
     ],
 )
 def test_unsupported_types_are_refused_by_path(kind: Any, path: str) -> None:
