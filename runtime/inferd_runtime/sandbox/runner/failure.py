@@ -24,8 +24,8 @@ from inferd.protocol import (
 OUT_OF_MEMORY = LimitExceeded("the program ran out of memory", limit="memory_mb")
 """The host adds the limit's value: only it knows the run's limits."""
 NO_MODULE = (
-    "a program has the standard library, inferd, its own files, and the packages that it names as its dependencies, which have "
-    "to be Python alone (docs/guides/dependencies.md)"
+    "a program has the standard library, inferd, its own files (all of its folder, where the folder with its main.py is run or "
+    "uploaded), and the packages that it names as its dependencies, which have to be Python alone (docs/guides/dependencies.md)"
 )
 SCRIPTS = "the sandbox has inferd without what scripts and tests use: inferd.client, inferd.outlines, inferd.testing"
 COMPILED = "it is compiled, and programs are Python alone"
