@@ -35,6 +35,7 @@ _KINDS = (b"0123456789", b"abcdefghijklmnopqrstuvwxyz", b"ABCDEFGHIJKLMNOPQRSTUV
 _MARKS = b"-.@:/_ +,#=$%&()*!?<>;'"
 _FILLERS = (b" ", b"-", b"0")  # of which most vocabularies have long tokens
 _FILLER = -1
+_SHORT = 8  # bytes of an end that is taken without a look at others
 _BETWEEN = (b"0", b"a", b"A", b" ", b"-")  # between literal texts, where characters of a class are due
 _ENDS = frozenset(b",]}")
 _QUOTE = ord('"')
@@ -290,15 +291,34 @@ class EndSearch:
         return None if rest is None else option + rest
 
     def _any_text(self) -> bytes | None:
-        """Return a shortest end where few ways lead on; else one of literal texts of the constraint."""
+        """Return a shortest end where few ways lead on; else one of literal texts of the constraint.
+
+        Of many bytes that may follow only some are tried, so what ends a text of any characters may be missed.
+        """
+        known = min(filter(self._is_end, self._outline.pieces), key=len, default=None)
         kept = self.looks // 2 if self._outline.pieces else 0
         self.looks -= kept
-        try:
-            found = self._breadth_first(lambda following: self._matcher.may_end())
-        except Exhausted:
-            found = None
+        most = _MAX_LAYERS if known is None else len(known)
+        found = self._if_not_exhausted(
+            lambda: self._breadth_first(lambda following: self._matcher.may_end(), most=most)
+        )
         self.looks = max(self.looks, 0) + kept
-        return found if found is not None or not kept else self._of_pieces()
+        found = known if found is None else found
+        if not kept or (found is not None and len(found) <= _SHORT):
+            return found
+        made = self._if_not_exhausted(self._of_pieces)
+        return min((end for end in (found, made) if end is not None), key=len, default=None)
+
+    def _if_not_exhausted(self, search: Callable[[], bytes | None]) -> bytes | None:
+        try:
+            return search()
+        except Exhausted:
+            return None
+
+    def _is_end(self, text: bytes) -> bool:
+        """Return True if the text may end behind these bytes."""
+        with self._back():
+            return self._push(text) and self._matcher.may_end()
 
     def _of_pieces(self) -> bytes | None:
         """Return literal texts of the constraint, and fillers between them, that lead to an end.
@@ -328,8 +348,11 @@ class EndSearch:
 
     # -- Any text ---------------------------------------------------------------------------------------------------
 
-    def _breadth_first(self, reached: Callable[[Sequence[int]], bool], first: Sequence[bytes] = (b"",)) -> bytes | None:
-        """Return the shortest text behind which `reached` holds of the bytes that may follow. The matcher stays where it is.
+    def _breadth_first(
+        self, reached: Callable[[Sequence[int]], bool], first: Sequence[bytes] = (b"",), most: int = _MAX_LAYERS
+    ) -> bytes | None:
+        """Return the shortest text behind which `reached` holds of the bytes that may follow, of fewer steps than `most`. The
+        matcher stays where it is.
 
         Of texts of one length with the same bytes to follow, the first and the last are followed: the smallest number and
         the largest. Behind what is longer than numbers are, one of them; and where that byte changes nothing about what may
@@ -337,7 +360,7 @@ class EndSearch:
         """
         base, layer, before = b"", list(first), None
         with self._back():
-            for size in range(_MAX_LAYERS):
+            for size in range(most):
                 states: dict[_Seen, list[bytes]] = {}
                 for text in layer:
                     with self._back():

@@ -207,6 +207,29 @@ def test_literal_texts_of_a_constraint_lead_to_an_end(constraint: Constraint) ->
     assert room >= -1
 
 
+@pytest.mark.parametrize(
+    ("constraint", "size"),
+    [
+        (RegexGrammar(r"[^\]\n]{1,40}\]"), 2),
+        (RegexGrammar(r".{1,40}\]"), 2),
+        (RegexGrammar(r".{0,40}\n"), 1),
+        (RegexGrammar(".{1,40}END"), 4),
+        (RegexGrammar(r'"""(.|\n){0,400}"""'), 6),
+        (RegexGrammar(r"\[.{1,40}\] [^|]{1,40}\|"), 6),
+        (LarkGrammar(r'start: /[^\]\n]{1,40}/ "]"'), 2),
+        (GbnfGrammar('root ::= [^\\n]{1,40} "\\n"'), 2),
+        (AllOfGrammar((RegexGrammar(".{1,40}"), RegexGrammar(r".*\]"))), 1),
+    ],
+)
+def test_what_ends_a_text_of_so_many_characters_is_found_before_it_has_them_all(
+    constraint: Constraint, size: int
+) -> None:
+    """Only bytes of a few kinds were tried, so that an answer in brackets of up to 40 characters was told to need 41 tokens."""
+    found = BYTES.compile(constraint).shortest()
+    assert found is not None
+    assert len(found) == size
+
+
 def test_strings_that_must_be_long_are_written_in_few_tokens(compiler: GrammarCompiler) -> None:
     compiled = compiler.compile(JsonSchemaGrammar({"type": "string", "minLength": 500}))
     assert compiled.shortest() is not None
