@@ -34,6 +34,7 @@ class Followers:
 
     def __init__(self) -> None:
         self._expected = Follower(0, FIRST_SECONDS)
+        self._returning: Follower | None = None
         self._waited_for = {self._expected}
 
     @property
@@ -44,6 +45,14 @@ class Followers:
     def expect_none(self) -> None:
         """Wait no longer for the first follower, who is to read from the beginning."""
         self._waited_for.discard(self._expected)
+
+    def returns_at(self, index: int) -> None:
+        """Wait for a follower that asks for some events at a time, and is to come back for those from ``index`` on."""
+        if self._returning is None:
+            self._returning = Follower(index)
+        self._returning.move(index)
+        self.expect_none()
+        self._waited_for.add(self._returning)
 
     @contextmanager
     def joined(self, index: int) -> Iterator[Follower]:

@@ -340,6 +340,11 @@ class Run:
         follower.move(index)
         self._followers_changed()
 
+    def returns_at(self, index: int) -> None:
+        """Note that what launched the run has received what is before ``index``, and is to come back for the rest."""
+        self.followers.returns_at(index)
+        self._followers_changed()
+
     def expire_followers(self, now: float) -> None:
         """Wait no longer for followers that have read nothing for too long, at ``now`` (monotonic seconds)."""
         if self.followers.expire(self.shown_end, now):

@@ -164,6 +164,20 @@ async def test_messages_that_were_not_kept_are_an_error_and_not_silence() -> Non
                 await child.receive()
 
 
+async def test_messages_are_kept_for_a_parent_that_takes_its_time_between_them() -> None:
+    """A parent that looked at each message for some milliseconds lost those beyond a megabyte."""
+    async with world() as w:
+        with calling(w.table):
+            child = await inferd.launch("p")
+            w.child.sent(Sent(w.child.id, '"first"'))
+            assert await child.receive() == "first"
+            for number in range(100):
+                w.child.sent(Sent(w.child.id, f'"{number:0100d}"'))
+            assert w.child.outruns_followers, "it is to wait"
+            assert [int(await child.receive()) for _ in range(100)] == list(range(100))
+            assert not w.child.outruns_followers
+
+
 async def test_messages_behind_all_that_there_can_be_are_none_and_no_bug() -> None:
     async with world() as w:
         with calling(w.table) as run:

@@ -231,6 +231,7 @@ class Launches:
                     text, limit="run_event_bytes", value=most, raise_with="the server's --run-event-bytes"
                 )
             index = events[-1].index + 1 if events else index
+            run.returns_at(index)
             found = [JsonText(event.payload) for event in events if event.kind == "message"]
             if found:
                 return ChildMessages(found, index)
