@@ -26,7 +26,7 @@ from inferd_runtime.sandbox.messages import (
 from inferd_runtime.server.programs.bundles import Program, make_program
 from inferd_runtime.server.supervisor import runs
 from inferd_runtime.server.supervisor.held_runs import FRAME_BYTES, MOST_POSTPONED_SECONDS, RECEIPT_EVENTS, HeldRun
-from inferd_runtime.server.supervisor.run_events import EVENT_OVERHEAD, EventBuffer, RunState
+from inferd_runtime.server.supervisor.run_events import EVENT_OVERHEAD, MAX_UNREAD, EventBuffer, RunState
 from inferd_runtime.server.supervisor.run_followers import FIRST_SECONDS, FOLLOWER_SECONDS
 from inferd_runtime.server.supervisor.runs import BATCH_BYTES, BATCH_EVENTS, MAX_FOLLOWERS, Run, RunStore
 from inferd_runtime.server.tenancy.quotas import Quotas, same_for_all
@@ -242,6 +242,15 @@ def test_what_a_follower_has_not_read_is_kept_and_the_program_waits_for_it_but_n
         run.expire_followers(time.monotonic() + FOLLOWER_SECONDS + 1)
         assert confirmed == [0, RECEIPT_EVENTS]
     assert run.buffer.size - run.buffer.bytes_from(RECEIPT_EVENTS - 1) <= run.buffer.capacity
+
+
+def test_what_no_program_waits_for_is_dropped_even_if_it_is_unread() -> None:
+    run = make_run(1 << 12)
+    with run.followed_from(0):
+        for _ in range(30):
+            run.called("x" * 100_000)
+        assert 0 < run.buffer.first_index < 29
+        assert run.buffer.size - run.buffer.bytes_from(29) <= run.buffer.capacity + MAX_UNREAD
 
 
 def test_the_program_waits_for_the_launcher_that_is_about_to_follow_and_not_for_one_that_has_read_all() -> None:

@@ -18,6 +18,8 @@ from inferd_runtime.server.run_store.records import StoredEvent
 
 EVENT_OVERHEAD = 256
 """Bytes counted per event beside its payload."""
+MAX_UNREAD = 2 << 20
+"""Bytes of unread events that are kept beyond a buffer's capacity: a program that waits for its followers sends no more."""
 
 
 class RunState(StrEnum):
@@ -102,9 +104,11 @@ class EventBuffer:
         return event
 
     def trim(self, unread: int | None = None) -> None:
-        """Drop the oldest events that do not fit, up to index ``unread``."""
+        """Drop the oldest events that do not fit; those from index ``unread`` on only beyond ``MAX_UNREAD``."""
         end = self.next_index if unread is None else unread
-        while self._events and self.size - self._events[-1].size > self.capacity and self._events[0].index < end:
+        while self._events and (excess := self.size - self._events[-1].size - self.capacity) > 0:
+            if self._events[0].index >= end and excess <= MAX_UNREAD:
+                break
             self.size -= self._events.popleft().size
 
     def bytes_from(self, index: int) -> int:
