@@ -60,6 +60,10 @@ def test_the_buffer_keeps_the_newest_within_its_bound_and_says_what_is_gone(
     assert sum(event.payload for event in dropped) == max(buffer.first_index - start, 0)
     assert all(len(event.payload) == sizes[event.index] for event in kept)
     assert buffer.size == buffer.bytes_from(0)
+    for index in range(buffer.first_index, len(sizes) + 2):
+        assert buffer.bytes_from(index) == sum(
+            event.size for event in buffer.since(buffer.first_index) if event.index >= index
+        )
     assert buffer.size - buffer.bytes_from(len(sizes) - 1) <= capacity
     if sizes:
         assert buffer.next_index - 1 >= buffer.first_index  # the last one is always here

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from bisect import bisect_left
 from collections import deque
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
@@ -40,7 +41,8 @@ class RunEvent:
     ``index`` counts from 0 without gaps, except that ``dropped`` stands for all events that left the buffer before it was
     read: its payload is their number. Payloads: text for the streams, JSON text for ``message``, ``file`` and ``call`` (what it
     asked of the world outside), ``None`` for ``started`` and ``waiting`` (for a message),
-    :class:`Ending` for ``finished``. ``time`` is in seconds since the epoch.
+    :class:`Ending` for ``finished``. ``time`` is in seconds since the epoch. ``end``: the bytes of all events of its buffer up to
+    its own, those that have left it included.
     """
 
     index: int
@@ -48,6 +50,7 @@ class RunEvent:
     time: float
     payload: Any = None
     size: int = EVENT_OVERHEAD
+    end: int = 0
 
 
 @dataclass(frozen=True)
@@ -84,6 +87,7 @@ class EventBuffer:
         self.capacity = capacity
         self.size = 0
         self.next_index = 0
+        self._end = 0
         self._events: deque[RunEvent] = deque()
 
     @property
@@ -96,7 +100,9 @@ class EventBuffer:
     ) -> RunEvent:
         """Add an event, of now or ``at`` a time; see :meth:`trim`."""
         time_of = time.time() if at is None else at
-        event = RunEvent(self.next_index, kind, time_of, payload, payload_size + EVENT_OVERHEAD)
+        size = payload_size + EVENT_OVERHEAD
+        self._end += size
+        event = RunEvent(self.next_index, kind, time_of, payload, size, self._end)
         self._events.append(event)
         self.next_index += 1
         self.size += event.size
@@ -113,7 +119,8 @@ class EventBuffer:
 
     def bytes_from(self, index: int) -> int:
         """Return how many bytes the events from ``index`` on take."""
-        return sum(event.size for event in reversed(self._events) if event.index >= index)
+        at = bisect_left(self._events, index, key=lambda event: event.index)
+        return self._end - self._events[at].end + self._events[at].size if at < len(self._events) else 0
 
     def restore(self, events: Iterable[StoredEvent]) -> None:
         """Take back what was stored of a run that goes on."""
