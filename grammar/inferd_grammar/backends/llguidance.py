@@ -10,8 +10,7 @@ import json
 import re
 from collections.abc import Sequence
 from contextlib import suppress
-from typing import TYPE_CHECKING, Any
-from urllib.parse import quote, unquote
+from typing import Any
 
 import llguidance
 
@@ -19,6 +18,7 @@ from inferd_grammar.backends.compose import Composer
 from inferd_grammar.backends.empty_definitions import empty_definition, without_empty
 from inferd_grammar.backends.inner_texts import json_text_lark
 from inferd_grammar.backends.llguidance_core import ForcedWalk, LlguidanceCore, Recipe
+from inferd_grammar.backends.llguidance_schemas import library_pattern, loose_grammar, schema_grammar
 from inferd_grammar.backends.llguidance_tokens import SLICES, readable, require_same_tokens
 from inferd_grammar.backends.look_aheads import as_intersection, require_known
 from inferd_grammar.backends.plain_lark import lark_grammar
@@ -52,18 +52,16 @@ from inferd_grammar.references import ELSEWHERE, read_by_place
 from inferd_grammar.rewrites import KEYWORDS, Rewritten, rewrite
 from inferd_grammar.rewrites.endless import without_endless
 from inferd_grammar.rewrites.open_bounds import is_left_open
-from inferd_grammar.rewrites.regex_dialect import WITH_SPARED, Ambiguous, as_library, is_spared, with_classes_of_python
+from inferd_grammar.rewrites.regex_dialect import Ambiguous, with_classes_of_python
 from inferd_grammar.rewrites.soft_ends import SoftEnds, soften
 from inferd_grammar.rewrites.wider import inlined, tight_forms, without_branches
 from inferd_grammar.rules.core import JsonRules, RuledCore, RuleMasks
 from inferd_grammar.rules.exact_numbers import require_exact_numbers
 from inferd_grammar.rules.make import rules_for, rules_for_parts, rules_from, rules_of_value
 from inferd_grammar.schema import (
-    DESCRIPTIONS,
     escape,
     find_keyword,
     iter_schemas,
-    map_schemas,
     require_regex,
     require_size,
     schema_text,
@@ -71,21 +69,8 @@ from inferd_grammar.schema import (
 from inferd_grammar.tokens import TokenTable
 from inferd_grammar.validation import Checked
 
-if TYPE_CHECKING:
-    from llguidance._lib import JsonCompileOptions  # exists in the stub only
-
-# Applied over anything a schema says about itself: strict, and no white space outside strings.
-_JSON_OPTIONS: JsonCompileOptions = {
-    "item_separator": ",",
-    "key_separator": ":",
-    "whitespace_flexible": False,
-    "coerce_one_of": False,
-    "lenient": False,
-}
 # The default of 2,000 items compiles an object with 2,000 optional keys, then fails at its first key.
 _MAX_ITEMS_IN_ROW = 20_000
-_OTHERS = ("patternProperties", "additionalProperties")
-_OF_URIS = "/~$&'()*+,;=:@!"  # stand in a fragment as they are (RFC 3986)
 # What the library leaves out, with or without a warning, when it is told to be lenient.
 _LEFT_OUT = KEYWORDS - {
     *("$ref", "additionalItems", "additionalProperties", "allOf", "anyOf", "const", "enum", "exclusiveMaximum"),
@@ -166,14 +151,14 @@ class LlguidanceBackend:
 
     def _compile_exactly(self, schema: Any, changed: Rewritten, exact: bool) -> RuledCore:
         """Return a grammar that holds all of the schema."""
-        grammar = _json_grammar(changed.schema)
+        grammar = schema_grammar(changed.schema)
         core = self._start(Recipe(_unforced(grammar) if exact else grammar), schema)
         return self._ruled(core, rules_for(schema, unique=changed.unique, short=is_left_open(changed.schema)))
 
     def _without_empty(self, changed: Rewritten) -> Rewritten:
         """Return a document of which every reference names one of its own `$defs`, without those that no value satisfies."""
         return changed._replace(
-            schema=without_empty(changed.schema, lambda document: self._start(Recipe(_json_grammar(document)), None))
+            schema=without_empty(changed.schema, lambda document: self._start(Recipe(schema_grammar(document)), None))
         )
 
     def _compile_guarded(self, schema: Any, refusal: GrammarError) -> RuledCore:
@@ -184,12 +169,12 @@ class LlguidanceBackend:
             raise refusal from None
         for attempt in tight_forms(schema, self._without_empty, and_loosened=True):
             with suppress(GrammarError):
-                grammar = _json_grammar(attempt().schema)
+                grammar = schema_grammar(attempt().schema)
                 return self._ruled(self._start(Recipe(_unforced(grammar)), schema), rules)
         with suppress(GrammarError):
-            return self._ruled(self._start(Recipe(_unforced(_loose(schema))), schema, lenient=True), rules)
+            return self._ruled(self._start(Recipe(_unforced(loose_grammar(schema))), schema, lenient=True), rules)
         with suppress(GrammarError):
-            grammar = _json_grammar(self._without_empty(without_branches(schema)).schema)
+            grammar = schema_grammar(self._without_empty(without_branches(schema)).schema)
             return self._ruled(self._start(Recipe(_unforced(grammar)), schema), rules)
         raise refusal
 
@@ -217,7 +202,7 @@ class LlguidanceBackend:
                 return _grammar(part, limits)
             schema, rewritten = _rewritten(part, limits, named)
             changed[id(part)] = schema, self._without_empty(rewritten) if named else rewritten
-            return _json_grammar(changed[id(part)][1].schema)
+            return schema_grammar(changed[id(part)][1].schema)
 
         walked = _is_walked(constraint)
         composer = Composer(leaf, self._table, limits, exact=exact or walked)
@@ -250,19 +235,19 @@ class LlguidanceBackend:
         for n, attempt in enumerate(tight_forms(schema, self._without_empty)):
             try:
                 changed = attempt()
-                return ruled(_json_grammar(changed.schema), [Checked(*place) for place in changed.dropped])
+                return ruled(schema_grammar(changed.schema), [Checked(*place) for place in changed.dropped])
             except GrammarError as error:
                 if _unsatisfiable(schema, error) and not (n == 0 and empty_definition(error)):
                     raise  # these grammars are never narrower than the schema
         try:
-            return ruled(_loose(schema), _assertions(schema, _LEFT_OUT), lenient=True)
+            return ruled(loose_grammar(schema), _assertions(schema, _LEFT_OUT), lenient=True)
         except GrammarError as error:
             if _unsatisfiable(schema, error):
                 raise
         with suppress(GrammarError):
-            grammar = _json_grammar(self._without_empty(without_branches(schema)).schema)
+            grammar = schema_grammar(self._without_empty(without_branches(schema)).schema)
             return ruled(grammar, _assertions(schema, KEYWORDS))
-        return ruled(_json_grammar({}), _assertions(schema, KEYWORDS))
+        return ruled(schema_grammar({}), _assertions(schema, KEYWORDS))
 
     def _start(self, recipe: Recipe, schema: Any, *, lenient: bool = False) -> LlguidanceCore:
         inner = llguidance.LLMatcher(self._tokenizer, recipe.grammar, log_level=0, limits=_parser_limits())
@@ -340,22 +325,13 @@ def _require_exact(root: Any) -> None:
     require_exact_numbers(root)
     for pointer, schema in iter_schemas(root):
         if isinstance(schema, dict) and "pattern" in schema:
-            _pattern(schema["pattern"], f"{pointer}/pattern")
+            library_pattern(schema["pattern"], f"{pointer}/pattern")
         for key in schema.get("patternProperties", ()) if isinstance(schema, dict) else ():
-            _pattern(key, f"{pointer}/patternProperties/{escape(key)}")
+            library_pattern(key, f"{pointer}/patternProperties/{escape(key)}")
 
 
 def _unsatisfiable(schema: Any, refusal: GrammarError) -> bool:
     return schema is False or "nsatisfiable" in refusal.reason
-
-
-def _pattern(pattern: str, pointer: str | None = None) -> str:
-    """Return a pattern for the library."""
-    require_known(pattern, pointer)
-    try:
-        return as_library(pattern)
-    except Ambiguous as error:
-        raise GrammarError(f"dialects of regular expressions differ about this pattern: {error}", pointer) from error
 
 
 def _rewritten(
@@ -388,61 +364,6 @@ def _unforced(grammar: str) -> str:
         (part,) = json.loads(grammar)["grammars"]
         grammar = part["lark_grammar"] or f"start: %json {json.dumps(part['json_schema'])}"
     return f'{grammar}\n%llguidance {{"no_forcing": true}}\n'  # behind it: messages of the library name lines
-
-
-def _json_grammar(schema: Any) -> str:
-    if schema is False:
-        raise GrammarError("schema false: no value is valid", "")
-    # The library takes options for objects only.
-    text = schema_text({} if schema is True else map_schemas(schema, _for_library))
-    try:
-        return llguidance.LLMatcher.grammar_from_json_schema(text, overrides=_JSON_OPTIONS)
-    except ValueError as error:
-        raise GrammarError(f"llguidance cannot read the schema: {one_line(str(error))}") from error
-
-
-def _for_library(schema: dict[str, Any]) -> dict[str, Any]:
-    """Return a schema with what is said about properties in one place: the library forgets patterns behind an `allOf`.
-
-    Its patterns are written as the library reads them. What only describes values is left out, so that schemas that allow the
-    same are equal.
-    """
-    if str(schema.get("$ref")).startswith("#/"):
-        schema = {
-            **schema,
-            "$ref": f"#{quote(unquote(schema['$ref'][1:]), safe=_OF_URIS)}",
-        }  # it wants URIs, such as #/$defs/List%5Bint%5D
-    if "pattern" in schema:
-        schema = {**schema, "pattern": _pattern(schema["pattern"])}
-    if "patternProperties" in schema:
-        named = {_pattern(pattern): part for pattern, part in schema["patternProperties"].items()}
-        schema = {**schema, "patternProperties": named | _names_left_out(schema)}
-    members = [key for key in ("properties", *_OTHERS) if key in schema]
-    result: dict[str, Any] = {}
-    for key, value in schema.items():
-        if key in DESCRIPTIONS:
-            continue
-        if key not in members:
-            result[key] = value
-        elif key == members[0]:
-            result |= {member: schema[member] for member in members}
-    return result
-
-
-def _names_left_out(schema: dict[str, Any]) -> dict[str, Any]:
-    """Return a pattern of the names that others match no more as the library reads them: without it they were additional ones."""
-    closed = schema.get("additionalProperties") is False and not any(
-        "\x01" in name for name in schema.get("properties", ())
-    )
-    return {} if closed or not any(map(is_spared, schema["patternProperties"])) else {WITH_SPARED: False}
-
-
-def _loose(schema: Any) -> str:
-    """Return the grammar of a schema as it is; the library leaves out what it does not know."""
-    options = _JSON_OPTIONS | {"lenient": True, "coerce_one_of": True}
-    return llguidance.LLMatcher.grammar_from_json_schema(
-        schema_text(map_schemas(schema, _for_library)), overrides=options
-    )
 
 
 def _named(checked: Sequence[Checked], limits: CompileLimits) -> tuple[Checked, ...]:
