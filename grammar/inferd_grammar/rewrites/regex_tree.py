@@ -16,7 +16,7 @@ from inferd_grammar.rewrites.regex_dialect import split_regex
 from inferd_grammar.rewrites.regex_syntax import NotUnderstood
 
 _GROUP = re.compile(r"(?:P?<\w+>|(?P<on>[imsu]*)(?:-(?P<off>[ims]+))?(?P<end>[:)]))")
-_COUNT = re.compile(r"\{(\d+)(,?)(\d*)\}")
+_COUNT = re.compile(r"\{(\d+)(?:(,)(\d*))?\}")
 _COUNTS = {"*": (0, None), "+": (1, None), "?": (0, 1)}
 _CODE = re.compile(r"\\[xu]\{([0-9A-Fa-f]{1,6})\}")
 _KIND = re.compile(r"\\([pP])\{([A-Z][a-z]?)\}")
