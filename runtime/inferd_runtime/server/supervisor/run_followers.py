@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 
-FOLLOWER_SECONDS = 60.0
+FOLLOWER_SECONDS = 15.0
 """How long a run waits for a follower that reads nothing; then its events are dropped as if it were not there."""
 FIRST_SECONDS = 2.0
 """How long it waits for its first follower, who launches it and then asks for its events."""
