@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Iterator
 from typing import Any
 
+from inferd_grammar.backends.look_aheads import require_known
 from inferd_grammar.constraints import AllOfGrammar, JsonSchemaGrammar, RegexGrammar
 from inferd_grammar.errors import GrammarError
 from inferd_grammar.limits import CompileLimits
@@ -18,34 +20,45 @@ _MEMBER = r"[^\\\[\]&~|-]"
 _CLASS = rf"\[\^?-?(?:{_MEMBER}-{_MEMBER}|{_MEMBER})*-?\]"
 _SAME_TO_ALL = re.compile(rf"(?P<begin>\^?)(?P<inside>(?:[^\\.\[\]|^$]|\\[^a-zA-Z0-9]|{_CLASS})*?)(?P<end>\$?)")
 """Patterns without anything that dialects read differently, or that is an anchor, except at their ends."""
+_READ_IN_WAYS = re.compile(r"\(\?(?!:)|\{,|[*+?}]\+")
+"""Groups with a meaning, and counts that are text, or let nothing go, in some dialects."""
 _KNOWN = DESCRIPTIONS | {"format", "maxLength", "minLength", "pattern", "type"}
 
 
-def bare_text(constraint: JsonSchemaGrammar, end: str, limits: CompileLimits) -> AllOfGrammar:
-    """Return expressions that all hold of the texts of a schema of texts which end where ``end`` first comes.
+def bare_text(constraint: JsonSchemaGrammar, mark: str, limits: CompileLimits) -> AllOfGrammar | RegexGrammar:
+    """Return what holds of the texts of a schema of texts. ``mark``: the first character of what ends them; "" for a token.
 
-    In its first `minLength` characters, and where it has a pattern or a format anywhere, the first character of the end is left
-    out: to look for the whole end there takes the library too long. Raises GrammarError for what expressions cannot say.
+    Texts with a pattern or a format have no mark in them, and others none in their first `minLength` characters: to look for the
+    whole end there takes the library too long. Raises GrammarError for what expressions cannot say.
     """
-    schema = read_by_place(schema_text(constraint.schema), limits)
+    schema = _checked(read_by_place(schema_text(constraint.schema), limits))
+    least, most = int(schema.get("minLength", 0)), schema.get("maxLength")
+    if most is not None and most < least:
+        raise GrammarError(f"no text has at least {least} and at most {most} characters", "")
+    char = write(subtraction(EVERYTHING, ((ord(mark), ord(mark)),)) if mark else EVERYTHING)
+    shapes = list(_shapes(schema, char))
+    if not shapes:
+        return RegexGrammar(rf"{char}{{{least}}}[\s\S]{{0,{'' if most is None else int(most) - least}}}")
+    length = f"{char}{{{least},{'' if most is None else int(most)}}}"
+    return AllOfGrammar(tuple(map(RegexGrammar, [length, *shapes])))
+
+
+def _checked(schema: Any) -> dict[str, Any]:
+    """Return a schema of texts alone. Raises GrammarError for any other."""
     if not isinstance(schema, dict) or schema.get("type") != "string":
         raise GrammarError("a text up to an end is one of a schema of type string, not of another one", "")
     other = next((key for key in schema if key not in _KNOWN), None)
     if other is not None:
         raise GrammarError(f"{other!r} of texts that stand without quotes is not supported", f"/{other}")
-    least, most = schema.get("minLength", 0), schema.get("maxLength")
-    if most is not None and most < least:
-        raise GrammarError(f"no text has at least {least} and at most {most} characters", "")
-    char = write(subtraction(EVERYTHING, ((ord(end[0]), ord(end[0])),)))
-    if "pattern" not in schema and _format(schema) is None:
-        free = rf"[\s\S]{{0,{'' if most is None else most - least}}}"
-        return AllOfGrammar((RegexGrammar(f"{char}{{{least}}}{free}"),))
-    patterns = [f"{char}{{{least},{'' if most is None else most}}}"]
+    return schema
+
+
+def _shapes(schema: dict[str, Any], char: str) -> Iterator[str]:
+    """Yield expressions of the whole texts that have a schema's pattern, and its format."""
     if "pattern" in schema:
-        patterns.append(_whole(schema["pattern"], char))
-    if (shape := _format(schema)) is not None:
-        patterns.append(shape[1:-1])
-    return AllOfGrammar(tuple(map(RegexGrammar, patterns)))
+        yield _whole(schema["pattern"], char)
+    if (pattern := _format(schema)) is not None:
+        yield pattern[1:-1]
 
 
 def _format(schema: dict[str, Any]) -> str | None:
@@ -59,8 +72,9 @@ def _format(schema: dict[str, Any]) -> str | None:
 
 def _whole(pattern: str, char: str) -> str:
     """Return an expression of the whole texts, of such characters, in which a pattern is found."""
+    require_known(pattern, "/pattern")
     plain = _SAME_TO_ALL.fullmatch(pattern)
-    if plain is not None and "(?" not in plain["inside"].replace("(?:", "") and "{," not in pattern:
+    if plain is not None and not _READ_IN_WAYS.search(pattern):
         before, behind = ("" if plain[edge] else f"{char}*" for edge in ("begin", "end"))
         return f"{before}(?:{plain['inside']}){behind}"
     try:

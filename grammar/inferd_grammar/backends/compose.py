@@ -100,6 +100,8 @@ class Composer:
         if not spelled or (len(spelled) > 1 and not spelled[0].startswith("<[")):
             raise GrammarError(f"the end {end!r} of a text must begin with a special token, or be plain text")
         if spelled[0].startswith("<["):
+            if isinstance(inner, JsonSchemaGrammar):
+                inner = bare_text(inner, "", self._limits)
             text = "TEXT" if inner is None else f"@{self._add(inner)}"
             return f"start: {text} {' '.join(spelled)}\n{_ANY_TEXT}"
         if inner is None:
@@ -111,7 +113,7 @@ class Composer:
     def _bare(self, end: str, inner: JsonSchemaGrammar) -> str:
         """Return a text of a schema and its end as one lexeme, which ends at the first place where it can."""
         rules: list[str] = []
-        text = self._expression(bare_text(inner, end, self._limits), rules)
+        text = self._expression(bare_text(inner, end[0], self._limits), rules)
         return "\n".join(["start: head", f"head[lazy]: {text} {_quoted(end)}", *rules])
 
     def _first_end(self, end: str, inner: Constraint) -> str:
@@ -179,11 +181,11 @@ class Composer:
 
     def _append(self, entry: dict[str, Any]) -> str:
         """Return the name of a part, which stands once however often it is used."""
-        known = json.dumps(entry, sort_keys=True)
-        name = self._names.setdefault(known, f"part{len(self._parts)}")
-        if name == f"part{len(self._parts)}":
-            self._parts.append({**entry, "name": name})
-        return name
+        text = json.dumps(entry, sort_keys=True)
+        if text not in self._names:
+            self._names[text] = f"part{len(self._parts)}"
+            self._parts.append({**entry, "name": self._names[text]})
+        return self._names[text]
 
     def _prefixed(self, constraint: PrefixedGrammar) -> str:
         prefix = _quoted(constraint.prefix) if constraint.prefix else ""

@@ -32,6 +32,7 @@ from inferd_grammar import (
     TagGrammar,
     TextGrammar,
     TokenTable,
+    UntilGrammar,
 )
 from inferd_grammar.conformance.matcher_checks import (
     COMPOSED_CONSTRAINTS,
@@ -238,6 +239,19 @@ def test_parts_that_repeat_each_other_a_million_times_have_no_known_end_and_rais
     assert compiled.planner() is None
     few = compiler.compile(RepeatedGrammar(inner, 3, 3))
     assert few.shortest() == b"ababab"
+
+
+def test_a_text_without_quotes_that_a_token_ends_has_none(
+    compiler: GrammarCompiler, tokenizer: Tokenizer, table: TokenTable
+) -> None:
+    """GLM's tokenizer has a token for the end of an argument: behind a length or a pattern the value was JSON there."""
+    end = tokenizer.token_to_id("<|im_start|>")
+    for schema, text in (({"maxLength": 3}, b"a<\n"), ({"pattern": "^[a-z<]+$", "minLength": 2}, b"<a")):
+        until = UntilGrammar("<|im_start|>", JsonSchemaGrammar({"type": "string", **schema}))
+        matcher = compiler.compile(ExactGrammar(until)).matcher()
+        assert spell(matcher, table, text) == len(text)
+        assert matcher.accept([end]) == 1
+        assert matcher.may_end()
 
 
 def test_a_part_that_stands_in_many_places_is_compiled_once(compiler: GrammarCompiler, table: TokenTable) -> None:
