@@ -109,6 +109,17 @@ class TrialProcess:
             )
         return Tried(answer["recipe"], answer["grown"])
 
+    @property
+    def is_started(self) -> bool:
+        """True if there is a child, which loads until it is asked."""
+        return self._child is not None
+
+    def prepare(self) -> None:
+        """Start a child, if there is none and may be one; where that fails, the next attempt tries again."""
+        if not self._over:
+            with contextlib.suppress(OSError):
+                self._pipes()
+
     def kill(self) -> None:
         """End the child, and the attempt that runs in it."""
         child = self._child
@@ -152,8 +163,6 @@ class TrialProcess:
         answer: Mapping[str, Any] = json.loads(read_message(source))
         if slow:
             self.close()  # priority is not given back
-            with contextlib.suppress(OSError):  # the next attempt tries again
-                self._pipes()  # another one, which loads until it is asked
         return answer
 
     def _demote(self) -> None:
@@ -209,8 +218,7 @@ class TrialPool:
             return process.attempt(table, backend, constraint, limits)
         finally:
             self._local.spent = getattr(self._local, "spent", 0.0) + process.spent - before
-            with self._lock:
-                self._free.append(process)
+            self._give_back(process)
 
     def on_slow(self, call: Callable[[], None]) -> None:
         """Have the thread of an attempt that takes long call this, once its child has a low priority. Say so before the first."""
@@ -230,6 +238,13 @@ class TrialPool:
                 process.end()
             for process in self._free:
                 process.close()
+
+    def _give_back(self, process: TrialProcess) -> None:
+        """Let another thread have a process, one with a child first; a quick constraint is not to wait until one has started."""
+        if not any(free.is_started for free in tuple(self._free)):
+            process.prepare()
+        with self._lock:
+            self._free.insert(len(self._free) if process.is_started else 0, process)
 
     def _take(self) -> TrialProcess:
         with self._lock:

@@ -248,6 +248,25 @@ def test_a_slow_attempt_never_gets_a_lower_nice_value_than_the_server(
     assert given == [19]
 
 
+def test_behind_a_slow_attempt_one_child_is_ready_for_the_next(
+    table: TokenTable, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A quick constraint had to wait until one had started: half a second beside slow ones."""
+    monkeypatch.setattr(trial_pool, "QUICK_SECONDS", 0.0)
+    slow: list[bool] = []
+    with closing(TrialPool()) as pool:
+        pool.on_slow(lambda: slow.append(True))
+        first, second = pool._take(), pool._take()
+        for process in (first, second):
+            process.attempt(table, "llguidance", LIGHT, CompileLimits())
+            pool._give_back(process)
+        assert slow == [True, True]
+        assert [process.is_started for process in (first, second)] == [True, False]
+        taken = pool._take()
+        pool._give_back(taken)
+        assert taken is first
+
+
 @pytest.mark.usefixtures("patient")
 def test_a_closed_pool_ends_its_children_and_refuses(table: TokenTable) -> None:
     pool = TrialPool()
