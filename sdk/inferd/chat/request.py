@@ -20,7 +20,8 @@ NO_ARGUMENTS: dict[str, Any] = {"type": "object", "properties": {}}
 """Parameters of a function that is described without any."""
 INPUT = "input"
 """The argument of a custom tool's function."""
-NAMES = {"regex": "regular expression", "lark": "Lark grammar"}
+FORMAT_NAMES = {"regex": "regular expression", "lark": "Lark grammar"}
+"""How a model is told of the kinds of formats."""
 UNBOUNDED = 1 << 30
 """More tokens than any context has room for: the text then ends with the context."""
 
@@ -221,9 +222,7 @@ def custom_tool(name: str, description: str = "", input_format: OutputFormat | N
     """Return a custom tool. Its function tells the model what the text has to be."""
     told = "The input of the tool, a text."
     if input_format is not None:
-        told += (
-            f" All of it is one text of this {NAMES.get(input_format.kind, input_format.kind)}:\n{input_format.value}"
-        )
+        told += f" All of it is one text of this {FORMAT_NAMES.get(input_format.kind, input_format.kind)}:\n{input_format.value}"
     schema = {"type": "object", "properties": {INPUT: {"type": "string", "description": told}}, "required": [INPUT]}
     return Tool(name, description, schema, CustomInput(input_format))
 

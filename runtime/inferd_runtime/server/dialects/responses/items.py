@@ -59,62 +59,58 @@ class ReasoningItem(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     status: Status | None = None
 
 
-class FunctionCallItem(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """A call that the model made. ``arguments`` is the JSON text of an object ("" for none), or what was written of it.
+class ToolCallItem(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
+    """A call that the model made."""
+
+    call_id: ItemId
+    name: FunctionName
+    id: ItemId | None = None
+    status: Status | None = None
+    caller: Any = None
+    namespace: FunctionName | None = None
+    async_: Any = msgspec.field(name="async", default=None)
+
+
+class FunctionCallItem(ToolCallItem, frozen=True, forbid_unknown_fields=True, kw_only=True):
+    """A call of a function. ``arguments`` is the JSON text of an object ("" for none), or what was written of it.
 
     ``parsed_arguments`` says the same once more, as ``parsed`` does of a text: OpenAI's client adds it where it parses an answer.
     """
 
     type: Literal["function_call"]
-    call_id: ItemId
-    name: FunctionName
     arguments: str
-    id: ItemId | None = None
-    status: Status | None = None
-    caller: Any = None
-    namespace: FunctionName | None = None
-    async_: Any = msgspec.field(name="async", default=None)
     parsed_arguments: Any = None
 
 
-class FunctionOutputItem(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+class CustomCallItem(ToolCallItem, frozen=True, forbid_unknown_fields=True, kw_only=True):
+    """A call of a custom tool."""
+
+    type: Literal["custom_tool_call"]
+    input: str
+
+
+class ToolOutputItem(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
+    """What a tool answered."""
+
+    call_id: ItemId
+    output: str | list[Any]
+    id: ItemId | None = None
+    status: Status | None = None
+    name: str | None = None
+    caller: Any = None
+    namespace: FunctionName | None = None
+
+
+class FunctionOutputItem(ToolOutputItem, frozen=True, forbid_unknown_fields=True, kw_only=True):
     """What a function answered."""
 
     type: Literal["function_call_output"]
-    call_id: ItemId
-    output: str | list[Any]
-    id: ItemId | None = None
-    status: Status | None = None
-    name: str | None = None
-    caller: Any = None
-    namespace: FunctionName | None = None
 
 
-class CustomCallItem(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """A call of a custom tool that the model made."""
-
-    type: Literal["custom_tool_call"]
-    call_id: ItemId
-    name: FunctionName
-    input: str
-    id: ItemId | None = None
-    status: Status | None = None
-    caller: Any = None
-    namespace: FunctionName | None = None
-    async_: Any = msgspec.field(name="async", default=None)
-
-
-class CustomOutputItem(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+class CustomOutputItem(ToolOutputItem, frozen=True, forbid_unknown_fields=True, kw_only=True):
     """What a custom tool answered."""
 
     type: Literal["custom_tool_call_output"]
-    call_id: ItemId
-    output: str | list[Any]
-    id: ItemId | None = None
-    status: Status | None = None
-    name: str | None = None
-    caller: Any = None
-    namespace: FunctionName | None = None
 
 
 class ItemReference(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
