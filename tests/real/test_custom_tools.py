@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
 from typing import Literal
 
 import lark
@@ -13,13 +12,8 @@ from inferd import protocol as p
 from inferd.chat import OutputFormat, ToolChoice, custom_tool
 from inferd.chat.call_forms import HERMES, LFM2, QWEN3_CODER
 from inferd.chat.tool_calls import tool_constraint
-from inferd_runtime.models.options import ModelOptions
-from inferd_runtime.models.store.store import ModelStore
-from inferd_runtime.server.engine_process.serving import serve_model
-from inferd_runtime.settings.settings import EngineSettings
 from inferd_runtime.testing.direct import DirectSession
 
-MODEL = "smollm2-135m"
 pytestmark = pytest.mark.real
 GRAMMAR = """
 start: "SELECT" NAME ("," NAME)~0..2 "FROM" NAME ("WHERE" NAME "=" STRING)? ";"
@@ -27,15 +21,6 @@ NAME: /[a-z_]{1,12}/
 STRING: /"[^"\\n]{0,20}"/
 %ignore /[ \\n]/
 """
-
-
-@pytest.fixture(scope="module")
-def session() -> Iterator[DirectSession]:
-    if ModelStore().find(MODEL) is None:
-        pytest.skip(f"{MODEL} is not here: inferd pull {MODEL}")
-    direct = DirectSession(serve_model(EngineSettings(model=(ModelOptions(MODEL),), threads=1)))
-    yield direct
-    direct.close()
 
 
 def text_of(tool_format: str, call: str) -> str:

@@ -16,26 +16,12 @@ from inferd.custom_sampler import candidates_of
 from inferd.protocol.floats import unpack_floats
 from inferd.samplers import Typical
 from inferd_runtime.engine.sampling.host_sampling import RowSampler, candidates
-from inferd_runtime.models.options import ModelOptions
-from inferd_runtime.models.store.store import ModelStore
-from inferd_runtime.server.engine_process.serving import serve_model
-from inferd_runtime.settings.settings import EngineSettings
 from inferd_runtime.testing.direct import DirectSession
 
-MODEL = "smollm2-135m"
 pytestmark = pytest.mark.real
 PROMPT = "The three largest rivers of Europe are the"
 OTHER = "A list:"
 LOGITS = [p.Probe("logits")]
-
-
-@pytest.fixture(scope="module")
-def session() -> Iterator[DirectSession]:
-    if ModelStore().find(MODEL) is None:
-        pytest.skip(f"{MODEL} is not here: inferd pull {MODEL}")
-    direct = DirectSession(serve_model(EngineSettings(model=(ModelOptions(MODEL),), threads=1)))
-    yield direct
-    direct.close()
 
 
 def rows(session: DirectSession, count: int, pick: int = 0, **fields: Any) -> Iterator[tuple[Candidates, list[int]]]:

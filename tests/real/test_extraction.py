@@ -3,20 +3,14 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
 from typing import Any
 
 import jsonschema
 import pytest
 
 from inferd import protocol as p
-from inferd_runtime.models.options import ModelOptions
-from inferd_runtime.models.store.store import ModelStore
-from inferd_runtime.server.engine_process.serving import serve_model
-from inferd_runtime.settings.settings import EngineSettings
 from inferd_runtime.testing.direct import DirectSession
 
-MODEL = "smollm2-135m"
 pytestmark = pytest.mark.real
 RECORD: dict[str, Any] = {
     "type": "object",
@@ -30,15 +24,6 @@ RECORD: dict[str, Any] = {
     "additionalProperties": False,
 }
 TEXT = "Sensor A7 measured 21.5, 21.75 and 22.0 degrees. Severity is low. It is filed under heat, indoors and heat."
-
-
-@pytest.fixture(scope="module")
-def session() -> Iterator[DirectSession]:
-    if ModelStore().find(MODEL) is None:
-        pytest.skip(f"{MODEL} is not here: inferd pull {MODEL}")
-    direct = DirectSession(serve_model(EngineSettings(model=(ModelOptions(MODEL),), threads=1)))
-    yield direct
-    direct.close()
 
 
 @pytest.mark.parametrize(("temperature", "budget"), [(0.0, 40), (0.8, 28)])

@@ -33,11 +33,11 @@ GREEDY = RowSampler.resolve(Sampling(), seed=0, lineage=0)
 
 
 class Machine:
-    """An engine whose clock counts token times: ``fixed`` per step and one per token."""
+    """An engine whose clock counts token times: ``fixed`` per step and one per token. No pause of the process counts."""
 
     def __init__(self, fixed: float, weights: dict[str, float] | None = None) -> None:
         named = {tenant: TenantLimits(weight=weight) for tenant, weight in (weights or {}).items()}
-        options = EngineOptions(64, tenancy=Tenancy(named=named), cost=StepCost(fixed))
+        options = EngineOptions(64, tenancy=Tenancy(named=named), cost=StepCost(fixed), clock=lambda: 0.0)
         self.engine = Engine(NullDriver(vocab_size=16, pages=4096, max_context=2000), options)
         self.fixed = fixed
         self.now = 0.0
