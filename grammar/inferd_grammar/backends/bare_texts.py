@@ -11,7 +11,7 @@ from inferd_grammar.constraints import AllOfGrammar, JsonSchemaGrammar, RegexGra
 from inferd_grammar.errors import GrammarError
 from inferd_grammar.limits import CompileLimits
 from inferd_grammar.references import read_by_place
-from inferd_grammar.rewrites.formats import ALIASES, ENFORCED, NAMES, PATTERNS
+from inferd_grammar.rewrites.formats import in_patterns
 from inferd_grammar.rewrites.patterns import difference
 from inferd_grammar.rewrites.regex_syntax import EVERYTHING, NotUnderstood, subtraction, write
 from inferd_grammar.schema import DESCRIPTIONS, schema_text
@@ -57,17 +57,8 @@ def _shapes(schema: dict[str, Any], char: str) -> Iterator[str]:
     """Yield expressions of the whole texts that have a schema's pattern, and its format."""
     if "pattern" in schema:
         yield _whole(schema["pattern"], char)
-    if (pattern := _format(schema)) is not None:
+    if (pattern := in_patterns(schema.get("format", ""))) is not None:
         yield pattern[1:-1]
-
-
-def _format(schema: dict[str, Any]) -> str | None:
-    """Return the pattern `^...$` of a format, None where there is none. Raises GrammarError for one that has none here."""
-    name = ALIASES.get(schema.get("format", ""), schema.get("format", ""))
-    pattern = {**PATTERNS, **NAMES}.get(name)
-    if pattern is None and name in ENFORCED:
-        raise GrammarError(f"format {name!r} of texts that stand without quotes is not supported", "/format")
-    return pattern
 
 
 def _whole(pattern: str, char: str) -> str:

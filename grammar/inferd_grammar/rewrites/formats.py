@@ -97,15 +97,34 @@ _LONE_LABEL = "[a-zA-Z0-9](?:[a-zA-Z0-9\\-]{0,61}[a-zA-Z0-9])?"
 _FEW_LABELS = rf"{_LONE_LABEL}(?:\.{_LONE_LABEL}){{0,2}}"
 _ATOM = r"[a-zA-Z0-9!#$%&'*+\-\/=?^_`{|}~]{1,31}"
 _OCTET = r"(?:25[0-5]|2[0-4][0-9]|1[0-9]{2}|[1-9]?[0-9])"
+_IPV4 = rf"{_OCTET}(?:\.{_OCTET}){{3}}"
+_GROUP = "[0-9a-fA-F]{1,4}"
+
+
+def _groups(most: int) -> str:
+    """Return an expression of no group of an IPv6 address up to ``most``, of which an IPv4 address is the last two."""
+    if most < 2:
+        return f"(?:{_GROUP}){{0,{most}}}"
+    return rf"(?:(?:{_GROUP}:){{0,{most - 1}}}{_GROUP}|(?:{_GROUP}:){{0,{most - 2}}}{_IPV4})?"
+
+
+def _ipv6() -> str:
+    """Return the pattern of RFC 4291's addresses: eight groups, or fewer and one `::` for those that are zero."""
+    whole = rf"(?:{_GROUP}:){{6}}(?:{_GROUP}:{_GROUP}|{_IPV4})"
+    begun = (rf"{_GROUP}(?::{_GROUP}){{{before - 1}}}::{_groups(7 - before)}" for before in range(1, 8))
+    return rf"^(?:{whole}|::{_groups(7)}|{'|'.join(begun)})$"
+
+
 NAMES = {
     "email": rf"^{_ATOM}(?:\.{_ATOM})?@{_FEW_LABELS}$",
     "hostname": f"^{_FEW_LABELS}$",
     "idn-email": rf"^{_IDN_ATOM[:-1]}{{1,64}}@{_FEW_LABELS}$",
-    "ipv4": rf"^{_OCTET}(?:\.{_OCTET}){{3}}$",
+    "ipv4": f"^{_IPV4}$",
+    "ipv6": _ipv6(),
     "uri": _reference("", scheme=True),
     "uuid": "^[0-9a-fA-F]{8}(?:-[0-9a-fA-F]{4}){3}-[0-9a-fA-F]{12}$",
 }
-"""Patterns of formats for the names of properties, of which the backend enforces none: one for each, lengths in it."""
+"""Patterns of the formats that the backend enforces, for texts where it does not: one for each, lengths in it."""
 
 WIDE = {
     "date": "^[0-9]{4}-?(?:[0-9]{2}-?[0-9]{2}|W[0-9]{2}-?[0-9]?|[0-9]{3})$",
@@ -134,13 +153,10 @@ def wide(name: str) -> str | None:
     return WIDE.get(ALIASES.get(name, name))
 
 
-def of_names(view: View) -> str | None:
-    """Return the pattern of names that have the format, None for an annotation. Raises CannotRewrite where there is none."""
-    name = ALIASES.get(view.words["format"], view.words["format"])
-    pattern = {**PATTERNS, **NAMES}.get(name)
-    if pattern is None and name in ENFORCED:
-        raise CannotRewrite(f"format {name!r} of property names is not supported", view.at("format"))
-    return pattern
+def in_patterns(name: str) -> str | None:
+    """Return the pattern `^...$` of a format where the backend enforces none; None for an annotation."""
+    name = ALIASES.get(name, name)
+    return {**PATTERNS, **NAMES}.get(name)
 
 
 def positive(view: View) -> tuple[View, list[Schema]]:

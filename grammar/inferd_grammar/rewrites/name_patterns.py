@@ -118,11 +118,10 @@ class NamesCondition:
         return lambda found: any(part(found) for part in parts) and sum(part(found) for part in wide) == 1
 
     def _format(self, view: View, narrow: bool) -> _Holds:
-        pattern = formats.of_names(view) if narrow else formats.wide(view.words["format"])
-        if pattern is None and not narrow and formats.of_names(view) is not None:
-            raise CannotRewrite(
-                f"the complement of format {view.words['format']!r} is not supported", view.at("format")
-            )
+        name = view.words["format"]
+        pattern = formats.in_patterns(name) if narrow else formats.wide(name)
+        if pattern is None and not narrow and formats.in_patterns(name) is not None:
+            raise CannotRewrite(f"the complement of format {name!r} is not supported", view.at("format"))
         return self._constant(True) if pattern is None else self._found(pattern)
 
     def _found(self, pattern: str) -> _Holds:

@@ -246,7 +246,11 @@ def test_a_text_without_quotes_that_a_token_ends_has_none(
 ) -> None:
     """GLM's tokenizer has a token for the end of an argument: behind a length or a pattern the value was JSON there."""
     end = tokenizer.token_to_id("<|im_start|>")
-    for schema, text in (({"maxLength": 3}, b"a<\n"), ({"pattern": "^[a-z<]+$", "minLength": 2}, b"<a")):
+    for schema, text in (
+        ({"maxLength": 3}, b"a<\n"),
+        ({"pattern": "^[a-z<]+$", "minLength": 2}, b"<a"),
+        ({"format": "ipv6"}, b"fe80::1"),
+    ):
         until = UntilGrammar("<|im_start|>", JsonSchemaGrammar({"type": "string", **schema}))
         matcher = compiler.compile(ExactGrammar(until)).matcher()
         assert spell(matcher, table, text) == len(text)

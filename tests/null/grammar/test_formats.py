@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import json
+import random
+import re
+from ipaddress import IPv6Address
 from itertools import combinations
 from typing import Any
 
 import pytest
 
 from inferd_grammar import GrammarCompiler, JsonSchemaGrammar, TokenTable
-from inferd_grammar.rewrites.formats import WIDE, wide
+from inferd_grammar.rewrites.formats import WIDE, in_patterns, wide
 from inferd_grammar.rewrites.patterns import finds
 
 SAMPLES = {
@@ -148,3 +151,23 @@ def test_an_expression_has_counts_from_more_than_one(bytewise: GrammarCompiler) 
     schema = {"type": "string", "format": "regex"}
     texts = ["^[a-z]{2,3}$", "a{0,9}", "(b{4,12}){12,120}", "c{3,2}", "c{12,3}", "c{9,8}"]
     assert taken(bytewise, schema, texts) == texts[:3]
+
+
+def test_the_pattern_of_ipv6_has_the_addresses_that_python_reads() -> None:
+    rng = random.Random(0)
+    pattern, valid = re.compile(in_patterns("ipv6") or ""), 0
+    for _ in range(20_000):
+        groups = rng.choices(["a", "00f", "FFff", "12345", ""], weights=[4, 2, 2, 1, 2], k=rng.randint(0, 9))
+        text = (
+            rng.choice(["", ":", "::"])
+            + ":".join(groups)
+            + rng.choice(["", "", "::", ":1.2.3.4", ":1.2.3.256", "::1.2.3.4"])
+        )
+        try:
+            IPv6Address(text)
+        except ValueError:
+            assert pattern.fullmatch(text) is None, text
+        else:
+            valid += 1
+            assert pattern.fullmatch(text), text
+    assert valid > 500
