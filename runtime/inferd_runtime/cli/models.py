@@ -1,4 +1,4 @@
-"""``inferd models``: what is on this machine, ``rm NAME``; ``served``: what a server has; ``fit NAME``: whether one fits."""
+"""``inferd models`` or ``models list``: what is on this machine; ``rm NAME``; ``served``: what a server has; ``fit NAME``: whether one fits."""
 
 from __future__ import annotations
 
@@ -29,10 +29,15 @@ KV_SOURCES = {"layers": "seen layer by layer", "config": "by the configuration's
 
 
 def models(argv: list[str]) -> int:
-    """List the models on this machine, or do what the first argument says."""
-    verbs = {"fit": fit, "rm": remove, "served": served}
+    """Do what the first argument says; list the models on this machine where it says nothing."""
+    verbs = {"fit": fit, "list": listed, "rm": remove, "served": served}
     if argv and argv[0] in verbs:
         return verbs[argv[0]](argv[1:])
+    return listed(argv)
+
+
+def listed(argv: list[str]) -> int:
+    """List the models on this machine."""
     parser = Parser("models", MODELS)
     add_json(parser, "print {models: [{name, source, license, folder, bytes}]}")
     parsed = parser.parse_args(argv)

@@ -194,6 +194,7 @@ def test_a_server_and_the_commands_that_talk_to_it(inferd: CommandLine, hello: s
         token = tmp_path / "state" / "inferd" / "token"
         assert token.stat().st_mode & 0o777 == 0o600
         assert "fake" in inferd("models", "served").stdout
+        assert inferd("models", "list").stdout == inferd("models").stdout != ""
         assert inferd("upload", hello).stdout.startswith("hello@0.0.1  sha256:")
         assert inferd("upload", hello, "--json").stdout.count('"created":false') == 1
         launched = inferd("launch", "hello", "--name", "Bob")
