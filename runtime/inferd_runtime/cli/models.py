@@ -1,4 +1,4 @@
-"""``inferd models`` or ``models list``: what is on this machine; ``rm NAME``; ``served``: what a server has; ``fit NAME``: whether one fits."""
+"""``inferd models`` (or ``models list``): what is on this machine; its verbs ``rm``, ``served`` and ``fit``."""
 
 from __future__ import annotations
 

@@ -34,6 +34,11 @@ ALLOWED: Mapping[ChildKind, tuple[str, ...]] = {
     ChildKind.INSTALLER: LANGUAGE + FOLDERS + NETWORK + ("NETRC", "PIP_", "XDG_CONFIG_"),
 }
 """Beginnings of names. Hub tokens and proxies with passwords are for the processes that load models, which download them."""
+UNLESS_SET: Mapping[ChildKind, Mapping[str, str]] = {ChildKind.MODEL: {"GOMP_SPINCOUNT": "2000"}}
+"""Of the threads that share a product, those that are done spin so many times, some 50 us, before they sleep. libgomp's 300,000
+keep a processor from the very thread that they wait for where others use it, too: two threads beside one busy process made 2
+tokens a second, and make 42 (docs/benchmarks.md). On a quiet machine 1,000 are as fast, and 500 not any more.
+"""
 FIXED: Mapping[ChildKind, Mapping[str, str]] = {
     ChildKind.COMPILER: {"OPENBLAS_NUM_THREADS": "1", "RAYON_NUM_THREADS": "1", "OMP_NUM_THREADS": "1"},
 }
@@ -53,7 +58,7 @@ def start_environment(kind: ChildKind, environment: Mapping[str, str]) -> dict[s
 
 def order_environment(kind: ChildKind, environment: Mapping[str, str]) -> dict[str, str]:
     """Return what the child adds to its environment once it runs."""
-    return _only(environment, ALLOWED[kind]) | dict(FIXED.get(kind, {}))
+    return dict(UNLESS_SET.get(kind, {})) | _only(environment, ALLOWED[kind]) | dict(FIXED.get(kind, {}))
 
 
 def _only(environment: Mapping[str, str], beginnings: tuple[str, ...]) -> dict[str, str]:
