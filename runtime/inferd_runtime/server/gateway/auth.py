@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import math
 import os
 import time
 from collections.abc import Callable, Collection, Mapping
@@ -46,7 +47,7 @@ class AccessTokens:
 
     @property
     def tenants(self) -> Mapping[str, Role]:
-        """The tenants that have a token, with the highest role of any of theirs."""
+        """The tenants that have a token that is valid, with the highest role of any of theirs."""
         self._refresh()
         return self._roles
 
@@ -73,7 +74,9 @@ class AccessTokens:
         return current is not None and self._now() < current.expires_at
 
     def role_of(self, tenant: str) -> Role:
-        """Return the highest role of a tenant's tokens, as of the last request."""
+        """Return the highest role of a tenant's tokens: of those revoked since, as of the last request."""
+        if self._now() >= self._roles_until:
+            self._find_roles()
         return self._roles.get(tenant, Role.USER)
 
     def _refresh(self) -> Mapping[bytes, TokenRights]:
@@ -81,12 +84,21 @@ class AccessTokens:
         if stored is not self._seen:
             self._seen = stored
             self._learn(stored)
+        elif self._now() >= self._roles_until:
+            self._find_roles()
         return stored
 
     def _learn(self, stored: Mapping[bytes, TokenRights]) -> None:
-        every = [*stored.values(), *self._known.values()]
-        self._by_id = {rights.token_id: rights for rights in every}
-        self._roles = _highest_roles(every)
+        self._every = [*stored.values(), *self._known.values()]
+        self._by_id = {rights.token_id: rights for rights in self._every}
+        self._find_roles()
+
+    def _find_roles(self) -> None:
+        """Find the roles that tenants have until the next token expires."""
+        now = self._now()
+        valid = [rights for rights in self._every if now < rights.expires_at]
+        self._roles = _highest_roles(valid)
+        self._roles_until = min((rights.expires_at for rights in valid), default=math.inf)
 
 
 def _highest_roles(every: Collection[TokenRights]) -> dict[str, Role]:

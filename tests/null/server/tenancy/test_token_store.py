@@ -131,3 +131,20 @@ def test_a_tenant_has_the_quotas_of_its_highest_role(path: Path) -> None:
     assert quotas("ann").runs == 3
     assert tokens.tenants == {"bob": Role.ADMIN}
     store.close()
+
+
+@pytest.mark.parametrize("asked", [True, False], ids=["a request comes", "no request comes"])
+def test_a_tenant_is_no_admin_any_more_once_the_token_of_one_has_expired(path: Path, asked: bool) -> None:
+    clock = HandClock()
+    store = TokenStore(path, clock)
+    tokens = AccessTokens({}, store, clock)
+    store.create("ann", Role.ADMIN, 10.0)
+    user = store.create("ann", Role.USER).token
+    tokens.rights_of(f"Bearer {user}")
+    assert tokens.role_of("ann") is Role.ADMIN
+    clock.now += 10.0
+    if asked:
+        tokens.rights_of(f"Bearer {user}")
+    assert tokens.role_of("ann") is Role.USER
+    assert tokens.tenants == {"ann": Role.USER}
+    store.close()
