@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 
 import anyio
 import msgspec
+import pytest
+from small_disk import small_disk
 from starlette.types import Message, Receive, Scope, Send
 
 from inferd_runtime.server.gateway.audit import MAX_TEXT, SUBJECT_KEY, Audited, AuditLog
@@ -59,3 +62,32 @@ def test_where_no_new_audit_log_can_be_made_lines_go_on_to_the_one_before(tmp_pa
     log.write({"line": 1})
     log.close()
     assert (tmp_path / "gone" / "audit").read_text() == '{"line":1}\n'
+
+
+@pytest.mark.skipif(not hasattr(os, "mkfifo"), reason="there are no named pipes")
+def test_a_pipe_that_nobody_reads_does_not_stop_the_server(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    pipe = tmp_path / "audit"
+    os.mkfifo(pipe)
+    reader = os.open(pipe, os.O_RDONLY | os.O_NONBLOCK)
+    log = AuditLog(pipe)
+    log.write({"line": 1})
+    assert os.read(reader, 100) == b'{"line":1}\n'
+    for _ in range(2000):
+        log.write({"line": "x" * 100})  # more than a pipe holds
+    assert "cannot be written" in caplog.text
+    os.close(reader)
+    log.write({"line": 3})
+    pipe.unlink()
+    os.mkfifo(pipe)
+    log.write({"line": 4})
+    assert "goes on where it was" in caplog.text
+    log.close()
+
+
+def test_a_line_that_a_full_disk_does_not_take_leaves_nothing_of_it(tmp_path: Path) -> None:
+    with small_disk(tmp_path / "disk", 12) as disk:
+        log = AuditLog(disk / "audit")
+        for _ in range(40):
+            log.write({"line": "x" * 500})
+        assert {len(line) for line in (disk / "audit").read_bytes().splitlines()} == {511}
+        log.close()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import logging
 import os
 import time
@@ -43,9 +44,16 @@ class AuditLog:
         """Append a line."""
         try:
             self._follow()
-            os.write(self._handle, msgspec.json.encode(entry) + b"\n")
+            self._append(msgspec.json.encode(entry) + b"\n")
         except OSError as error:
             log.error("the audit log %s cannot be written: %s", self._path, error)
+
+    def _append(self, line: bytes) -> None:
+        """Write a whole line, or nothing of it. Raises OSError."""
+        written = os.write(self._handle, line)
+        if written < len(line):
+            os.ftruncate(self._handle, os.fstat(self._handle).st_size - written)
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
     def _follow(self) -> None:
         """Open the path anew where it has another file, or none. Where that fails, lines go on to the file of before."""
@@ -58,7 +66,9 @@ class AuditLog:
             log.error("the audit log %s cannot be opened anew, and goes on where it was: %s", self._path, error)
 
     def _open(self) -> int:
-        return os.open(self._path, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o600)
+        # Where it is a pipe, nobody who reads it slowly, or not at all, may stop the server.
+        flags = os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC | os.O_NONBLOCK
+        return os.open(self._path, flags, 0o600)
 
     def _is_there(self) -> bool:
         """Return True if the open file is still the one of this path."""
