@@ -265,24 +265,27 @@ class RunFileStore:
         files = self._of(run)
         file = files.find(piece.file, sender, whole=False)
         async with file.turn:
-            end = piece.offset + len(piece.data)
-            if file.sha256 or 0 <= piece.offset < end <= file.written:
-                return bool(file.sha256)
-            if piece.offset != file.written or end > file.size or len(piece.data) > MAX_PIECE:
-                raise InvalidRequest(f"byte {file.written} of {file.size} of the file is next, {MAX_PIECE} at most")
-            try:
-                await self._in_turn(run.tenant, partial(_append, file.path, piece.data))
-            finally:
-                gone = not self._keeps(run, file)
-                if gone:  # it was forgotten meanwhile, and may be on disk again
-                    await _remove_files([file.path])
-            if gone:
-                raise NotFound(f"the run has no file {piece.file} any more")
-            file.digest.update(piece.data)
-            file.written = end
-            if file.written == file.size:
-                await self._complete(run, files, file)
+            came_before = 0 <= piece.offset < piece.offset + len(piece.data) <= file.written
+            if not (file.sha256 or came_before):
+                await self._take(run, file, piece)
+            if file.written == file.size and not file.sha256 and self._keeps(run, file):
+                await self._complete(run, files, file)  # again, where a full disk took all bytes and not the note of it
         return bool(file.sha256)
+
+    async def _take(self, run: Run, file: KeptFile, piece: WriteFile) -> None:
+        end = piece.offset + len(piece.data)
+        if piece.offset != file.written or end > file.size or len(piece.data) > MAX_PIECE:
+            raise InvalidRequest(f"byte {file.written} of {file.size} of the file is next, {MAX_PIECE} at most")
+        try:
+            await self._in_turn(run.tenant, partial(_append, file.path, piece.data))
+        finally:
+            gone = not self._keeps(run, file)
+            if gone:  # it was forgotten meanwhile, and may be on disk again
+                await _remove_files([file.path])
+        if gone:
+            raise NotFound(f"the run has no file {piece.file} any more")
+        file.digest.update(piece.data)
+        file.written = end
 
     async def _complete(self, run: Run, files: FilesOfRun, file: KeptFile) -> None:
         if self._keeps_all:

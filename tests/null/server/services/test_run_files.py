@@ -149,6 +149,29 @@ def kept_store(folder: Path) -> RunFileStore:
     return RunFileStore(folder, lambda name: False, keeps=True)
 
 
+async def test_a_file_whose_note_a_full_disk_did_not_take_is_whole_when_its_last_piece_comes_again(
+    tmp_path: Path,
+) -> None:
+    with small_disk(tmp_path / "disk", 64) as disk:
+        store, run = kept_store(disk), Run("run-1")
+        file = await store.begin(run, BeginFile("a", "text/plain", 20_000), LAUNCHER)  # type: ignore[arg-type]
+        await store.write(run, LAUNCHER, WriteFile(file.number, 0, b"a" * 10_000))  # type: ignore[arg-type]
+        fill, last = disk / "fill", WriteFile(file.number, 10_000, b"b" * 10_000)
+        fill.write_bytes(b"x" * (64 * 1024 - 20_480))  # what is left is for the last piece alone
+        for _ in range(2):
+            with pytest.raises(Unavailable):
+                await store.write(run, LAUNCHER, last)  # type: ignore[arg-type]
+        fill.unlink()
+        assert file.path.read_bytes() == b"a" * 10_000 + b"b" * 10_000
+        assert await store.write(run, LAUNCHER, last)  # type: ignore[arg-type]
+        store.close()
+        again = kept_store(disk)
+        await again.load(everything)
+        files = again.of("run-1", "ann")
+        assert files is not None
+        assert [one.size for one in files.unread] == [20_000]
+
+
 async def everything(names: list[str]) -> set[str]:
     return set(names)
 
