@@ -113,13 +113,14 @@ class ResponseStore:
     async def begin(self, exchange: ResponsesExchange, answer: Answer, tenant: str) -> OpenResponse:
         """Begin to answer in the background. The response is kept at once, so that it is known after a restart.
 
-        Raises what beginning the answer raises.
+        Raises what beginning the answer raises, and Unavailable where it is not kept: it could be asked for in vain.
         """
         begun, now = await self.background.start(exchange, answer, tenant), exchange.begun
         try:
             await self._archive.read(lambda file: file.begin(tenant, exchange.id, packed_response(now)[0]), tenant)
         except Unavailable:
-            log.error("a response in the background is not kept before it is over")
+            await self.background.cancel(tenant, exchange.id)
+            raise
         return begun
 
     async def find(self, tenant: str, response_id: str) -> StoredResponse:

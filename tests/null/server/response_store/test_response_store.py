@@ -240,6 +240,19 @@ def test_what_a_server_was_at_when_it_was_killed_has_failed_after_the_restart(tm
     scenario(again, after)
 
 
+def test_what_cannot_be_kept_is_not_answered_in_the_background(tmp_path: Path) -> None:
+    """Nobody could ask for the answer: its client would be told that there is no such response."""
+
+    async def body(store: ResponseStore) -> None:
+        exchange = asked(background=True)
+        with pytest.raises(Unavailable, match="does not work"):
+            await store.begin(exchange, unending(), "ann")
+        assert store.background.find("ann", exchange.id) is None
+
+    (tmp_path / RESPONSES_FILE).mkdir()
+    scenario(tmp_path, body)
+
+
 def test_what_is_over_before_its_beginning_is_written_stays_over(tmp_path: Path) -> None:
     async def body(store: ResponseStore) -> None:
         kept = answered(background=True)
