@@ -39,6 +39,7 @@ SUFFIX, UNFINISHED = ".safetensors", ".part"
 HEADROOM = 2 * BLOCK
 """Bytes that are assumed for a header that is not written yet."""
 log = logging.getLogger("inferd.snapshots")
+faults = logging.getLogger("inferd.storage")
 
 
 class SnapshotFolder:
@@ -221,11 +222,13 @@ class SnapshotFolder:
 
 @contextmanager
 def disk_errors() -> Iterator[None]:
-    """Raise Unavailable for errors of the disk and of SQLite."""
+    """Raise Unavailable for errors of the disk and of SQLite. Where on the disk is for the log: tenants are told the rest."""
     try:
         yield
     except (OSError, sqlite3.Error) as error:
-        raise Unavailable(f"the folder of the snapshots cannot be used: {error}") from error
+        faults.error("snapshots: %s", error)
+        reason = getattr(error, "strerror", None) or error
+        raise Unavailable(f"the folder of the snapshots cannot be used: {reason}") from error
 
 
 def _try_lock(lock: int) -> bool:

@@ -11,6 +11,7 @@ for others, and gives way if there is one: of two at once both may give way, and
 from __future__ import annotations
 
 import contextlib
+import logging
 import re
 import secrets
 import time
@@ -34,6 +35,7 @@ from inferd_runtime.kv.snapshot_place import (
     unknown,
 )
 
+faults = logging.getLogger("inferd.storage")
 OBJECT = re.compile(r"([0-9a-f]{8})-([0-9a-f]{16})-(\d+)-(\d+)-(\d+)-([^/]*)\.safetensors")
 """Version, a random number, tokens, bytes, when it was made (ms since the epoch), model."""
 CLAIM = re.compile(r"claim-(\d+)-[0-9a-f]{16}")
@@ -271,11 +273,11 @@ class SnapshotObjects:
 
 @contextmanager
 def _store_errors() -> Iterator[None]:
-    """Raise Unavailable for what a backend raises."""
+    """Raise Unavailable for what a backend raises. Its text, which may name buckets, hosts and keys, is for the log alone."""
     try:
         yield
     except InferdError:
         raise
     except Exception as error:  # the boundary to a backend of fsspec, each of which has errors of its own
-        text = f"{type(error).__name__}: {str(error)[:200]}"
-        raise Unavailable(f"the store of saved contexts cannot be used: {text}") from error
+        faults.error("the store of saved contexts: %s: %s", type(error).__name__, error)
+        raise Unavailable(f"the store of saved contexts cannot be used: {type(error).__name__}") from error

@@ -129,7 +129,7 @@ def _opened(path: Path, wanted: DatabaseFormat) -> sqlite3.Connection:
         opened.callback(db.close)
         found = db.execute("PRAGMA user_version").fetchone()[0]
         if not 0 <= found <= wanted.number:
-            raise InvalidRequest(f"{path} has format {found}; this version of inferd reads format {wanted.number}")
+            raise InvalidRequest(f"{path.name} has format {found}; this version of inferd reads format {wanted.number}")
         db.execute("PRAGMA journal_mode=WAL")
         db.execute("PRAGMA synchronous=NORMAL")
         db.execute("PRAGMA foreign_keys=ON")

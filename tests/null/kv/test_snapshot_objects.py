@@ -348,6 +348,18 @@ def waits(hold: threading.Event) -> None:
     hold.wait(20)
 
 
+def test_what_a_store_says_of_its_servers_and_keys_is_not_told_to_tenants(root: str) -> None:
+    broken = files()
+
+    def refuses(request: str) -> None:
+        raise Broken("InvalidAccessKeyId: AKIA0123 at https://bucket.example")
+
+    broken.before = refuses
+    with pytest.raises(Unavailable, match="Broken") as caught:
+        SnapshotObjects(broken, root, QUOTA).save("ann", "a", make(), overwrite=True)
+    assert "AKIA" not in caught.value.message
+
+
 # -- In the engine's process -------------------------------------------------------------------------------------------
 
 

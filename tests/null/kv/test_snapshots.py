@@ -496,8 +496,9 @@ def test_a_disk_that_was_full_at_the_first_use_is_used_once_it_has_room(
 def test_a_folder_that_cannot_be_made_is_unavailable(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
     folder = SnapshotFolder(tmp_path / "file" / "snapshots", 1 << 20)
-    with pytest.raises(Unavailable, match="Not a directory"):
+    with pytest.raises(Unavailable, match="Not a directory") as caught:
         folder.save("ann", "a", make(), overwrite=False)
+    assert str(tmp_path) not in caught.value.message, "a tenant is told where the server keeps its files"
     folder.close()
 
 

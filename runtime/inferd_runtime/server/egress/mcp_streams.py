@@ -176,7 +176,8 @@ async def stdio_server(command: Sequence[str], environment: dict[str, str]) -> A
             cwd=os.getcwd(),
         )
     except (OSError, ValueError) as error:
-        raise Unavailable(f"the server of tools cannot be started: {error}") from None
+        reason = getattr(error, "strerror", None) or error
+        raise Unavailable(f"the server of tools cannot be started: {reason}") from None
     server = StdioServer(process)
     try:
         yield server

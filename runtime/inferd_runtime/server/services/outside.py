@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import re
 import secrets
 import shutil
@@ -13,7 +14,7 @@ from typing import Any
 import anyio.abc
 import zmq
 
-from inferd.protocol import InvalidRequest
+from inferd.protocol import InvalidRequest, Unavailable
 from inferd_runtime.isolation.kinds import ChildKind
 from inferd_runtime.isolation.order import Access, Launch, ResourceLimits
 from inferd_runtime.server.egress.fetcher_process import FetcherStart, fetcher_launch
@@ -33,6 +34,7 @@ from inferd_runtime.settings.settings import Settings
 TOOL_MODULE = "inferd_runtime.server.egress.mcp_process"
 TOOL_FILES = 1024
 UNSAFE = re.compile(r"[^A-Za-z0-9._-]")
+log = logging.getLogger("inferd.storage")
 
 
 @dataclass(frozen=True)
@@ -55,7 +57,11 @@ class LazySecrets:
     def find(self, name: str, tenant: str) -> Secret:
         """Return a secret. Raises NotFound, and Unavailable."""
         if self._store is None:
-            self._store = SecretStore(self._path)
+            try:
+                self._store = SecretStore(self._path)
+            except InvalidRequest as error:  # what is wrong with it is the operator's business
+                log.error("%s", error.message)
+                raise Unavailable("the server's secrets cannot be read: its log says why") from None
         return self._store.find(name, tenant)
 
     def close(self) -> None:

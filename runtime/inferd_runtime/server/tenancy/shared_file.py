@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import os
 import sqlite3
 import stat
@@ -13,6 +14,7 @@ from inferd.protocol import InvalidRequest, Unavailable
 
 FORMAT = 1
 BUSY_SECONDS = 5.0
+log = logging.getLogger("inferd.storage")
 
 
 class SharedFile:
@@ -54,8 +56,10 @@ class SharedFile:
 
     @contextmanager
     def _typed(self) -> Iterator[None]:
-        """Turn what a file can do wrong into Unavailable."""
+        """Turn what a file can do wrong into Unavailable, which says in which folder it is to the log alone."""
         try:
             yield
         except (sqlite3.Error, OSError, ValueError) as error:
-            raise Unavailable(f"the {self._what} file {self._path} cannot be used: {error}") from None
+            log.error("%s: %s", self._path, error)
+            reason = getattr(error, "strerror", None) or error
+            raise Unavailable(f"the {self._what} file {self._path.name} cannot be used: {reason}") from None

@@ -14,6 +14,7 @@ from inferd import Forbidden, InvalidRequest, NotFound, Unavailable
 from inferd_runtime.cli.secret import secret as secret_command
 from inferd_runtime.cli.warm import _warm_settings
 from inferd_runtime.server.egress.origins import read_address
+from inferd_runtime.server.services.outside import LazySecrets
 from inferd_runtime.server.tenancy.secret_store import SecretStore
 from inferd_runtime.settings.settings import SECRETS_FILE, Settings
 
@@ -116,3 +117,15 @@ def test_runs_that_may_reach_something_else_have_another_warm_server(tmp_path: P
     assert len({each.state_dir for each in warm}) == 4
     assert warm[0].secrets == tmp_path / SECRETS_FILE
     assert warm[2].secrets == tmp_path / "others.sqlite3"
+
+
+def test_a_program_is_not_told_what_is_wrong_with_the_servers_secrets(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    path = tmp_path / SECRETS_FILE
+    path.touch(0o644)
+    path.chmod(0o644)
+    with closing(LazySecrets(path)) as secrets, pytest.raises(Unavailable) as caught:
+        secrets.find("github", "ann")
+    assert str(path) not in caught.value.message
+    assert f"chmod 600 {path}" in caplog.text

@@ -95,6 +95,14 @@ def test_a_damaged_file_is_unavailable_and_names_itself(path: Path) -> None:
         TokenStore(path)
 
 
+def test_strangers_are_not_told_in_which_folder_a_broken_file_is(path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    path.mkdir(parents=True)
+    with pytest.raises(Unavailable) as caught:
+        TokenStore(path)
+    assert str(path.parent) not in caught.value.message
+    assert str(path.parent) in caplog.text
+
+
 def test_a_role_that_is_none_makes_the_file_unavailable_and_is_no_bug(path: Path) -> None:
     store = TokenStore(path)
     store.create("ann", Role.USER)
