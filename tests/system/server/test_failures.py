@@ -20,7 +20,7 @@ from inferd_runtime.isolation.order import Launch
 from inferd_runtime.sandbox.messages import Bundle, Limits, RunFinished, RunUsage
 from inferd_runtime.server.processes.rundir import LOCK, run_directory
 from inferd_runtime.server.programs.bundles import Program, make_program
-from inferd_runtime.server.supervisor import runtime as runtime_module
+from inferd_runtime.server.supervisor import engine_supervisor, runtime as runtime_module
 from inferd_runtime.server.supervisor.run_events import Ending
 from inferd_runtime.server.supervisor.runs import Run
 from inferd_runtime.server.supervisor.runtime import open_runtime
@@ -91,6 +91,29 @@ async def test_a_dead_engine_ends_the_runs_that_use_it_and_comes_back(serve: Ser
         assert again["result"] == {"tokens": [97]}
         assert served.gateway.runtime.engine.restarts == 1
         assert served.gateway.runtime.fleet.restarts == 0
+
+
+async def test_an_engine_that_hangs_is_told_by_readyz_and_another_takes_its_place(
+    serve: Serve, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """All that waits for it would wait for ever, and no health check would say so."""
+    monkeypatch.setattr(engine_supervisor, "LOOK_SECONDS", 0.1)
+    async with serve() as served:
+        engine = served.gateway.runtime.engine
+        hanging = engine.pid
+        assert hanging is not None
+        waits = await served.launch(ASK, text="hang")
+        os.kill(hanging, signal.SIGSTOP)
+        await until(lambda: not engine.answers)
+        assert (await served.client.get("/readyz")).status_code == 503
+        os.kill(hanging, signal.SIGCONT)  # it only took long
+        await until(served.ready)
+        assert engine.pid == hanging
+        os.kill(hanging, signal.SIGSTOP)
+        over = await served.finished(waits)
+        assert over["error"]["code"] == "unavailable"
+        await until(served.ready)
+        assert (await served.finished(await served.launch(ASK, text="a")))["result"] == {"tokens": [97]}
 
 
 async def test_without_an_engine_launches_are_unavailable(serve: Serve, tmp_path: Path) -> None:

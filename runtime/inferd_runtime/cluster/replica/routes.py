@@ -87,7 +87,7 @@ class ReplicaApi:
         return reply(
             ReplicaReport(
                 name=self.state.name,
-                ready=runtime.engine.pid is not None and runtime.fleet.pool.any_ready,
+                ready=runtime.engine.answers and runtime.fleet.pool.any_ready,
                 draining=self.state.draining,
                 runs={run.id: run.tenant for run in runtime.runs.active},
                 waiting=len(pool.waiting),

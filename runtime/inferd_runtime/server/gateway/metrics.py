@@ -100,7 +100,7 @@ async def metrics_page(runtime: Runtime, only: str | None = None) -> MetricsPage
         "inferd_runs_waiting": waiting,
         "inferd_runs_running": len(runtime.runs.active) - waiting,
         "inferd_workers": len(runtime.fleet.pids),
-        "inferd_engine_up": int(runtime.engine.pid is not None),
+        "inferd_engine_up": int(runtime.engine.answers),
         "inferd_run_store_up": int(runtime.keeper.failure is None),
         "inferd_connections": sum(map(runtime.use.connections.held, runtime.use.connections.tenants)),
         "inferd_worker_restarts_total": runtime.fleet.restarts,
@@ -108,7 +108,7 @@ async def metrics_page(runtime: Runtime, only: str | None = None) -> MetricsPage
     }
     answers = runtime.use.answers
     tenants = list(tenant_families(runtime.tenant_totals, runtime.runs.active, only))
-    if runtime.engine.pid is None:
+    if not runtime.engine.answers:
         return MetricsPage(runtime.totals, figures, (), tenants, answers)
     stats = await runtime.engine.call(GetEngineStats(), EngineStats)
     figures |= {"inferd_engine_steps_total": stats.steps, "inferd_engine_sessions": stats.sessions}

@@ -70,11 +70,11 @@ class Api:
         """Answer 200 if launches would work now, else 503, with the state of the engine and the workers."""
         engine = self.runtime.engine
         workers = self.runtime.fleet
-        ready = engine.pid is not None and workers.pool.any_ready and not self.runtime.closing
+        ready = engine.answers and workers.pool.any_ready and not self.runtime.closing
         failure = self.runtime.keeper.failure
         status = {
             "ready": ready,
-            "engine": {"up": engine.pid is not None, "restarts": engine.restarts},
+            "engine": {"up": engine.answers, "restarts": engine.restarts},
             "draining": self.runtime.closing,
             "store": {"works": failure is None, "error": failure},
             "workers": {"up": len(workers.pids), "restarts": workers.restarts},

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import itertools
 import logging
 import math
@@ -27,6 +28,12 @@ T = TypeVar("T")
 OWN_TENANT = "inferd"
 OWN_LABEL = "gateway"
 STOP_SECONDS = 5.0
+LOOK_SECONDS = 10.0
+"""How often it is looked whether an engine answers, and how long it may take to: a long step of a large model is no fault."""
+SILENT, HANGING = 2, 15
+"""Looks in a row without an answer, behind which an engine counts as not ready, and is killed. Looks are counted and not time, so
+that a machine, or a server, that stood still does not end its engine.
+"""
 log = logging.getLogger("inferd.runtime")
 
 
@@ -79,6 +86,7 @@ class EngineSupervisor:
         self._up: StartedEngine | None = None
         self._failure: Unavailable | None = None
         self._start_error: InferdError | None = None
+        self._silent = 0
         self._changed = ChangeSignal()
 
     @property
@@ -93,6 +101,11 @@ class EngineSupervisor:
     def pid(self) -> int | None:
         """Process id of the engine, while it is up."""
         return None if self._up is None else self._up.child.pid
+
+    @property
+    def answers(self) -> bool:
+        """Whether there is an engine that has answered lately."""
+        return self._up is not None and self._silent < SILENT
 
     async def supervise(self) -> None:
         """Run engines one after another, for ever. Cancel it to end the engine and itself."""
@@ -145,7 +158,7 @@ class EngineSupervisor:
         return anyio.current_time() - started
 
     async def _serve(self, child: ChildProcess) -> None:
-        """Open the gateway's own session, announce the engine, and read replies until the engine ends."""
+        """Open the gateway's own session, announce the engine, and read replies until the engine ends, or hangs."""
         grant = self.grants.issue(f"{OWN_LABEL}/{next(self._numbers)}", OWN_TENANT, gateway=True)
         try:
             with anyio.fail_after(self._start_seconds) as starting:
@@ -158,7 +171,7 @@ class EngineSupervisor:
                         up = StartedEngine(child, session, models)
                         self._announce(up)
                         try:
-                            await anyio.sleep_forever()
+                            await self._watch(up)
                         finally:
                             up.close_idle()
         except TimeoutError:
@@ -168,8 +181,22 @@ class EngineSupervisor:
             log.error("the engine did not come up: %s", error.message)
             child.kill()
 
+    async def _watch(self, up: StartedEngine) -> None:
+        """Kill an engine that hangs: all that waits for it would wait for ever."""
+        while self._silent < HANGING:
+            await anyio.sleep(LOOK_SECONDS)
+            with anyio.move_on_after(LOOK_SECONDS) as patience, contextlib.suppress(Unavailable):  # it has just ended
+                await up.session.call(ListModels(), Models)
+            self._silent = self._silent + 1 if patience.cancelled_caught else 0
+            if self._silent == SILENT:
+                log.error("engine %d does not answer", up.child.pid)
+        log.error("engine %d has not answered %d times in a row, and is killed", up.child.pid, HANGING)
+        up.child.kill()
+        await anyio.sleep_forever()
+
     def _announce(self, up: StartedEngine) -> None:
         self._up = up
+        self._silent = 0
         self._failure = None
         self._changed.wake()
         log.info("engine %d serves %s", up.child.pid, ", ".join(model.name for model in up.models.models))
