@@ -360,7 +360,7 @@ def announced(state_dir: Path, url: str) -> Iterator[None]:
     try:
         yield
     finally:
-        with contextlib.suppress(FileNotFoundError):
+        with contextlib.suppress(OSError, UnicodeDecodeError):  # somebody has removed it, or put something else there
             if path.read_text(encoding="utf-8") == text:
                 path.unlink()
 

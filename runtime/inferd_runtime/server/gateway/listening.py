@@ -62,6 +62,8 @@ class RenewedTls:
         if files != self._seen:
             self._seen = files
             try:
+                if None in files:
+                    raise InvalidRequest("the certificate or its key is no file any more")
                 self._context = tls_context(self._settings)
                 log.info("the certificate %s was renewed", self._settings.tls_cert)
             except InvalidRequest as error:
@@ -73,12 +75,12 @@ class RenewedTls:
 
 
 def _version(path: Path) -> tuple[int, int] | None:
-    """Return what changes with a file; None for one that is not there."""
+    """Return what changes with a file; None for one that is not there, or is none: reading a pipe might never end."""
     try:
         found = path.stat()
     except OSError:
         return None
-    return found.st_ino, found.st_mtime_ns
+    return (found.st_ino, found.st_mtime_ns) if stat.S_ISREG(found.st_mode) else None
 
 
 def _refuse_open_key(key: Path) -> None:

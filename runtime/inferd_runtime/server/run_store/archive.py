@@ -75,7 +75,9 @@ class _Line(Generic[F]):
         take nothing.
         """
         own = self.bytes[tenant]
-        is_fair = not (tenant and own and size) or own + size <= MAX_QUEUED_BYTES // 2
+        is_fair = not (tenant and own and size) or (
+            own + size <= MAX_QUEUED_BYTES // 2 and len(self._waiting.get(tenant, ())) < MAX_QUEUED // 2
+        )
         return len(self) < MAX_QUEUED and is_fair and self.bytes.total() + size <= MAX_QUEUED_BYTES
 
     def add(self, task: _Task[F]) -> None:

@@ -266,7 +266,7 @@ class RunKeeper:
         run = self._runs.find(run_id)
         if run is not None and run.tenant == tenant:
             return run
-        if run is not None or self.archive is None:
+        if self.archive is None:
             raise unknown_run(run_id)
         archive = self.archive
         record = await archive.read(lambda file: file.find(tenant, run_id), tenant)

@@ -15,7 +15,7 @@ from inferd.protocol import ErrorInfo, IdempotencyKeyReused, InternalError, NotF
 from inferd_runtime.sandbox.messages import Bundle, Limits, Output, RunFinished, RunUsage
 from inferd_runtime.server.programs.bundles import make_program
 from inferd_runtime.server.run_store import archive as archive_module
-from inferd_runtime.server.run_store.archive import MAX_QUEUED_BYTES, RunArchive, open_archive
+from inferd_runtime.server.run_store.archive import MAX_QUEUED, MAX_QUEUED_BYTES, RunArchive, open_archive
 from inferd_runtime.server.run_store.records import KeptKey
 from inferd_runtime.server.run_store.run_file import RunFile
 from inferd_runtime.server.supervisor.run_events import EventBuffer
@@ -205,6 +205,40 @@ def test_what_one_tenant_writes_holds_no_other_up(tmp_path: Path) -> None:
         await settle(archive)
         assert order.index("bob") <= 1
         assert order[most + 1 :] == ["all", "mallory"]
+
+    scenario(tmp_path / "runs", body)
+
+
+def test_many_small_things_of_one_tenant_leave_room_for_those_of_others(tmp_path: Path) -> None:
+    gate = threading.Event()
+
+    async def body(archive: RunArchive) -> None:
+        archive.save(lambda file: gate.wait(10), 1)
+        while archive.save(lambda file: None, 1, tenant="mallory"):
+            pass
+        assert len(archive._line) <= MAX_QUEUED // 2 + 1
+        assert archive.save(lambda file: None, 1, tenant="bob")
+        gate.set()
+        await settle(archive)
+
+    scenario(tmp_path / "runs", body)
+
+
+def test_it_takes_as_long_to_be_told_that_a_run_is_another_tenants_as_that_there_is_none(tmp_path: Path) -> None:
+    async def body(archive: RunArchive) -> None:
+        keeper, run, looks = kept_by(archive), new_run("bob"), list[str]()
+        keeper._runs.add(run)
+        read = archive.read
+
+        async def counted(job: Callable[[RunFile], Any], tenant: str = "") -> Any:
+            looks.append(tenant)
+            return await read(job, tenant)
+
+        archive.read = counted  # type: ignore[method-assign]
+        for run_id in (run.id, "run-nix"):
+            with pytest.raises(NotFound):
+                await keeper.find(run_id, "ann")
+        assert looks == ["ann", "ann"]
 
     scenario(tmp_path / "runs", body)
 
