@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import sys
 import time
 from argparse import Namespace
 from contextlib import closing
@@ -57,6 +58,7 @@ def _run(parsed: Namespace, store: TokenStore) -> None:
         case "create":
             check_tenant(parsed.name)
             lifetime = None if parsed.expires_in is None else read_span(parsed.expires_in)
+            _warn_of_heritage(parsed.name, store)
             _show_new(store.create(parsed.name, Role(parsed.role), lifetime, parsed.note), parsed.as_json)
         case "rotate":
             _show_new(store.rotate(parsed.name, read_span(parsed.overlap)), parsed.as_json)
@@ -64,6 +66,14 @@ def _run(parsed: Namespace, store: TokenStore) -> None:
             _show([store.revoke(parsed.name)], parsed.as_json)
         case _:
             _show(store.entries(), parsed.as_json)
+
+
+def _warn_of_heritage(tenant: str, store: TokenStore) -> None:
+    """Say so where a name was somebody's before, whose tokens have all ended: all that is kept goes by the name."""
+    before = [entry for entry in store.entries() if entry.tenant == tenant]
+    if before and not any(entry.is_valid(time.time()) for entry in before):
+        kept = "the programs, runs, texts and contexts that are kept of it"
+        print(f"the tenant {tenant} had tokens before: who has this one gets {kept}", file=sys.stderr)
 
 
 def read_span(text: str) -> float:

@@ -40,6 +40,24 @@ def test_a_token_is_shown_once_rotated_and_revoked(tmp_path: Path, capsys: pytes
     store.close()
 
 
+def test_a_name_that_was_somebodys_is_not_given_to_another_one_unawares(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def warned(*arguments: str) -> bool:
+        assert token([*arguments, "--json", "--data-dir", str(tmp_path)]) == 0
+        told = capsys.readouterr()
+        ids.append(json.loads(told.out).get("id", ""))
+        return "had tokens before" in told.err
+
+    ids: list[str] = []
+    assert not warned("create", "ann")
+    assert not warned("create", "ann"), "she has one"
+    assert not warned("revoke", ids[0])
+    assert not warned("revoke", ids[1])
+    assert warned("create", "ann")
+    assert not warned("create", "bob")
+
+
 @pytest.mark.parametrize(
     ("arguments", "error"),
     [
