@@ -10,7 +10,8 @@ from inferd.chat.request import INPUT
 
 _OPENING = re.compile(rf'\s*\{{\s*"{INPUT}"\s*:\s*"')
 _BEGINNING = f'{{"{INPUT}":"'
-_PIECE = re.compile(r'[^"\\]+|"|\\u[0-9a-fA-F]{4}|\\[^u]')
+_PIECE = re.compile(r'[^"\\]+|"|\\u[0-9a-fA-F]{4}|\\[^u]|\\(?=u[0-9a-fA-F]{0,3}[^0-9a-fA-F])')
+"""The last: what is no escape, where nothing holds the text to JSON, is the text itself."""
 _ESCAPES: Mapping[str, str] = {"b": "\b", "f": "\f", "n": "\n", "r": "\r", "t": "\t"}
 _MOST_HELD = 256
 """Characters before the text: more of them are no beginning of one."""
@@ -65,7 +66,7 @@ class InputReader:
         half, self._half = self._half, ""
         if not piece.startswith("\\u"):
             lost = _NO_LETTER if half else ""
-            return lost + (_ESCAPES.get(piece[1], piece[1]) if piece[0] == "\\" else piece)
+            return lost + (_ESCAPES.get(piece[1], piece[1]) if piece[0] == "\\" and len(piece) > 1 else piece)
         char = chr(int(piece[2:], 16))
         if half and "\udc00" <= char <= "\udfff":
             return (half + char).encode("utf-16", "surrogatepass").decode("utf-16")

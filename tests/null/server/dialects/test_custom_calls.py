@@ -35,6 +35,8 @@ def test_a_text_comes_out_whole_however_it_is_cut(text: str, plain: bool, cuts: 
         ('{"input": "a", "more": 1}', "a"),
         ('{"input": "\\ud83d\\ude42\\ud83d!\\ude42\\ud83d"}', "🙂\ufffd!\ufffd"),
         ('{"input": "\\ud83d', ""),
+        ('{"input": "a\\uzz", 1}', "a\\uzz"),
+        ('{"input": "\\ud83d\\ud83\\n"}', "\ufffd\\ud83\n"),
         ('{"inp', ""),
         ("", ""),
         ('{"other": 1}', '{"other": 1}'),
@@ -45,6 +47,15 @@ def test_a_text_comes_out_whole_however_it_is_cut(text: str, plain: bool, cuts: 
 )
 def test_what_is_cut_or_no_such_object_comes_out_as_far_as_it_goes(written: str, text: str) -> None:
     assert read([written]) == read(list(written)) == text
+
+
+def test_what_is_no_escape_does_not_hold_the_rest_of_the_text() -> None:
+    """All that came behind it was held, and copied with each piece: 64 MB of a program's answer took a minute of the gateway."""
+    reader = InputReader()
+    assert reader.feed('{"input":"\\uzz') == "\\uzz"
+    for _ in range(3):
+        assert reader.feed("x" * 1000) == "x" * 1000
+    assert not reader._rest
 
 
 def test_answers_have_texts_of_their_own_and_functions_none() -> None:
