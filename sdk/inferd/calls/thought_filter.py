@@ -10,6 +10,7 @@ class ThoughtFilter:
 
     def __init__(self, marks: ReasoningSpec | None) -> None:
         self._marks = marks
+        self._inside = marks is not None and marks.opened
         self._held = ""
 
     def take(self, text: str) -> str:
@@ -18,9 +19,11 @@ class ThoughtFilter:
             return text
         self._held += text
         begin, end = self._marks.begin, self._marks.end
-        if not self._marks.opened and not self._held.startswith(begin):
+        if not self._inside and not self._held.startswith(begin):
             return "" if begin.startswith(self._held) else self._answer(self._held)
+        self._inside = True
         _, mark, answer = self._held.partition(end)
+        self._held = self._held[-len(end) :]  # what of it may be the mark's beginning
         return self._answer(answer) if mark else ""
 
     def _answer(self, text: str) -> str:
