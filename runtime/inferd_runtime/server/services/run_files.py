@@ -430,9 +430,11 @@ async def _on_disk(work: Callable[[], T]) -> T:
 
 
 async def _remove_files(paths: Sequence[Path]) -> None:
-    """Remove files that nothing refers to any more, also where the task that asked for it is cancelled."""
+    """Remove files that nothing refers to any more, also where the task that asked for it is cancelled. What a broken disk does
+    not let go of is left to the next server: nobody waits for this who could be told.
+    """
     if paths:
-        with anyio.CancelScope(shield=True):
+        with anyio.CancelScope(shield=True), contextlib.suppress(Unavailable):
             await _on_disk(partial(_unlink, paths))
 
 

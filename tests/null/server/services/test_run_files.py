@@ -172,6 +172,20 @@ async def test_a_file_whose_note_a_full_disk_did_not_take_is_whole_when_its_last
         assert [one.size for one in files.unread] == [20_000]
 
 
+async def test_what_a_broken_disk_does_not_let_go_of_ends_no_task_that_nobody_waits_for(tmp_path: Path) -> None:
+    """The end of a run that had begun a file ended the server."""
+    store, run = kept_store(tmp_path), Run("run-1")
+    file = await store.begin(run, BeginFile("a", "text/plain", 9), 1)  # type: ignore[arg-type]
+    (tmp_path / "run-files").rmdir()
+    (tmp_path / "run-files").write_text("a file")
+    with pytest.raises(Unavailable):
+        await store.write(run, 1, WriteFile(file.number, 0, b"a"))  # type: ignore[arg-type]
+    await store.drop_unfinished("run-1", 1)
+    files = store.of("run-1", "ann")
+    assert files is not None
+    assert not files.bytes
+
+
 async def everything(names: list[str]) -> set[str]:
     return set(names)
 
