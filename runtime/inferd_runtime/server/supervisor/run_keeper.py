@@ -311,8 +311,8 @@ class RunKeeper:
         try:
             if self.archive is not None:
                 await self._recover(self.archive, resume)
-        except Unavailable as failed:
-            log.error("%s: runs are kept in memory only", failed.message)
+        except InferdError as failed:  # of any kind: a record that cannot be read is to keep no server from starting
+            log.error("%s: what the last server has left is not taken over", failed.message)
         finally:
             self._recovered.set()
 

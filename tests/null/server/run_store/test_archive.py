@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import logging
+import sqlite3
 import threading
 from collections.abc import Awaitable, Callable
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
@@ -207,6 +210,28 @@ def test_what_one_tenant_writes_holds_no_other_up(tmp_path: Path) -> None:
         assert order[most + 1 :] == ["all", "mallory"]
 
     scenario(tmp_path / "runs", body)
+
+
+def test_a_record_that_cannot_be_read_keeps_no_server_from_starting(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    async def before(archive: RunArchive) -> None:
+        kept_by(archive).begun(new_run())
+        await settle(archive)
+
+    async def after(archive: RunArchive) -> None:
+        keeper, run = RunKeeper(RunStore(QUOTAS), QUOTAS, archive), new_run("bob")
+        await keeper.recover()
+        go_through(keeper, run)
+        await settle(archive)
+        assert (await keeper.find(run.id, "bob")).id == run.id
+
+    path = tmp_path / "runs"
+    scenario(path, before)
+    with closing(sqlite3.connect(path)) as db, db:
+        db.execute("UPDATE runs SET record = x'c1'")
+    caplog.set_level(logging.CRITICAL, "inferd.runs")
+    scenario(path, after)
 
 
 def test_many_small_things_of_one_tenant_leave_room_for_those_of_others(tmp_path: Path) -> None:
