@@ -205,7 +205,7 @@ class EgressProcess:
                     with anyio.CancelScope(shield=True):
                         await life.child.stop(STOP_SECONDS)
         except OSError as error:
-            ending = f"cannot be started: {error}"
+            ending = f"cannot be started: {error.strerror or error}"  # not where: tenants are told
         finally:
             self._over(life, ending, self._clock() - started)
             if launch is not None:
