@@ -8,11 +8,12 @@ from contextlib import AsyncExitStack
 from typing import Any
 
 from inferd.chat.conversation import open_context
+from inferd.chat.refused_tools import naming_its_tool
 from inferd.chat.reply import Reply
 from inferd.chat.request import ChatRequest
 from inferd.context import Context
 from inferd.model import Model
-from inferd.protocol import TokenLogprob
+from inferd.protocol import ConstraintError, TokenLogprob
 
 SCORED_AT_ONCE = 1024
 """Tokens of a prompt whose log-probabilities come in one reply: its reader does nothing else meanwhile."""
@@ -42,9 +43,12 @@ async def answer(request: ChatRequest) -> None:
                 await reply.finish("length", choice=choice)
             return
         answers = enumerate([ctx, *forks])
-        await all_of(
-            [reply.write(conversation.generate(each, choice=choice), choice=choice) for choice, each in answers]
-        )
+        try:
+            await all_of(
+                [reply.write(conversation.generate(each, choice=choice), choice=choice) for choice, each in answers]
+            )
+        except ConstraintError as error:
+            raise await naming_its_tool(error, conversation) from None
 
 
 async def all_of(writing: Sequence[Coroutine[Any, Any, Any]]) -> None:

@@ -132,7 +132,7 @@ async def rendered(
         mark_tokens=(tuple(form.begin_tokens), tuple(form.end_tokens)),
     )
     may_think = reasoning is not None and not request.continue_final and not written.endswith(reasoning[1])
-    constraint = _constraint(request, tool_format)
+    constraint = answer_constraint(request, tool_format)
     tokens = await _truncated(request, reply.tokens)
     return Conversation(request, tokens, shape, constraint, reply.text if with_text else "", may_think)
 
@@ -159,7 +159,7 @@ def _tool_format(request: ChatRequest, form: ChatFormat) -> str:
     return form.tool_format if form.tools else HERMES
 
 
-def _constraint(request: ChatRequest, tool_format: str) -> OutputConstraint | None:
+def answer_constraint(request: ChatRequest, tool_format: str) -> OutputConstraint | None:
     """Return what an answer is held to; one that has to be a call has no text that a format could hold for.
 
     Raises InvalidRequest where tool calls and an output format exclude each other.

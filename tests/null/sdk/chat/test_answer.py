@@ -3,14 +3,19 @@
 from __future__ import annotations
 
 import asyncio
+import json
 from collections.abc import Awaitable, Callable
+from dataclasses import replace
 from typing import Any, cast
 
 import pytest
 
-from inferd.chat import ChatRequest, Reply, answer
+from inferd.chat import ChatMessage, ChatRequest, OutputFormat, Reply, Tool, ToolChoice, answer
 from inferd.chat.answer import all_of
-from inferd.protocol import InvalidRequest, ProgramError
+from inferd.protocol import ConstraintError, InvalidRequest, ProgramError
+from inferd_runtime.testing.byte_tokenizer import VOCAB_SIZE
+from inferd_runtime.testing.null_driver import NullDriver
+from inferd_runtime.testing.served import null_model
 from inferd_runtime.testing.transport import run_program
 
 
@@ -23,6 +28,37 @@ def test_what_ends_one_of_several_answers_is_told_as_it_is(n: int) -> None:
 
     with pytest.raises(InvalidRequest, match="stop_token_ids: token id 1000000 is outside the vocabulary"):
         run_program(program)
+
+
+@pytest.mark.parametrize("output", [None, OutputFormat("json_schema", '{"type": "object"}')])
+@pytest.mark.parametrize("choice", [ToolChoice("auto"), ToolChoice("required")])
+def test_of_many_tools_the_one_that_is_refused_is_named(choice: ToolChoice, output: OutputFormat | None) -> None:
+    """It was told that some pattern does not parse, which may be anybody's of fifty tools."""
+    tools = [Tool(f"tool{number}", parameters=_one_text()) for number in range(9)]
+    tools[5] = replace(tools[5], parameters=_one_text(pattern="("))
+    request = ChatRequest(messages=_question(), tools=tools, tool_choice=choice, output=output, max_tokens=8)
+    with pytest.raises(ConstraintError, match=r"^the tool 'tool5': .*unclosed group") as refused:
+        run_program(
+            lambda: answer(request), null_model(driver=NullDriver(vocab_size=VOCAB_SIZE, max_context=4096, pages=512))
+        )
+    assert refused.value.detail["param"] == "tools"
+
+
+def test_where_no_tool_is_at_fault_none_is_named() -> None:
+    broken = OutputFormat("json_schema", json.dumps(_one_text(pattern="(")))
+    request = ChatRequest(
+        messages=_question(), tools=[Tool("tool", parameters=_one_text())], output=broken, max_tokens=8
+    )
+    with pytest.raises(ConstraintError, match=r"^the constraint cannot be used"):
+        run_program(lambda: answer(request))
+
+
+def _one_text(**keywords: str) -> dict[str, Any]:
+    return {"type": "object", "properties": {"text": {"type": "string", **keywords}}, "required": ["text"]}
+
+
+def _question() -> list[ChatMessage]:
+    return [ChatMessage("user", "a question")]
 
 
 def test_wrong_use_of_a_reply_is_the_programs_fault_and_not_its_clients() -> None:
