@@ -11,10 +11,11 @@
 
 #define MOST_CHUNKS 8
 #define MOST_QUERIES 64  // that are attended from at a time
-#define MOST_SCORED 4    // queries whose scores are found side by side
+#define SCORED(chunks) (REGISTERS == 32 ? 16 / (chunks) : 1)  // queries whose scores are found side by side
 #define MOST_SUMS (REGISTERS == 32 ? 24 : 8)
 #define BESIDE(chunks) (MOST_SUMS / 2 / (chunks))
-#define NEAR 64  // keys whose values stay in the nearest cache
+#define NEAR 64   // keys whose values stay in the nearest cache
+#define AHEAD 32  // keys that are fetched before they are read: processors do so by themselves inside of a page alone
 #define BOUND 3e4f  // see models/passes/attention.py
 
 // e to the power of x, to two units in the last place; 0 far below zero. The polynomial is Cephes' expf.
@@ -105,18 +106,26 @@ INLINE const float *slot(const Pages *pages, long key) {
   return pages->cache + ((pages->table[key >> pages->page_bits] << pages->page_bits) + place) * pages->stride;
 }
 
-// Scores of one query for keys from `from` to its end, LANES at a time.
-INLINE void score_alone(const int chunks, const float *query, const Pages *keys, float *scores, long from, long end) {
-  Lanes own[MOST_CHUNKS], dots[LANES];
-  UNROLL for (int c = 0; c < chunks; c++) own[c] = load(query + c * LANES);
-  for (long at = from; at < end; at += LANES, scores += LANES) {
-    UNROLL for (int j = 0; j < LANES; j++) {
-      const float *key = slot(keys, at + j < end ? at + j : end - 1);
-      dots[j] = times(own[0], load(key));
-      UNROLL for (int c = 1; c < chunks; c++) dots[j] = times_plus(own[c], load(key + c * LANES), dots[j]);
+// Has the vectors of a key or a value that is AHEAD brought near.
+INLINE void fetch(const int chunks, const Pages *pages, long key, long end) {
+  const float *at = slot(pages, key + AHEAD < end ? key + AHEAD : end - 1);
+  UNROLL for (int c = 0; c < chunks; c++) __builtin_prefetch(at + c * LANES);
+}
+
+// Scores of LANES keys from `key` on for `count` queries; the last one before `end` stands for those behind it.
+INLINE void score_keys(const int chunks, const int count, const float *own, const Pages *keys, float *scores, long apart, long key, long end, int fetches) {
+  Lanes dots[SCORED(2)][LANES];
+  UNROLL for (int j = 0; j < LANES; j++) {
+    if (fetches) fetch(chunks, keys, key + j, end);
+    const float *at = slot(keys, key + j < end ? key + j : end - 1);
+    UNROLL for (int q = 0; q < count; q++) {
+      const float *query = own + q * chunks * LANES;
+      Lanes dot = times(load(query), load(at));
+      UNROLL for (int c = 1; c < chunks; c++) dot = times_plus(load(query + c * LANES), load(at + c * LANES), dot);
+      dots[q][j] = dot;
     }
-    store(scores, sums_of(dots));
   }
+  UNROLL for (int q = 0; q < count; q++) store(scores + q * apart, sums_of(dots[q]));
 }
 
 // Replaces `count` scores by e to their power, relative to the largest. Returns one over their sum.
@@ -134,7 +143,7 @@ INLINE Lanes soften(float *scores, long count) {
 
 // Adds shares of the values of keys from `from` to `end` on to sums [count][width], those of every second key to `odd`: `chunks` vectors of
 // each value. scores [count][apart] begin at `from`.
-INLINE void add_values(const int chunks, const int count, const Pages *values, long from, long end, const float *scores, long apart, float *even,
+INLINE void add_values(const int chunks, const int count, const Pages *values, long from, long end, long most, const float *scores, long apart, float *even,
                        float *odd, long width) {
   Lanes sums[2][MOST_SUMS / 2];
   UNROLL for (int each = 0; each < count * chunks; each++) {
@@ -145,6 +154,7 @@ INLINE void add_values(const int chunks, const int count, const Pages *values, l
     UNROLL for (int j = 0; j < 2; j++) {
       if (at + j >= end) break;
       const float *value = slot(values, at + j);
+      fetch(chunks, values, at + j, most);
       UNROLL for (int q = 0; q < count; q++) {
         Lanes share = all(scores[q * apart + j]);
         UNROLL for (int c = 0; c < chunks; c++) sums[j][q * chunks + c] = times_plus(share, load(value + c * LANES), sums[j][q * chunks + c]);
@@ -155,63 +165,6 @@ INLINE void add_values(const int chunks, const int count, const Pages *values, l
     store(even + at, sums[0][each]), store(odd + at, sums[1][each]);
   }
 }
-
-#if WIDE
-
-// Writes LANES keys from `key` on as [width][LANES]; the last one before `end` stands for those behind it.
-INLINE void turn_keys(const int chunks, const Pages *keys, long key, long end, float *turned) {
-  for (int c = 0; c < chunks; c++, turned += LANES * LANES) {
-    __m512 x[LANES], y[LANES];
-    UNROLL for (int j = 0; j < LANES; j++) x[j] = load(slot(keys, key + j < end ? key + j : end - 1) + c * LANES);
-    UNROLL for (int j = 0; j < LANES; j += 2) {
-      y[j] = _mm512_unpacklo_ps(x[j], x[j + 1]);
-      y[j + 1] = _mm512_unpackhi_ps(x[j], x[j + 1]);
-    }
-    UNROLL for (int j = 0; j < LANES; j += 4)
-      UNROLL for (int half = 0; half < 2; half++) {
-        x[j + 2 * half] = (__m512)_mm512_unpacklo_pd((__m512d)y[j + half], (__m512d)y[j + 2 + half]);
-        x[j + 2 * half + 1] = (__m512)_mm512_unpackhi_pd((__m512d)y[j + half], (__m512d)y[j + 2 + half]);
-      }
-    UNROLL for (int j = 0; j < 4; j++)
-      UNROLL for (int half = 0; half < LANES; half += 8) {
-        y[half + j] = _mm512_shuffle_f32x4(x[half + j], x[half + 4 + j], 0x88);
-        y[half + 4 + j] = _mm512_shuffle_f32x4(x[half + j], x[half + 4 + j], 0xdd);
-      }
-    UNROLL for (int j = 0; j < 8; j++) {
-      store(turned + (j % 4 + j / 4 * 4) * LANES, _mm512_shuffle_f32x4(y[j], y[8 + j], 0x88));
-      store(turned + (8 + j % 4 + j / 4 * 4) * LANES, _mm512_shuffle_f32x4(y[j], y[8 + j], 0xdd));
-    }
-  }
-}
-
-// Scores of LANES keys of each of `tiles` turned tiles for `count` queries: products are added up as in `score_alone`, whose `sums_of` adds
-// lanes 0 and 2, 1 and 3, ..
-INLINE void score_beside(const int chunks, const int count, const int tiles, const float *turned, const float *own, float *scores, long apart) {
-  Lanes fours[4][2 * MOST_SCORED], pair[2][2 * MOST_SCORED];
-  UNROLL for (int four = 0; four < 4; four++)
-    UNROLL for (int odd = 0; odd < 2; odd++) {
-      UNROLL for (int i = 0; i < 2; i++)
-        UNROLL for (int c = 0; c < chunks; c++) {
-          const long lane = c * LANES + 4 * four + odd + 2 * i;
-          UNROLL for (int q = 0; q < count; q++) {
-            const Lanes by = all(own[q * chunks * LANES + lane]);
-            UNROLL for (int t = 0; t < tiles; t++) {
-              const Lanes key = load(turned + (t * chunks * LANES + lane) * LANES);
-              pair[i][q * tiles + t] = c ? times_plus(by, key, pair[i][q * tiles + t]) : times(by, key);
-            }
-          }
-        }
-      UNROLL for (int each = 0; each < count * tiles; each++) {
-        const Lanes sum = plus(pair[0][each], pair[1][each]);
-        fours[four][each] = odd ? plus(fours[four][each], sum) : sum;
-      }
-    }
-  UNROLL for (int each = 0; each < count * tiles; each++) {
-    const Lanes sum = plus(plus(fours[0][each], fours[1][each]), plus(fours[2][each], fours[3][each]));
-    store(scores + each / tiles * apart + each % tiles * LANES, sum);
-  }
-}
-#endif
 
 // Does what `call` says for all queries, as many of them side by side as `most`, three or one: `part` of them from `q` on.
 #define BY_PARTS(most, call)                            \
@@ -237,30 +190,11 @@ typedef struct {
   float *out[MOST_QUERIES];
 } Queries;
 
-#if WIDE
-
-// Scores of all queries for the keys of `tiles` tiles from `at` on, which are turned once.
-INLINE void score_tiles(const int chunks, const int tiles, const Queries *all_of, const Pages *keys, const float *own, float *scores, long apart, long at) {
-  const long width = chunks * LANES, count = all_of->count;
-  float turned[2 * MOST_CHUNKS * LANES * LANES] __attribute__((aligned(64)));
-  for (int t = 0; t < tiles; t++) turn_keys(chunks, keys, at + t * LANES, all_of->most, turned + t * width * LANES);
-  BY_PARTS(MOST_SCORED, score_beside(chunks, part, tiles, turned, own + q * width, scores + q * apart, apart))
-}
-
-#endif
-
-// Scores of all queries.
+// Scores of all queries, for LANES keys after the other.
 INLINE void score_together(const int chunks, const Queries *all_of, const Pages *keys, const float *own, float *scores, long apart) {
-  const long width = chunks * LANES, first = all_of->first, most = all_of->most;
-#if WIDE
-  long at = first;
-  if (all_of->count > 1) {
-    for (; at + LANES < most; at += 2 * LANES) score_tiles(chunks, 2, all_of, keys, own, scores + at - first, apart, at);
-    if (at < most) score_tiles(chunks, 1, all_of, keys, own, scores + at - first, apart, at);
-    return;
-  }
-#endif
-  for (long q = 0; q < all_of->count; q++) score_alone(chunks, own + q * width, keys, scores + q * apart, first, all_of->ends[q]);
+  const long width = chunks * LANES, count = all_of->count;
+  for (long at = all_of->first; at < all_of->most; at += LANES, scores += LANES)
+    BY_PARTS(SCORED(chunks), score_keys(chunks, part, own + q * width, keys, scores + q * apart, apart, at, all_of->most, q == 0))
 }
 
 // Adds shares of the values of keys from `at` on, NEAR at most, for `count` queries from `q` on: those that all attend to are read once.
@@ -270,10 +204,10 @@ INLINE void add_near(const int chunks, const int count, const Pages *values, con
   long least = stop;
   UNROLL for (int each = 0; each < count; each++) least = all_of->ends[q + each] < least ? all_of->ends[q + each] : least;
   const long together = least < at ? at : at + (least - at) / 2 * 2;
-  add_values(chunks, count, values, at, together, scores, apart, even, odd, width);
+  add_values(chunks, count, values, at, together, all_of->most, scores, apart, even, odd, width);
   for (int each = 0; each < count; each++) {
     const long end = all_of->ends[q + each] < stop ? all_of->ends[q + each] : stop;
-    if (together < end) add_values(chunks, 1, values, together, end, scores + each * apart + together - at, apart, even + each * width, odd + each * width, width);
+    if (together < end) add_values(chunks, 1, values, together, end, all_of->most, scores + each * apart + together - at, apart, even + each * width, odd + each * width, width);
   }
 }
 
