@@ -12,6 +12,7 @@ from inferd_grammar.errors import GrammarError
 from inferd_grammar.limits import CompileLimits
 from inferd_grammar.schema import (
     check_keywords,
+    convert_flags,
     escape,
     iter_schemas,
     map_schemas,
@@ -63,6 +64,10 @@ def read_by_place(text: str, limits: CompileLimits) -> Any:
         check_keywords(root, limits)
     else:
         document.forget_address()
+    if "$schema" not in root:  # a part of an OpenAPI 3.0 document may have draft 4's flags, of which the latest draft knows nothing
+        for _, schema in iter_schemas(root):
+            if isinstance(schema, dict):
+                convert_flags(schema)
     return root
 
 

@@ -27,6 +27,8 @@ _COUNTS = (
     "maxContains", "minContains", "maxItems", "maxLength", "maxProperties", "minItems", "minLength", "minProperties",
 )  # fmt: skip
 _NUMBERS = ("exclusiveMaximum", "exclusiveMinimum", "maximum", "minimum", "multipleOf")
+OPEN_BOUNDS = {"exclusiveMaximum": "maximum", "exclusiveMinimum": "minimum"}
+"""Keywords that are a bound, or in draft 4 and OpenAPI 3.0 a flag of the other one."""
 _STRINGS = ("$anchor", "$dynamicAnchor", "$dynamicRef", "$id", "$recursiveRef", "$ref", "format", "pattern")
 DESCRIPTIONS = frozenset(
     ("$comment", "default", "deprecated", "description", "examples", "readOnly", "title", "writeOnly")
@@ -58,10 +60,17 @@ def read_schema(text: str, limits: CompileLimits) -> Any:
 
 def check_keywords(root: Any, limits: CompileLimits) -> None:
     """Raise GrammarError if a keyword of a document is not what it has to be, as far as its references are followed."""
-    draft4 = isinstance(root, dict) and "draft-04" in str(root.get("$schema"))
+    named = str(root.get("$schema", "")) if isinstance(root, dict) else ""
     for pointer, schema in iter_schemas(root):
-        _check_keywords(schema, pointer, draft4)
+        _check_keywords(schema, pointer, named)
         _check_multiples(root, schema, pointer, limits)
+
+
+def convert_flags(schema: dict[str, Any]) -> None:
+    """Convert `"exclusiveMinimum": true` beside `minimum`, as draft 4 has it, in place."""
+    for open_, bound in OPEN_BOUNDS.items():
+        if isinstance(schema.get(open_), bool) and schema.pop(open_) and bound in schema:
+            schema[open_] = schema.pop(bound)
 
 
 def require_size(text: str, what: str, limits: CompileLimits) -> None:
@@ -227,7 +236,8 @@ def _has_pattern(schema: Any, root: Any) -> bool:
     )
 
 
-def _check_keywords(schema: Any, pointer: str, draft4: bool) -> None:
+def _check_keywords(schema: Any, pointer: str, draft: str) -> None:
+    draft4 = "draft-04" in draft
     if isinstance(schema, bool):
         return
     if not isinstance(schema, dict):
@@ -235,7 +245,7 @@ def _check_keywords(schema: Any, pointer: str, draft4: bool) -> None:
     for key, value in schema.items():
         if key in _REFUSED:
             raise GrammarError(f"keyword {key!r} is not supported", f"{pointer}/{key}")
-        if draft4 and key in ("exclusiveMaximum", "exclusiveMinimum") and isinstance(value, bool):
+        if isinstance(value, bool) and key in OPEN_BOUNDS and (draft4 or (not draft and OPEN_BOUNDS[key] in schema)):
             continue
         named = "$id" if draft4 and key == "id" and not pointer else key  # what stands below may be called so, too
         if expected := _malformed(named, value):

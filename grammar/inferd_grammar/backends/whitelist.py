@@ -86,7 +86,7 @@ class Whitelist:
     def _check_size(self, key: str, value: Any, pointer: str) -> None:
         if key in ("maxItems", "maxLength", "minItems", "minLength") and value > self.max_count:
             self._refuse(f"{key!r} above {self.max_count}", pointer)
-        if key in _BOUNDS and (value != int(value) or abs(value) > _MAX_BOUND):
+        if key in _BOUNDS and (isinstance(value, bool) or value != int(value) or abs(value) > _MAX_BOUND):
             self._refuse(f"the bound {value}", pointer)
 
     def _check_object(self, schema: Mapping[str, Any], pointer: str) -> None:

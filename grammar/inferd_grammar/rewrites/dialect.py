@@ -12,6 +12,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from inferd_grammar.rewrites.base import View
+from inferd_grammar.schema import convert_flags
 
 _DRAFTS = ("draft-04", "draft-06", "draft-07", "2019-09", "2020-12")
 _SINCE = {
@@ -54,21 +55,13 @@ class Dialect:
         words = {key: value for key, value in schema.items() if key in self._known}
         if self.reference_alone and "$ref" in words:
             return View({"$ref": words["$ref"]}, pointer)
-        for bound, exclusive in (("minimum", "exclusiveMinimum"), ("maximum", "exclusiveMaximum")):
-            if isinstance(words.get(exclusive), bool):
-                _convert_exclusive(words, bound, exclusive)
+        convert_flags(words)
         for key in COUNTS & words.keys():
             words[key] = int(words[key])
         names = _convert_items(words)
         if not _APPLICATORS & words.keys():
             names |= _convert_unevaluated(words)
         return View(words, pointer, names)
-
-
-def _convert_exclusive(words: dict[str, Any], bound: str, exclusive: str) -> None:
-    """Convert draft 4's `"exclusiveMinimum": true` beside `minimum`."""
-    if words.pop(exclusive) and bound in words:
-        words[exclusive] = words.pop(bound)
 
 
 def _convert_items(words: dict[str, Any]) -> dict[str, str]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable
-from typing import Any
+from typing import Any, Literal
 
 import pytest
 
@@ -20,6 +20,7 @@ from inferd_grammar import (
 )
 
 Make = Callable[[Constraint], GrammarMatcher]
+LATEST = {"$schema": "https://json-schema.org/draft/2020-12/schema"}
 
 
 @pytest.mark.parametrize(
@@ -59,7 +60,8 @@ Make = Callable[[Constraint], GrammarMatcher]
         ({"$ref": "#"}, "requires itself again", ""),
         ({"pattern": "("}, "regex parse error", "/pattern"),
         ({"type": "integer", "minimum": 5, "maximum": 4}, "greater than maximum", None),
-        ({"minimum": 5, "exclusiveMinimum": True}, "'exclusiveMinimum' must be", "/exclusiveMinimum"),
+        ({"exclusiveMinimum": True}, "'exclusiveMinimum' must be", "/exclusiveMinimum"),
+        (LATEST | {"minimum": 5, "exclusiveMinimum": True}, "'exclusiveMinimum' must be", "/exclusiveMinimum"),
         ({"items": {"divisibleBy": 2}}, "'divisibleBy' is not supported", "/items/divisibleBy"),
         ({"disallow": "string"}, "'disallow' is not supported", "/disallow"),
         ({"x-guidance": {"lenient": True}, "not": {}}, "'x-guidance' is not supported", "/x-guidance"),
@@ -123,6 +125,18 @@ def test_names_of_keywords_may_be_names_of_properties(make: Make) -> None:
 def test_schemas_that_allow_everything(make: Make, table: TokenTable, schema: Any) -> None:
     assert accepts(make(JsonSchemaGrammar(schema)), table, '{"a":[1,null,"x"]}')
     assert accepts(make(AnyJsonGrammar()), table, '{"a":[1,null,"x"]}')
+
+
+@pytest.mark.parametrize("mode", ["strict", "best_effort"])
+def test_flags_of_open_bounds_without_a_draft_are_no_bounds(compiler: GrammarCompiler, mode: Literal["strict", "best_effort"]) -> None:
+    """A schema of an OpenAPI 3.0 document names no draft, and has draft 4's; as a bound of the latest one, true is 1."""
+    price = {"type": "number", "minimum": 2, "exclusiveMinimum": False, "maximum": 4, "exclusiveMaximum": True}
+    document = {"$ref": "#/components/schemas/Price", "components": {"schemas": {"Price": price}}}
+    for schema in (price, document, {"$schema": "http://json-schema.org/draft-04/schema#", **price}):
+        compiled = compiler.compile(JsonSchemaGrammar(schema, mode))
+        taken = [text for text in ("1.5", "2", "3.5", "4") if accepts(compiled.matcher(), compiler.table, text)]
+        assert taken == ["2", "3.5"]
+        assert mode == "strict" or compiled.validate("4") is not None
 
 
 def test_text_is_compact(make: Make, table: TokenTable) -> None:

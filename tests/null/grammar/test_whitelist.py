@@ -68,6 +68,8 @@ def test_backends_differ_in_bounds_and_recursion() -> None:
         LARGE.check({"type": "integer", "minimum": 1.5})
     with pytest.raises(GrammarError, match="does not enforce 'minimum'"):
         LARGE.check({"type": "number", "minimum": 1})
+    with pytest.raises(GrammarError, match="does not enforce the bound True"):  # draft 4's flag
+        LARGE.check({"type": "integer", "minimum": 2, "exclusiveMinimum": True})
 
 
 @pytest.mark.parametrize("name", ["outlines", "xgrammar"])
