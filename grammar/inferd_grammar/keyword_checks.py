@@ -94,6 +94,7 @@ def counted_validator(kind: Any, schema: Any, budget: Budget) -> Any:
         "anyOf": _any_of,
         "oneOf": _one_of,
     }
+    own = {**own, "items": _items(kind.VALIDATORS["items"]), "additionalItems": _additional_items}
     if "unevaluatedProperties" in kind.VALIDATORS:
         own = {**own, "unevaluatedProperties": _unevaluated_properties(follow, budget)}
     found = extend(kind, {name: budget.counted(name, check) for name, check in {**kind.VALIDATORS, **own}.items()})
@@ -147,6 +148,27 @@ def _one_of(validator: Any, branches: Any, value: Any, _schema: Any) -> Iterator
         yield ValidationError(f"{value!r} is not valid under any of the given schemas")
     elif len(holding) > 1:
         yield ValidationError(f"{value!r} is valid under each of {', '.join(map(repr, holding))}")
+
+
+def _items(check: Callable[..., Any]) -> Callable[..., Any]:
+    """A list is `prefixItems` as older drafts write it, whatever the draft: masks read it so, and many such schemas name none."""
+
+    def checked(validator: Any, items: Any, value: Any, schema: Any) -> Iterator[Any]:
+        if not isinstance(items, list):
+            yield from check(validator, items, value, schema) or ()
+        elif isinstance(value, list):
+            for place, (item, part) in enumerate(zip(value, items, strict=False)):
+                yield from validator.descend(item, part, path=place, schema_path=place)
+
+    return checked
+
+
+def _additional_items(validator: Any, rest: Any, value: Any, schema: Any) -> Iterator[Any]:
+    """Counts beside a list alone; the library's takes the length of a boolean."""
+    items = schema.get("items")
+    if isinstance(items, list) and isinstance(value, list):
+        for place, item in enumerate(value[len(items) :], len(items)):
+            yield from validator.descend(item, rest, path=place)
 
 
 def _pattern(validator: Any, pattern: str, value: Any, _schema: Any) -> Iterator[Any]:

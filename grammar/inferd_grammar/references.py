@@ -64,7 +64,8 @@ def read_by_place(text: str, limits: CompileLimits) -> Any:
         check_keywords(root, limits)
     else:
         document.forget_address()
-    if "$schema" not in root:  # a part of an OpenAPI 3.0 document may have draft 4's flags, of which the latest draft knows nothing
+    # OpenAPI 3.0 and generators for later drafts have the flags of draft 4, of which those know nothing.
+    if "draft-04" not in str(root.get("$schema")):
         for _, schema in iter_schemas(root):
             if isinstance(schema, dict):
                 convert_flags(schema)

@@ -60,9 +60,9 @@ def read_schema(text: str, limits: CompileLimits) -> Any:
 
 def check_keywords(root: Any, limits: CompileLimits) -> None:
     """Raise GrammarError if a keyword of a document is not what it has to be, as far as its references are followed."""
-    named = str(root.get("$schema", "")) if isinstance(root, dict) else ""
+    draft4 = isinstance(root, dict) and "draft-04" in str(root.get("$schema"))
     for pointer, schema in iter_schemas(root):
-        _check_keywords(schema, pointer, named)
+        _check_keywords(schema, pointer, draft4)
         _check_multiples(root, schema, pointer, limits)
 
 
@@ -236,8 +236,7 @@ def _has_pattern(schema: Any, root: Any) -> bool:
     )
 
 
-def _check_keywords(schema: Any, pointer: str, draft: str) -> None:
-    draft4 = "draft-04" in draft
+def _check_keywords(schema: Any, pointer: str, draft4: bool) -> None:
     if isinstance(schema, bool):
         return
     if not isinstance(schema, dict):
@@ -245,7 +244,7 @@ def _check_keywords(schema: Any, pointer: str, draft: str) -> None:
     for key, value in schema.items():
         if key in _REFUSED:
             raise GrammarError(f"keyword {key!r} is not supported", f"{pointer}/{key}")
-        if isinstance(value, bool) and key in OPEN_BOUNDS and (draft4 or (not draft and OPEN_BOUNDS[key] in schema)):
+        if isinstance(value, bool) and key in OPEN_BOUNDS and (draft4 or OPEN_BOUNDS[key] in schema):
             continue
         named = "$id" if draft4 and key == "id" and not pointer else key  # what stands below may be called so, too
         if expected := _malformed(named, value):
