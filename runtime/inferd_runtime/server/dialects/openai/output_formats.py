@@ -39,9 +39,9 @@ class JsonObjectFormat(Struct, tag="json_object", tag_field="type", forbid_unkno
 
 
 class NamedSchema(Struct, forbid_unknown_fields=True):
-    """A JSON Schema with a name."""
+    """A JSON Schema; its name says nothing, and clients of services that ask for none send none."""
 
-    name: Annotated[str, Meta(pattern=r"^[a-zA-Z0-9_-]{1,64}\Z")]
+    name: Annotated[str, Meta(pattern=r"^[a-zA-Z0-9_-]{1,64}\Z")] | None = None
     schema: dict[str, Any] | None = None
     description: str | None = None
     strict: bool | None = None
