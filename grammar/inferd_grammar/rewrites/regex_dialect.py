@@ -49,14 +49,15 @@ _ESCAPED = (ord('"'), ord("\\"))
 
 
 _CLASS = r"\[\^?\]?(?:\\.|[^\\\]])*+\]?"
+_HALF = r"\\u[dD][89a-fA-F][0-9a-fA-F]{2}"
 _FOREIGN = re.compile(
-    rf"""(?P<class>{_CLASS})|(?P<octal>\\0\d)|(?P<end>\\\Z)|(?P<reference>\\[1-9]|\\k[<{{']|\(\?P=)
+    rf"""(?P<class>{_CLASS})|(?P<octal>\\0\d)|(?P<half>{_HALF})|(?P<end>\\\Z)|(?P<reference>\\[1-9]|\\k[<{{']|\(\?P=)
     |(?P<atomic>\(\?>)|(?P<condition>\(\?\()|(?P<comment>\(\?\#)|(?P<recursion>\(\?(?:R|&|P>|[+-]?\d))|(?P<edge>\\B)|(?P<escape>\\[cGhHKRXZ])|\\.""",
     re.DOTALL | re.VERBOSE,
 )
-_OCTAL = re.compile(r"(\\0\d|\\[1-9])|\\.", re.DOTALL)
+_ESCAPES = re.compile(rf"(?P<octal>\\0\d|\\[1-9])|(?P<half>{_HALF})|\\.", re.DOTALL)
 _NAMES = {
-    "octal": "an octal escape", "end": "a backslash at the end",
+    "octal": "an octal escape", "half": "half of a surrogate pair", "end": "a backslash at the end",
     "reference": "a back reference", "atomic": "an atomic group", "condition": "a group with a condition",
     "comment": "a comment", "recursion": "a recursion", "edge": "the inside of a word", "escape": "an escape of few dialects",
 }  # fmt: skip
@@ -69,12 +70,10 @@ class Ambiguous(ValueError):
 def foreign(pattern: str) -> str | None:
     """Return the name of the first thing in a pattern that the library's dialect has not, with how it is written; or None."""
     for token in _FOREIGN.finditer(pattern):
-        if token.lastgroup == "class":
-            octal = next((escape[1] for escape in _OCTAL.finditer(token[0]) if escape[1]), None)
-            if octal is not None:
-                return f"{_NAMES['octal']}, {octal},"
-        elif token.lastgroup:
-            return f"{_NAMES[token.lastgroup]}, {token[0]},"
+        found = _ESCAPES.finditer(token[0]) if token.lastgroup == "class" else (token,)
+        for part in found:
+            if part.lastgroup:
+                return f"{_NAMES[part.lastgroup]}, {part[0]},"
     return None
 
 

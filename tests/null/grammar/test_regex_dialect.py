@@ -184,6 +184,8 @@ def test_look_arounds_that_are_not_understood_are_refused(pattern: str) -> None:
         (r"a\Bb", "the inside of a word"),
         (r"^\h+$", r"\\h"),
         ("/^abc$/", "slashes"),
+        (r"^\ud83d\ude00$", "half of a surrogate pair"),
+        (r"[\uD800-\uDBFF][\uDC00-\uDFFF]", "half of a surrogate pair"),  # JavaScript's validators have it
     ],
 )
 def test_what_the_library_does_not_read_is_refused_by_its_name(pattern: str, name: str) -> None:
