@@ -1,6 +1,6 @@
 """llama.cpp's server in a process of its own, with the peers' virtual environment: a JSON line in, a JSON line out.
 
-    python llamacpp_child.py FILE.gguf STREAMS
+    python llamacpp_child.py FILE.gguf STREAMS CONTEXT
 
 Nothing of inferd is imported here. Each line asks {"prompts": [[token, ...], ...], "tokens": N}; all prompts run at once. The
 answer has the number of tokens for each, and wall-clock and processor seconds of this process.
@@ -17,14 +17,11 @@ from typing import Any
 
 import xllamacpp
 
-CONTEXT = 512
-"""Tokens of each stream at most."""
-
 
 def main() -> None:
     """Answer until standard input ends."""
-    file, streams = sys.argv[1], int(sys.argv[2])
-    server = xllamacpp.Server(parameters(file, streams))
+    file, streams, context = sys.argv[1], int(sys.argv[2]), int(sys.argv[3])
+    server = xllamacpp.Server(parameters(file, streams, context))
     print(json.dumps({"ready": xllamacpp.get_system_info()}), flush=True)
     with ThreadPoolExecutor(streams) as threads:
         for line in sys.stdin:
@@ -35,11 +32,11 @@ def main() -> None:
             print(json.dumps({"counts": counts, **spent}), flush=True)
 
 
-def parameters(file: str, streams: int) -> Any:
-    """One thread, continuous batching, no cache of prompts."""
+def parameters(file: str, streams: int, context: int) -> Any:
+    """One thread, continuous batching, no cache of prompts; each stream has so many tokens at most."""
     made = xllamacpp.CommonParams()
     made.model.path = file
-    made.n_parallel, made.n_ctx, made.n_gpu_layers = streams, CONTEXT * streams, 0
+    made.n_parallel, made.n_ctx, made.n_gpu_layers = streams, context * streams, 0
     made.cpuparams.n_threads = made.cpuparams_batch.n_threads = 1
     made.cache_ram_mib, made.verbosity = 0, 0
     return made

@@ -92,11 +92,11 @@ def _write(source: Path, target: Path, kind: GGMLQuantizationType) -> None:
 
 
 class LlamaCppArm:
-    """llama.cpp's server for a number of streams at most, in a process that lives as long as this arm."""
+    """llama.cpp's server for streams of ``context`` tokens at most, in a process that lives as long as this arm."""
 
-    def __init__(self, model: str, bits: str, streams: int) -> None:
+    def __init__(self, model: str, bits: str, streams: int, context: int = 512) -> None:
         script = Path(__file__).with_name("llamacpp_child.py")
-        command = [str(PYTHON), str(script), str(file_of(model, bits)), str(streams)]
+        command = [str(PYTHON), str(script), str(file_of(model, bits)), str(streams), str(context)]
         pipes: dict[str, Any] = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "stderr": subprocess.DEVNULL}
         self._process = subprocess.Popen(command, text=True, **pipes)
         self.features = str(self._answer()["ready"])

@@ -13,6 +13,7 @@ the prefix cache. All arms of ours must bring the same tokens, or the benchmark 
 single_vs_transformers        one stream over ``generate``
 single_vs_llamacpp_same_bits  one stream over llama.cpp with weights of as many bits: the least of float32, 8 and 4
 streams8_vs_llamacpp          eight streams over llama.cpp's server, the least of the same
+long_vs_llamacpp              a text of some 5,000 tokens, read and gone on with, over llama.cpp with 8 bits
 streams32_vs_generate_batch   32 streams over transformers' continuous batching
 *_on_vs_off                   speculation on over off, one stream; wrong_min: a drafter that is always wrong, the least of
                               batches 1, 8 and 32
@@ -57,6 +58,8 @@ QUICK_TOKENS = 40
 NEVER = 3600.0
 KINDS = {"copy": "copy", "json": "json", "code": "code_edit", "agent": "agent", "prose": "prose"}
 LOOKUPS = (10, 16)
+LONG_TOKENS = 64
+"""Behind a long text."""
 F32 = "f32"
 """Everything in float32, as the peers that are compared with it compute."""
 ROWS8 = "a8"
@@ -230,6 +233,25 @@ def streams8(bench: Bench) -> Figures:
     return {} if least is None else {"streams8_vs_llamacpp": least}
 
 
+def long_text(bench: Bench) -> Figures:
+    """Reading a long text and going on with it, beside llama.cpp with weights of as many bits."""
+    if reason := llamacpp_peer.missing(bench.model):
+        print(f"\nllama.cpp is left out: {reason}")
+        return {}
+    (start,), ours = distinct(1, LONG_TOKENS), bench.ours_in("int8")
+    pieces = [f"{at}. {start.raw}" for at in range(bench.extent(200, 50))]
+    prompts = [replace(start, raw="\n".join(pieces))]
+    ids = [ours.tokens(prompts[0])]
+    room = len(ids[0]) + LONG_TOKENS + 1
+    with contextlib.closing(llamacpp_peer.LlamaCppArm(bench.model, "int8", 1, room)) as theirs:
+        arms = {
+            "ours": partial(ours.run, prompts, 1, ours.none, cold=True),
+            "llama.cpp": partial(theirs.run, ids, LONG_TOKENS),
+        }
+        runs = compare(f"{LONG_TOKENS} tokens behind {len(ids[0])}", arms, bench.rounds, ["ours"])
+    return {"long_vs_llamacpp": gain(runs, "ours", "llama.cpp")}
+
+
 def streams32(bench: Bench) -> Figures:
     """32 streams beside transformers' continuous batching."""
     tokens = bench.extent(12, 3)
@@ -334,8 +356,8 @@ def served(bench: Bench) -> Figures:
 
 PARTS: dict[str, Callable[[Bench], Figures]] = {
     "single": single, **{kind: partial(speculation, kind) for kind in KINDS}, "lookup": lookup, "outlines": structured,
-    "llamacpp": single_llamacpp, "streams8": streams8, "streams32": streams32, "starts": starts, "served": served,
-    "wrong": wrong,
+    "llamacpp": single_llamacpp, "streams8": streams8, "streams32": streams32, "long": long_text,
+    "starts": starts, "served": served, "wrong": wrong,
 }  # fmt: skip
 """The drafter that is always wrong comes last, because the engine remembers it."""
 
