@@ -272,6 +272,18 @@ def test_the_program_waits_for_the_launcher_that_is_about_to_follow_and_not_for_
         assert run.buffer.first_index == 9
 
 
+@pytest.mark.parametrize(("start", "waits"), [(0, False), (1, False), (2, True)])
+def test_who_asks_for_all_that_a_program_says_is_the_first_follower(start: int, waits: bool) -> None:
+    """Behind one who left out that it has started, programs waited 2 s for another."""
+    run = make_run(1 << 12)
+    run.started()
+    with run.followed_from(start) as reader:
+        for _ in range(9):
+            run.wrote(Output(run.id, "stdout", "x" * 1000))
+        run.read_by(reader, run.buffer.next_index)
+        assert run.outruns_followers == waits
+
+
 def test_so_many_may_follow_one_run() -> None:
     run = make_run()
     with ExitStack() as open_streams:
