@@ -8,6 +8,7 @@ import sys
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Sequence
 from contextlib import AbstractAsyncContextManager, asynccontextmanager, contextmanager
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -97,6 +98,20 @@ async def until(condition: Callable[[], bool | Awaitable[bool]], seconds: float 
 Serve = Callable[..., AbstractAsyncContextManager[Served]]
 
 
+@asynccontextmanager
+async def served_in(
+    folder: Path, commands: Commands | None = None, wait: bool = True, **changes: Any
+) -> AsyncIterator[Served]:
+    """A gateway whose files are in ``folder``."""
+    settings = settings_in(folder, **changes)
+    async with open_gateway(settings, commands or fake_commands()) as gateway:
+        if wait:
+            await gateway.runtime.wait_ready()
+        headers = {"Authorization": f"Bearer {ANN}"}
+        async with httpx.AsyncClient(base_url=gateway.url, headers=headers) as client:
+            yield Served(gateway, client)
+
+
 @pytest.fixture
 def hang_ups() -> Iterator[None]:
     """Children hear of hang-ups, also where these tests run under ``nohup``, which has them ignored."""
@@ -109,17 +124,14 @@ def hang_ups() -> Iterator[None]:
 def serve(tmp_path: Path) -> Serve:
     """``async with serve(...) as served``: options are settings, and ``commands`` for other children."""
 
-    @asynccontextmanager
-    async def start(commands: Commands | None = None, wait: bool = True, **changes: Any) -> AsyncIterator[Served]:
-        settings = settings_in(tmp_path, **changes)
-        async with open_gateway(settings, commands or fake_commands()) as gateway:
-            if wait:
-                await gateway.runtime.wait_ready()
-            headers = {"Authorization": f"Bearer {ANN}"}
-            async with httpx.AsyncClient(base_url=gateway.url, headers=headers) as client:
-                yield Served(gateway, client)
+    return partial(served_in, tmp_path)
 
-    return start
+
+@pytest.fixture(scope="module")
+async def shared(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Served]:
+    """One gateway for the tests of a file that need no settings, and leave it as it was but for programs and runs."""
+    async with served_in(tmp_path_factory.mktemp("shared")) as served:
+        yield served
 
 
 def _heed_interrupts() -> None:

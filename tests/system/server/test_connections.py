@@ -193,21 +193,20 @@ KEYED = UPGRADE + b"Sec-WebSocket-Key: " + b"A" * 22 + b"==\r\n"
     ids=lambda value: repr(value[:12]) if isinstance(value, bytes) else str(value),
 )
 async def test_what_never_becomes_a_request_is_refused_with_a_typed_error(
-    serve: Serve, sent: bytes, status: int, code: str
+    shared: Served, sent: bytes, status: int, code: str
 ) -> None:
-    async with serve(wait=False) as served:
-        with raw(served, sent) as client:
-            head, _, body = (await anyio.to_thread.run_sync(rest_of, client)).partition(b"\r\n\r\n")
-            assert head.split()[1] == str(status).encode(), head
-            assert msgspec.json.decode(body)["error"]["code"] == code
+    with raw(shared, sent) as client:
+        head, _, body = (await anyio.to_thread.run_sync(rest_of, client)).partition(b"\r\n\r\n")
+        assert head.split()[1] == str(status).encode(), head
+        assert msgspec.json.decode(body)["error"]["code"] == code
 
 
-async def test_a_refused_question_for_the_head_alone_has_no_body(serve: Serve) -> None:
+async def test_a_refused_question_for_the_head_alone_has_no_body(shared: Served) -> None:
     """A body was more than the answer may have: an error of the gateway's own, with its traceback."""
     framed_twice = b"Content-Length: 2\r\nTransfer-Encoding: chunked\r\n\r\n"
-    async with serve(wait=False) as served:
-        with raw(served, request("HEAD /livez") + framed_twice) as client:
-            head, _, body = (await anyio.to_thread.run_sync(rest_of, client)).partition(b"\r\n\r\n")
+    with raw(shared, request("HEAD /livez") + framed_twice) as client:
+        head, _, body = (await anyio.to_thread.run_sync(rest_of, client)).partition(b"\r\n\r\n")
+
     assert head.startswith(b"HTTP/1.1 400")
     assert body == b""
 

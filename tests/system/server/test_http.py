@@ -54,32 +54,31 @@ async def test_uploading_the_same_bytes_again_changes_nothing(serve: Serve) -> N
         assert found["interface"] == first.json()["interface"]
 
 
-async def test_what_is_wrong_with_a_request_is_named(serve: Serve) -> None:
-    async with serve() as served:
-        await served.upload(HELLO, "hello")
-        post = served.client.post
+async def test_what_is_wrong_with_a_request_is_named(shared: Served) -> None:
+    await shared.upload(HELLO, "hello")
+    post = shared.client.post
 
-        async def launch(**body: object) -> tuple[int, str]:
-            return code_of(await post("/v1/runs", json=body))
+    async def launch(**body: object) -> tuple[int, str]:
+        return code_of(await post("/v1/runs", json=body))
 
-        assert await launch(program="nix") == (404, "client.not_found")
-        assert await launch(program="hello") == (400, "client.invalid")
-        assert await launch(program="hello", arguments={"name": "x", "nmae": 1}) == (400, "client.invalid")
-        assert await launch(program="hello", arguments=[1]) == (400, "client.invalid")
-        assert await launch(program="hello", argumnets={}) == (400, "client.invalid")
-        assert await launch(program="hello", arguments={"name": "x"}, limits={"wall": 1}) == (400, "client.invalid")
-        assert await launch(program="hello", arguments={"name": "x"}, limits={"memory_mb": 9999}) == (400, "limit")
-        assert code_of(await post("/v1/runs", content=b"{nonsense")) == (400, "client.invalid")
-        assert code_of(await post("/v1/programs", json={"files": {"main.py": "x = ("}})) == (422, "program.syntax")
-        assert code_of(await served.client.get("/v1/nix")) == (404, "client.not_found")
-        assert code_of(await served.client.delete("/v1/runs")) == (405, "client.invalid")
-        assert code_of(await served.client.get("/v1/runs/run-nix/events")) == (404, "client.not_found")
-        run = await served.launch(HELLO, name="x")
-        for query in ("from=-1", "from=x", "follow=maybe"):
-            assert code_of(await served.client.get(f"/v1/runs/{run['id']}/events?{query}")) == (400, "client.invalid")
+    assert await launch(program="nix") == (404, "client.not_found")
+    assert await launch(program="hello") == (400, "client.invalid")
+    assert await launch(program="hello", arguments={"name": "x", "nmae": 1}) == (400, "client.invalid")
+    assert await launch(program="hello", arguments=[1]) == (400, "client.invalid")
+    assert await launch(program="hello", argumnets={}) == (400, "client.invalid")
+    assert await launch(program="hello", arguments={"name": "x"}, limits={"wall": 1}) == (400, "client.invalid")
+    assert await launch(program="hello", arguments={"name": "x"}, limits={"memory_mb": 9999}) == (400, "limit")
+    assert code_of(await post("/v1/runs", content=b"{nonsense")) == (400, "client.invalid")
+    assert code_of(await post("/v1/programs", json={"files": {"main.py": "x = ("}})) == (422, "program.syntax")
+    assert code_of(await shared.client.get("/v1/nix")) == (404, "client.not_found")
+    assert code_of(await shared.client.delete("/v1/runs")) == (405, "client.invalid")
+    assert code_of(await shared.client.get("/v1/runs/run-nix/events")) == (404, "client.not_found")
+    run = await shared.launch(HELLO, name="x")
+    for query in ("from=-1", "from=x", "follow=maybe"):
+        assert code_of(await shared.client.get(f"/v1/runs/{run['id']}/events?{query}")) == (400, "client.invalid")
 
 
-async def test_a_base_url_that_is_not_quite_right_is_told_and_not_just_not_found(serve: Serve) -> None:
+async def test_a_base_url_that_is_not_quite_right_is_told_and_not_just_not_found(shared: Served) -> None:
     meant = {
         "/chat/completions": "/v1/chat/completions",
         "/v1/v1/messages": "/v1/messages",
@@ -88,16 +87,15 @@ async def test_a_base_url_that_is_not_quite_right_is_told_and_not_just_not_found
         "/v1/completions/": "/v1/completions",
         "/v1/tokenize": "/tokenize",
     }
-    async with serve() as served:
-        for asked, there in meant.items():
-            told = (await served.client.post(asked, json={}, headers={"x-stainless-lang": "python"})).json()["error"]
-            assert f"there is {there}:" in told["message"]
-            assert told["type"] == "invalid_request_error"
-        assert "; there is" not in (await served.client.post("/v1/nix", json={})).text
+    for asked, there in meant.items():
+        told = (await shared.client.post(asked, json={}, headers={"x-stainless-lang": "python"})).json()["error"]
+        assert f"there is {there}:" in told["message"]
+        assert told["type"] == "invalid_request_error"
+    assert "; there is" not in (await shared.client.post("/v1/nix", json={})).text
 
 
-async def test_without_the_token_only_liveness_and_version_answer(serve: Serve) -> None:
-    async with serve() as served, httpx.AsyncClient(base_url=served.gateway.url) as stranger:
+async def test_without_the_token_only_liveness_and_version_answer(shared: Served) -> None:
+    async with httpx.AsyncClient(base_url=shared.gateway.url) as stranger:
         assert (await stranger.get("/livez")).json() == {"live": True}
         assert (await stranger.get("/version")).json()["protocol"] == 1
         for path in ("/readyz", "/health", "/metrics", "/v1/programs", "/v1/runs", "/v1/runs/x/events", "/nix"):
@@ -147,57 +145,53 @@ async def test_a_body_that_is_too_large_is_refused_before_it_is_read(serve: Serv
         assert code_of(await served.client.post("/v1/programs", json=big)) == (413, "limit")
 
 
-async def test_cancel_ends_a_run_with_cancelled(serve: Serve) -> None:
-    async with serve() as served:
-        run = await served.launch(SLEEP)
-        async with served.client.stream("GET", f"/v1/runs/{run['id']}/events") as stream:
-            async for line in stream.aiter_lines():
-                event = json.loads(line)
-                if event["type"] == "stdout" and "asleep" in event["text"]:
-                    answer = await served.client.post(f"/v1/runs/{run['id']}/cancel")
-                    assert answer.status_code == 202
-        assert event["type"] == "finished"
-        assert event["state"] == "cancelled"
-        over = await served.finished(run)
-        assert (over["state"], over["error"]["code"]) == ("cancelled", "cancelled")
-        assert (await served.client.post(f"/v1/runs/{run['id']}/cancel")).json()["state"] == "cancelled"
+async def test_cancel_ends_a_run_with_cancelled(shared: Served) -> None:
+    run = await shared.launch(SLEEP)
+    async with shared.client.stream("GET", f"/v1/runs/{run['id']}/events") as stream:
+        async for line in stream.aiter_lines():
+            event = json.loads(line)
+            if event["type"] == "stdout" and "asleep" in event["text"]:
+                answer = await shared.client.post(f"/v1/runs/{run['id']}/cancel")
+                assert answer.status_code == 202
+    assert event["type"] == "finished"
+    assert event["state"] == "cancelled"
+    over = await shared.finished(run)
+    assert (over["state"], over["error"]["code"]) == ("cancelled", "cancelled")
+    assert (await shared.client.post(f"/v1/runs/{run['id']}/cancel")).json()["state"] == "cancelled"
 
 
-async def test_events_replay_from_any_index(serve: Serve) -> None:
-    async with serve() as served:
-        run = await served.launch(HELLO, name="x")
-        path = f"/v1/runs/{run['id']}/events"
-        whole = [json.loads(line) for line in (await served.client.get(path)).text.splitlines()]
-        assert [event["index"] for event in whole] == list(range(len(whole)))
-        assert whole[0]["type"] == "started"
-        assert "".join(event["text"] for event in whole if event["type"] == "stdout") == "hello x\n"
-        assert whole[-1]["result"] == "x"
-        part = (await served.client.get(path, params={"from": 2})).text.splitlines()
-        assert [json.loads(line) for line in part] == whole[2:]
-        past = await served.client.get(path, params={"from": 99})
-        assert json.loads(past.text) == whole[-1]  # who has seen more than is kept hears how the run ended
+async def test_events_replay_from_any_index(shared: Served) -> None:
+    run = await shared.launch(HELLO, name="x")
+    path = f"/v1/runs/{run['id']}/events"
+    whole = [json.loads(line) for line in (await shared.client.get(path)).text.splitlines()]
+    assert [event["index"] for event in whole] == list(range(len(whole)))
+    assert whole[0]["type"] == "started"
+    assert "".join(event["text"] for event in whole if event["type"] == "stdout") == "hello x\n"
+    assert whole[-1]["result"] == "x"
+    part = (await shared.client.get(path, params={"from": 2})).text.splitlines()
+    assert [json.loads(line) for line in part] == whole[2:]
+    past = await shared.client.get(path, params={"from": 99})
+    assert json.loads(past.text) == whole[-1]  # who has seen more than is kept hears how the run ended
 
 
-async def test_events_as_server_sent_events_resume_after_the_last_id(serve: Serve) -> None:
-    async with serve() as served:
-        run = await served.launch(HELLO, name="x")
-        await served.finished(run)
-        headers = {"Accept": "text/event-stream", "Last-Event-ID": "1"}
-        response = await served.client.get(f"/v1/runs/{run['id']}/events", headers=headers)
-        assert response.headers["content-type"].startswith("text/event-stream")
-        assert response.headers["x-accel-buffering"] == "no"  # else nginx keeps it until it is whole
-        first, *_, last = response.text.strip().split("\n\n")
-        assert first.splitlines()[0] == "id: 2"
-        assert last.splitlines()[1] == "event: finished"
-        assert json.loads(last.splitlines()[2].removeprefix("data: "))["result"] == "x"
+async def test_events_as_server_sent_events_resume_after_the_last_id(shared: Served) -> None:
+    run = await shared.launch(HELLO, name="x")
+    await shared.finished(run)
+    headers = {"Accept": "text/event-stream", "Last-Event-ID": "1"}
+    response = await shared.client.get(f"/v1/runs/{run['id']}/events", headers=headers)
+    assert response.headers["content-type"].startswith("text/event-stream")
+    assert response.headers["x-accel-buffering"] == "no"  # else nginx keeps it until it is whole
+    first, *_, last = response.text.strip().split("\n\n")
+    assert first.splitlines()[0] == "id: 2"
+    assert last.splitlines()[1] == "event: finished"
+    assert json.loads(last.splitlines()[2].removeprefix("data: "))["result"] == "x"
 
 
-async def test_events_without_follow_end_at_once(serve: Serve) -> None:
-    async with serve() as served:
-        run = await served.launch(SLEEP)
-        with anyio.fail_after(5):
-            response = await served.client.get(f"/v1/runs/{run['id']}/events?follow=false")
-        assert "finished" not in response.text
+async def test_events_without_follow_end_at_once(shared: Served) -> None:
+    run = await shared.launch(SLEEP)
+    with anyio.fail_after(5):
+        response = await shared.client.get(f"/v1/runs/{run['id']}/events?follow=false")
+    assert "finished" not in response.text
 
 
 async def test_events_that_left_the_buffer_before_anybody_followed_are_counted(serve: Serve) -> None:
@@ -217,57 +211,52 @@ async def test_events_that_left_the_buffer_before_anybody_followed_are_counted(s
         assert json.loads(lines[-1])["type"] == "finished"
 
 
-async def test_a_client_that_leaves_the_stream_does_not_cancel_the_run(serve: Serve) -> None:
+async def test_a_client_that_leaves_the_stream_does_not_cancel_the_run(shared: Served) -> None:
     source = "import worker\nasync def main():\n    print('waiting')\n    return await worker.receive()\n"
-    async with serve() as served:
-        run = await served.launch(source)
-        path = f"/v1/runs/{run['id']}"
-        async with served.client.stream("GET", f"{path}/events") as stream:
-            async for line in stream.aiter_lines():
-                if "waiting" in line:
-                    break
-        assert (await served.client.get(path)).json()["state"] == "running"
-        sent = await served.client.post(f"{path}/messages", json={"message": {"go": [1]}})
-        assert sent.status_code == 202
-        assert (await served.finished(run))["result"] == {"go": [1]}
-        late = await served.client.post(f"{path}/messages", json={"message": 1})
-        assert code_of(late) == (400, "client.invalid")
+    run = await shared.launch(source)
+    path = f"/v1/runs/{run['id']}"
+    async with shared.client.stream("GET", f"{path}/events") as stream:
+        async for line in stream.aiter_lines():
+            if "waiting" in line:
+                break
+    assert (await shared.client.get(path)).json()["state"] == "running"
+    sent = await shared.client.post(f"{path}/messages", json={"message": {"go": [1]}})
+    assert sent.status_code == 202
+    assert (await shared.finished(run))["result"] == {"go": [1]}
+    late = await shared.client.post(f"{path}/messages", json={"message": 1})
+    assert code_of(late) == (400, "client.invalid")
 
 
 @pytest.mark.parametrize("body", ["1180591620717411303424", '"\\ud800"', "NaN", "[" * 900 + "]" * 900, '"\xff"'])
-async def test_a_message_that_cannot_be_carried_is_refused_and_ends_nothing(serve: Serve, body: str) -> None:
+async def test_a_message_that_cannot_be_carried_is_refused_and_ends_nothing(shared: Served, body: str) -> None:
     source = "import worker\nasync def main():\n    return await worker.receive()\n"
-    async with serve() as served:
-        run = await served.launch(source)
-        path = f"/v1/runs/{run['id']}/messages"
-        refused = await served.client.post(path, content=b'{"message":' + body.encode("latin-1") + b"}")
-        assert code_of(refused) == (400, "client.invalid")
-        assert (await served.client.post(path, json={"message": 2**64 - 1})).status_code == 202
-        assert (await served.finished(run))["result"] == 2**64 - 1
+    run = await shared.launch(source)
+    path = f"/v1/runs/{run['id']}/messages"
+    refused = await shared.client.post(path, content=b'{"message":' + body.encode("latin-1") + b"}")
+    assert code_of(refused) == (400, "client.invalid")
+    assert (await shared.client.post(path, json={"message": 2**64 - 1})).status_code == 202
+    assert (await shared.finished(run))["result"] == 2**64 - 1
 
 
-async def test_messages_of_the_program_are_events(serve: Serve) -> None:
+async def test_messages_of_the_program_are_events(shared: Served) -> None:
     source = "import worker\nasync def main():\n    worker.send({'half': 0.5})\n"
-    async with serve() as served:
-        run = await served.launch(source)
-        lines = (await served.client.get(f"/v1/runs/{run['id']}/events")).text.splitlines()
-        assert [json.loads(line).get("message") for line in lines][1] == {"half": 0.5}
+    run = await shared.launch(source)
+    lines = (await shared.client.get(f"/v1/runs/{run['id']}/events")).text.splitlines()
+    assert [json.loads(line).get("message") for line in lines][1] == {"half": 0.5}
 
 
-async def test_a_program_that_raises_fails_with_its_traceback(serve: Serve) -> None:
-    async with serve() as served:
-        over = await served.finished(await served.launch("async def main():\n    return 1 / 0\n"))
-        assert (over["state"], over["error"]["code"]) == ("failed", "program")
-        assert "ZeroDivisionError" in over["error"]["detail"]["traceback"]
+async def test_a_program_that_raises_fails_with_its_traceback(shared: Served) -> None:
+    over = await shared.finished(await shared.launch("async def main():\n    return 1 / 0\n"))
+    assert (over["state"], over["error"]["code"]) == ("failed", "program")
+    assert "ZeroDivisionError" in over["error"]["detail"]["traceback"]
 
 
-async def test_models_and_readiness(serve: Serve) -> None:
-    async with serve() as served:
-        found = (await served.client.get("/v1/models")).json()
-        assert [model["name"] for model in found["models"]] == [model["id"] for model in found["data"]] == ["fake"]
-        for path in ("/readyz", "/health"):
-            ready = await served.client.get(path)
-            assert (ready.status_code, ready.json()["ready"]) == (200, True)
+async def test_models_and_readiness(shared: Served) -> None:
+    found = (await shared.client.get("/v1/models")).json()
+    assert [model["name"] for model in found["models"]] == [model["id"] for model in found["data"]] == ["fake"]
+    for path in ("/readyz", "/health"):
+        ready = await shared.client.get(path)
+        assert (ready.status_code, ready.json()["ready"]) == (200, True)
 
 
 async def test_speculation_is_streamed_until_the_runtime_closes(serve: Serve) -> None:

@@ -43,31 +43,30 @@ async def sessions(socket: ClientConnection) -> int:
     return int(reply["ok"]["length"])
 
 
-async def test_the_sdk_calls_the_engine(serve: Serve) -> None:
-    async with serve() as served, inferd.connect(address(served), token=ANN):
+async def test_the_sdk_calls_the_engine(shared: Served) -> None:
+    async with inferd.connect(address(shared), token=ANN):
         models = await current_transport().call(ListModels())
         assert [model.name for model in models.models] == ["fake"]
         tokens = await current_transport().call(Tokenize("ab"))
         assert tokens.tokens == [97, 98]
 
 
-async def test_a_wrong_token_is_unauthorized(serve: Serve) -> None:
-    async with serve() as served:
-        for token in (None, "wrong"):
-            with pytest.raises(Unauthorized):
-                async with inferd.connect(address(served), token=token):
-                    pytest.fail("it connected")
+async def test_a_wrong_token_is_unauthorized(shared: Served) -> None:
+    for token in (None, "wrong"):
+        with pytest.raises(Unauthorized):
+            async with inferd.connect(address(shared), token=token):
+                pytest.fail("it connected")
 
 
-async def test_many_calls_at_once_get_their_own_replies(serve: Serve) -> None:
-    async with serve() as served, inferd.connect(address(served), token=ANN):
+async def test_many_calls_at_once_get_their_own_replies(shared: Served) -> None:
+    async with inferd.connect(address(shared), token=ANN):
         texts = [chr(97 + number % 26) * (number % 5 + 1) for number in range(200)]
         replies = await asyncio.gather(*(current_transport().call(Tokenize(text)) for text in texts))
         assert [reply.tokens for reply in replies] == [[ord(char) for char in text] for text in texts]
 
 
-async def test_a_cancelled_call_is_cancelled_at_the_engine(serve: Serve) -> None:
-    async with serve() as served, raw(served) as socket:
+async def test_a_cancelled_call_is_cancelled_at_the_engine(shared: Served) -> None:
+    async with raw(shared) as socket:
         await socket.send(msgspec.msgpack.encode({"t": 5, "op": "model.tokenize", "a": {"text": "hang"}}))
         assert (await ask(socket, {"t": 6, "op": "model.tokenize", "a": {"text": "a"}}))["t"] == 6
         assert (await ask(socket, {"t": 5, "op": "cancel"}))["err"]["code"] == "cancelled"
@@ -79,8 +78,8 @@ async def test_a_cancelled_call_is_cancelled_at_the_engine(serve: Serve) -> None
 
 
 @pytest.mark.parametrize("op", ["session.open", "session.close", "session.send", "session.receive"])
-async def test_operations_that_are_not_for_scripts_are_refused_by_name(serve: Serve, op: str) -> None:
-    async with serve() as served, raw(served) as socket:
+async def test_operations_that_are_not_for_scripts_are_refused_by_name(shared: Served, op: str) -> None:
+    async with raw(shared) as socket:
         reply = await ask(socket, {"t": 1, "op": op, "a": {"tenant": "bob", "message": 1}})
         assert reply["t"] == 1
         assert reply["err"]["code"] == "client.invalid"
@@ -88,8 +87,8 @@ async def test_operations_that_are_not_for_scripts_are_refused_by_name(serve: Se
         assert (await ask(socket, {"t": 2, "op": "model.list"}))["ok"]["models"]
 
 
-async def test_errors_of_the_engine_pass_through(serve: Serve) -> None:
-    async with serve() as served, raw(served) as socket:
+async def test_errors_of_the_engine_pass_through(shared: Served) -> None:
+    async with raw(shared) as socket:
         reply = await ask(socket, {"t": 1, "op": "model.embed", "a": {}})
         assert reply == {
             "t": 1,
@@ -97,23 +96,23 @@ async def test_errors_of_the_engine_pass_through(serve: Serve) -> None:
         }
 
 
-async def test_an_unknown_operation_is_not_repeated_at_length(serve: Serve) -> None:
-    async with serve() as served, raw(served) as socket:
+async def test_an_unknown_operation_is_not_repeated_at_length(shared: Served) -> None:
+    async with raw(shared) as socket:
         reply = await ask(socket, {"t": 1, "op": "x" * 1_000_000, "a": {}})
         assert reply["err"]["code"] == "client.invalid"
         assert len(reply["err"]["message"]) < 200
 
 
-async def test_a_ticket_that_is_in_use_is_refused(serve: Serve) -> None:
-    async with serve() as served, raw(served) as socket:
+async def test_a_ticket_that_is_in_use_is_refused(shared: Served) -> None:
+    async with raw(shared) as socket:
         await socket.send(msgspec.msgpack.encode({"t": 1, "op": "model.tokenize", "a": {"text": "hang"}}))
         reply = await ask(socket, {"t": 1, "op": "model.list"})
         assert "ticket 1 is in use" in reply["err"]["message"]
 
 
 @pytest.mark.parametrize("message", [b"\xc1", b"", b"\x90", msgspec.msgpack.encode({"t": 0, "op": "x"}), "text"])
-async def test_what_is_no_call_ends_the_connection_with_a_reason(serve: Serve, message: bytes | str) -> None:
-    async with serve() as served, raw(served) as socket:
+async def test_what_is_no_call_ends_the_connection_with_a_reason(shared: Served, message: bytes | str) -> None:
+    async with raw(shared) as socket:
         await socket.send(message)
         with anyio.fail_after(5):
             reply = msgspec.msgpack.decode(await socket.recv(decode=False))
@@ -124,8 +123,8 @@ async def test_what_is_no_call_ends_the_connection_with_a_reason(serve: Serve, m
         assert closed.value.rcvd.code == 1007
 
 
-async def test_a_request_beyond_the_longest_is_refused_and_costs_no_connection(serve: Serve) -> None:
-    async with serve() as served, inferd.connect(address(served), token=ANN):
+async def test_a_request_beyond_the_longest_is_refused_and_costs_no_connection(shared: Served) -> None:
+    async with inferd.connect(address(shared), token=ANN):
         room = MAX_SCRIPT_MESSAGE - 100
         with pytest.raises(
             InvalidRequest, match=f"model.tokenize: the request takes .* bytes; {MAX_SCRIPT_MESSAGE} are"
