@@ -24,6 +24,8 @@ from .watcher import PATIENCE_SECONDS, Report
 TRACEBACK = re.compile(r"Traceback \(most recent call last\):\n(?: .*\n)*(.*)")
 HERE = Path(__file__).parent
 START_SECONDS = 120.0
+LEAVING_SECONDS = 1.0
+"""How long a script that has much left to read waits for the end of its session; then it is gone."""
 TOKENS = {
     "mallory": "token-of-mallory-0123456789abcdef",
     "trudy": "token-of-trudy-0123456789abcdef",
@@ -118,7 +120,7 @@ def open_socket(url: str, headers: dict[str, str]) -> ClientConnection:
     """Return a WebSocket for a script's session. Raises InvalidStatus if it is refused."""
     return connect(
         url.replace("http", "ws", 1) + "/v1/session", additional_headers=headers, compression=None, ping_interval=None,
-        open_timeout=PATIENCE_SECONDS, max_size=None,
+        open_timeout=PATIENCE_SECONDS, close_timeout=LEAVING_SECONDS, max_size=None,
     )  # fmt: skip
 
 
@@ -172,7 +174,7 @@ class Watcher:
         self._process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE)
 
     def tell(self, line: str) -> None:
-        """Say ``pause`` or ``resume``."""
+        """Say ``pause``, ``ease`` or ``resume``."""
         assert self._process.stdin is not None
         self._process.stdin.write(line.encode() + b"\n")
         self._process.stdin.flush()
@@ -247,12 +249,14 @@ class Arena:
         """Carry out an attack. Fails unless it ends as it should, in time, and the neighbour is none the worse."""
         before = self.restarts()
         self.watcher.report()
+        self.watcher.tell("ease")
         started = time.monotonic()
         try:
             end = attack(self)
         finally:
             took = time.monotonic() - started
             assert self.server.poll() is None, f"the server ended: {self.log.read_text()[-3000:]}"
+            self.watcher.tell("resume")
             report = self.watcher.after(2)  # the first may have had its tokens before
             self.reports[name] = report
         assert ends & {end, end.partition(":")[0]}, f"{name} ended in {end!r}, not in {sorted(ends)}"

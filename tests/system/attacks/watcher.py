@@ -2,7 +2,8 @@
 
 It generates the same two texts over and over, a greedy one and a sampled one with a seed. The line ``report`` on its standard
 input asks for a :class:`Report` of what happened since the last one, as a line of JSON on its standard output; ``pause`` has it
-rest after the text that it is at, ``resume`` go on. The end of the input ends it.
+rest after the text that it is at, ``resume`` go on. After ``ease`` it goes on, and from the ``BRISK``th text of a report on
+rests between texts, so that an attack that lasts does not cost a processor. The end of the input ends it.
 """
 
 from __future__ import annotations
@@ -23,6 +24,8 @@ PROBE_SECONDS = 0.02
 PATIENCE_SECONDS = 60.0
 PROMPT = "Once upon a time there was a server that many strangers used. "
 TOKENS = 32
+BRISK = 4
+REST_SECONDS = 0.1
 SAMPLINGS = ({}, {"temperature": 0.9, "top_p": 0.95, "seed": 20_26})
 
 
@@ -56,6 +59,8 @@ class Watch:
         self._since = time.perf_counter()
         self.awake = threading.Event()
         self.awake.set()
+        self.brisk = threading.Event()
+        self.brisk.set()
 
     def take(self) -> Report:
         """Return the report, with the gap and the time that last until now, and start another."""
@@ -80,6 +85,12 @@ class Watch:
             self._report.generations += 1
             if text not in self._report.texts[which]:
                 self._report.texts[which].append(text)
+
+    def rest(self) -> None:
+        """Rest if it may, which counts as no time without a token."""
+        if self._report.generations >= BRISK and not self.brisk.wait(REST_SECONDS):
+            with self._lock:
+                self._since = time.perf_counter()
 
     def failed(self, error: str) -> None:
         """Note what went wrong."""
@@ -161,6 +172,7 @@ def generate_for_ever(neighbour: Neighbour, watch: Watch) -> None:
             watch.token(count)
             pieces.append(text)
         watch.ended(which, "".join(pieces))
+        watch.rest()
         watch.awake.wait()
 
 
@@ -185,7 +197,10 @@ def main(url: str, token: str) -> None:
         match line.strip():
             case "pause":
                 watch.awake.clear()
+            case "ease":
+                watch.brisk.clear()
             case "resume":
+                watch.brisk.set()
                 watch.awake.set()
             case _:
                 sys.stdout.buffer.write(msgspec.json.encode(watch.take()) + b"\n")
