@@ -62,6 +62,7 @@ def test_memory_comes_back(arena: Arena) -> None:
     heavy = [attack for attack in HOARDS if attack.name in HEAVY]
     assert len(heavy) == len(HEAVY)
     held = []
+    arena.watcher.tell("ease")
     for _ in range(ROUNDS):
         for attack in heavy:
             attack.carry_out(arena)
