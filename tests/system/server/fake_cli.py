@@ -9,19 +9,22 @@ import os
 import sys
 from pathlib import Path
 
-from inferd_runtime.cli import main, progress, warm, warm_server
-from inferd_runtime.isolation.kinds import ChildKind
-from inferd_runtime.isolation.order import Launch
-from inferd_runtime.sandbox.runner_build.component import OnProgress
-from inferd_runtime.sandbox.worker_start import WorkerLinks
-from inferd_runtime.server.supervisor import runtime
-from inferd_runtime.settings.settings import Settings
+from inferd_runtime.cli import main
 
 HERE = Path(__file__).parent
 WARM = "--warm"
+STARTING = {"run", "serve", WARM}
+"""The verbs that start an engine. The others need none of what is replaced, and would take three times as long with it."""
 
 
-def fake_commands(settings: Settings) -> runtime.Commands:
+def replace() -> None:
+    """Have the fakes started."""
+    from inferd_runtime.cli import progress, warm
+    from inferd_runtime.isolation.kinds import ChildKind
+    from inferd_runtime.isolation.order import Launch
+    from inferd_runtime.sandbox.worker_start import WorkerLinks
+    from inferd_runtime.server.supervisor import runtime
+
     engine_options = os.environ.get("INFERD_FAKE_ENGINE", "").split()
     worker_options = os.environ.get("INFERD_FAKE_WORKER", "").split()
 
@@ -32,15 +35,16 @@ def fake_commands(settings: Settings) -> runtime.Commands:
         told = ("--control", links.control, "--engine", links.engine, "--identity", links.secret)
         return Launch(str(HERE / "fake_worker.py"), ChildKind.MODEL, (*told, *worker_options))
 
-    return runtime.Commands(engine, worker)
-
-
-def no_runner(on_progress: OnProgress) -> Path:
-    return HERE
+    vars(runtime)["default_commands"] = lambda settings: runtime.Commands(engine, worker)
+    vars(progress)["ensure_runner"] = lambda on_progress: HERE
+    vars(warm)["CHILD"] = [sys.executable, __file__, WARM]
 
 
 if __name__ == "__main__":
-    vars(runtime)["default_commands"] = fake_commands
-    vars(progress)["ensure_runner"] = no_runner
-    vars(warm)["CHILD"] = [sys.executable, __file__, WARM]
-    sys.exit(warm_server.main() if sys.argv[1:] == [WARM] else main())
+    if STARTING & {*sys.argv[1:2]}:
+        replace()
+    if sys.argv[1:] == [WARM]:
+        from inferd_runtime.cli import warm_server
+
+        sys.exit(warm_server.main())
+    sys.exit(main())
