@@ -30,6 +30,7 @@ from inferd.speculation_stats import SpeculationCycle, SpeculationStats
 
 T = TypeVar("T")
 ASK_AGAIN = "That answer is not valid: {problem}{place}. Give the whole answer again, corrected."
+USED_ONCE = "a generator is used once: call generate() again"
 GO_ON = "\n\nThat is not valid: {problem}{place}. The whole answer again, corrected:\n"
 
 
@@ -45,9 +46,10 @@ class Generator(Streamed, Generic[T]):
     ``accepted`` by speculation. One step may carry several tokens, so count tokens, not steps.
 
     The loop may be left at any point, by ``break`` or by an exception: the context then holds exactly the tokens of
-    the steps that were delivered. The context does this itself before its next operation; ``await
-    generator.aclose()`` or ``async with generator:`` does it at once. While a generation runs, it owns its context:
-    any operation on the context but ``fork`` ends the generation, and iterating it further raises InvalidRequest.
+    the steps that were delivered. Another loop goes on behind them, until the generation is ended: the context does this
+    itself before its next operation; ``await generator.aclose()`` or ``async with generator:`` does it at once. While a
+    generation runs, it owns its context: any operation on the context but ``fork`` ends it, and iterating it further
+    raises InvalidRequest.
     """
 
     instead = "await its collect_text(), collect_tokens() or collect_json(), or iterate it with `async for`"
@@ -109,8 +111,8 @@ class Generator(Streamed, Generic[T]):
         return self._stream.checked
 
     def __aiter__(self) -> Generator[T]:
-        if self._claimed:
-            raise InvalidRequest("a generator is used once: call generate() again")
+        if self._claimed and self.finish:
+            raise InvalidRequest(USED_ONCE)
         self._claimed = True
         return self
 
@@ -181,6 +183,7 @@ class Generator(Streamed, Generic[T]):
         were handed out.
         """
         self._expect_json()
+        self._claim()
         parser, text = self._json_parser(), list[str]()
         reader, answer = PartialJson(parser.expected), ThoughtFilter(self._stream.arguments.reasoning)
         async for step in self:
@@ -191,15 +194,21 @@ class Generator(Streamed, Generic[T]):
         reader.end()
         yield replace(reader.snapshot(), complete=True, result=value)
 
+    def _claim(self) -> None:
+        """Refuse to read all of what is read in part already."""
+        if self._claimed:
+            raise InvalidRequest(USED_ONCE)
+        self._claimed = True
+
     def _expect_json(self) -> None:
         if not self._claimed:
             self._stream.arguments = self._stream.arguments.for_json()
 
     async def _collect(self) -> list[Step]:
         """Return all steps, to the end: many at a time where nobody looks at each of them."""
+        self._claim()
         if self._stream.arguments.on_cycle is not None:
             return [step async for step in self]
-        aiter(self)
         self._stream.least = MOST_JOINED
         steps: list[Step] = []
         while some := await self._several():

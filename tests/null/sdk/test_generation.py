@@ -160,6 +160,21 @@ async def test_single_use() -> None:
             await anext(generator)
 
 
+async def test_a_loop_goes_on_where_another_or_anext_has_left_it_and_only_what_promises_all_is_refused() -> None:
+    with FakeRuntime(["abcde"]):
+        generator = Context().append("p").generate(GREEDY)
+        steps = aiter(generator)
+        read = (await anext(steps)).text
+        async for step in steps:
+            read += step.text
+            break
+        for use in (generator.collect_text, generator.collect_json, generator.stream_json().__anext__):
+            with pytest.raises(InvalidRequest, match="used once"):
+                await use()
+        assert read + "".join([step.text async for step in generator]) == "abcde"
+        assert len(read) == 2
+
+
 async def test_one_that_is_awaited_or_in_an_ordinary_loop_says_what_to_do_and_can_still_be_used() -> None:
     with FakeRuntime(["ab"]):
         generator = Context().append("p").generate(GREEDY)
