@@ -346,8 +346,9 @@ class Context:
         tokens are output to the sampler's penalties, for which all else is prompt.
 
         Returns a :class:`~inferd.Verification`: ``accepted`` tokens, ``token``, the model's own behind them, ``path``, the
-        accepted tokens' indices in the draft, and ``length``, the context's new length. Raises InvalidRequest, which
-        names the argument, for an invalid draft.
+        accepted tokens' indices in the draft, ``length``, the context's new length, and ``drafted``, how many of the draft's
+        tokens were verified: beside other programs there may be no room for all of them, which changes no text. Raises
+        InvalidRequest, which names the argument, for an invalid draft.
         """
         ids, above = checked_draft(tokens, parents)
         asked = VerifyDraft(

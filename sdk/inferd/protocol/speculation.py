@@ -89,12 +89,14 @@ class SourceCount:
 class Verification:
     """What became of a verified draft: the ``accepted`` tokens in order, ``path`` the indices in the draft that they had,
     and ``token``, the model's own behind them. All of these stand in the context now, which holds ``length`` tokens.
+    ``drafted`` of the draft's tokens were looked at: fewer where the step had no room for all of them, or beside an equal one.
     """
 
     accepted: list[int]
     token: int
     path: list[int]
     length: int
+    drafted: int = 0
 
 
 @operation("speculation.verify", Verification)

@@ -20,7 +20,9 @@ from inferd import (
     SpeculationCycle,
     Speculator,
 )
+from inferd_runtime.engine.engine import EngineOptions
 from inferd_runtime.testing.byte_tokenizer import END
+from inferd_runtime.testing.served import null_model
 from inferd_runtime.testing.transport import run_program
 
 SEEDED = Sampler.multinomial(0.9, seed=11)
@@ -204,6 +206,18 @@ def test_every_mode_gives_the_same_tokens(mode: bool | SpecConfig) -> None:
         assert sum(cycle.drafted for cycle in cycles) == stats.drafted == generator.usage.drafted
 
     run_program(program)
+
+
+def test_verify_tells_how_much_of_a_draft_there_was_room_for() -> None:
+    async def program() -> None:
+        expected, ctx = await plain(), await Context().append("abc").flush()
+        done = await ctx.verify(expected[:8], sampler=SEEDED)
+        assert (done.accepted, done.token, done.drafted) == (expected[:3], expected[3], 3)
+        again = await ctx.verify([9, 9, expected[4]], [-1, -1, -1], SEEDED)
+        assert (again.accepted, again.token, again.drafted) == (expected[4:5], expected[5], 2)
+        assert (await ctx.verify(sampler=SEEDED)).drafted == 0
+
+    run_program(program, null_model(options=EngineOptions(token_budget=4)))
 
 
 def test_verify_accepts_nothing_behind_the_end_of_a_text() -> None:

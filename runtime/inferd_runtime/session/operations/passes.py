@@ -75,7 +75,7 @@ def verified(job: DraftVerification, model: ServedModel) -> p.Verification:
     accepted = len(job.accepted)
     counts = [p.SourceCount(PROGRAM, job.drafted, 0, accepted)] if job.drafted else []
     model.engine.draft_budget.counters.count(counts, accepted, accepted + 1)
-    return p.Verification(job.accepted, job.token, job.path, len(job.context.tokens))
+    return p.Verification(job.accepted, job.token, job.path, len(job.context.tokens), job.drafted)
 
 
 def row_spec(request: p.Forward, entry: OpenContext) -> RowSpec:
