@@ -51,7 +51,7 @@ class Meter:
         if allowed == size:
             return allowed, None
         limit = self.limits.output_bytes
-        return allowed, exceeded("output_bytes", f"the run wrote more than {limit} bytes", limit)
+        return allowed, exceeded("output_bytes", f"the run wrote, sent or returned more than {limit} bytes", limit)
 
     def count_event(self) -> LimitExceeded | None:
         """Charge one event that leaves the run. Returns the error if it may not."""

@@ -47,6 +47,13 @@ NO_ZONES = (
     'names of time zones come with the package "tzdata": name it among the dependencies (docs/guides/dependencies.md)'
 )
 NOT_IN_SANDBOX = "the sandbox has no threads, processes, sockets, devices or C libraries, which this module needs"
+NESTED = (
+    "cannot be called from a running event loop",
+    "event loop is already running",
+    "while another loop is running",
+)
+"""What asyncio says where a coroutine is run inside of another one."""
+AWAIT = "a program's main runs in an event loop: `await` the coroutine there"
 LACKS = "if Python has it elsewhere: the sandbox has no users, threads, processes, sockets, devices or C libraries"
 MAX_TRACEBACK = 64 << 10
 MAX_MEMBERS = 1000
@@ -92,7 +99,7 @@ def _known(error: BaseException, files: Container[str]) -> InferdError:
     if isinstance(error, SystemExit):
         return ProgramError(f"the program exited with {_said(error.code, repr)}")
     text = _said(error)
-    if isinstance(error, (ImportError, AttributeError)):
+    if isinstance(error, (ImportError, AttributeError, RuntimeError)):
         text = "; ".join(filter(None, (text, _instead_of(error))))
     if isinstance(error, ZoneInfoNotFoundError):
         text = f"{error.args[0]}; {NO_ZONES}"
@@ -109,8 +116,12 @@ def _said(value: object, way: Callable[[Any], str] = str) -> str:
         return f"<{way.__name__}() of it failed>"
 
 
-def _instead_of(error: ImportError | AttributeError) -> str:
-    """Return what to do without a module, or without a name of Pie's, of the standard library or of a package; "" for others'."""
+def _instead_of(error: ImportError | AttributeError | RuntimeError) -> str:
+    """Return what to do without a module, or without a name of Pie's, of the standard library or of a package, or without an
+    event loop of one's own; "" for others.
+    """
+    if isinstance(error, RuntimeError):
+        return AWAIT if _said(error).endswith(NESTED) else ""
     top = _module_of(error).partition(".")[0]
     if top == "inferlet":
         return PIE

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import time
+from collections.abc import Callable
 from importlib.util import module_from_spec, spec_from_file_location
 from pathlib import Path
 from typing import Any
@@ -11,7 +13,7 @@ from typing import Any
 import pytest
 
 from inferd.protocol import ProgramError
-from inferd_runtime.sandbox.runner.failure import MAX_MEMBERS, describe, to_json
+from inferd_runtime.sandbox.runner.failure import AWAIT, MAX_MEMBERS, describe, to_json
 
 
 def test_a_group_that_holds_itself_twice_at_each_level_is_reported_at_once() -> None:
@@ -63,3 +65,13 @@ def test_a_package_that_wants_what_is_not_there_is_told_of_and_not_only_what_it_
 def test_a_part_of_inferd_that_the_sandbox_lacks_is_told_of_as_such() -> None:
     error = ModuleNotFoundError("No module named 'inferd.outlines'", name="inferd.outlines")
     assert "what scripts and tests use: inferd.client, inferd.outlines" in describe(error, set()).message
+
+
+@pytest.mark.parametrize("run", [asyncio.run, lambda each: asyncio.get_running_loop().run_until_complete(each)])
+async def test_a_loop_inside_of_a_loop_is_told_what_to_do_instead(run: Callable[[Any], Any]) -> None:
+    coroutine = asyncio.sleep(0)
+    with pytest.raises(RuntimeError) as caught:
+        run(coroutine)
+    coroutine.close()
+    assert AWAIT in describe(caught.value, {__file__}).message
+    assert AWAIT not in describe(RuntimeError("another one"), {__file__}).message
