@@ -186,7 +186,7 @@ def _check_logprobs(request: StartGenerate) -> None:
     if request.logprobs is not None:
         check_whole("logprobs", request.logprobs, 0, MAX_LOGPROBS)
     elif request.logprob_tokens:
-        raise InvalidRequest("logprob_tokens: they need logprobs")
+        raise InvalidRequest("logprob_tokens: they are told beside log-probabilities: add logprobs=0")
     if len(request.logprob_tokens) > MAX_LOGPROB_TOKENS:
         raise InvalidRequest(f"logprob_tokens: {len(request.logprob_tokens)}; {MAX_LOGPROB_TOKENS} are allowed")
     check_ids("logprob_tokens", request.logprob_tokens)
