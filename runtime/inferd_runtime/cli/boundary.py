@@ -41,7 +41,7 @@ def guarded(module: str, function: str, arguments: list[str]) -> int:
     except Exception as error:  # noqa: BLE001 - the command line's boundary: a bug gets an exit code of its own
         if (refused := _refused_by_system(error)) is not None:
             return report(refused.to_wire(), as_json)
-        traceback.print_exc()
+        say(traceback.format_exc(), sys.stderr)
         return report(InternalError(f"a bug in inferd: {error!r}").to_wire(), as_json)
 
 

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 from inferd.protocol import InvalidRequest
+from inferd_runtime.cli.output import say
 from inferd_runtime.sandbox.messages import Limits
 from inferd_runtime.settings.setting import SettingField
 from inferd_runtime.settings.settings import FIELDS, Settings
@@ -31,13 +32,21 @@ class _HelpFormat(argparse.RawDescriptionHelpFormatter):
 
 
 class Parser(argparse.ArgumentParser):
-    """An argparse parser without abbreviations that raises InvalidRequest, as every other mistake does."""
+    """An argparse parser without abbreviations that raises InvalidRequest, as every other mistake does.
+
+    ``description`` and ``usage`` may be a program's own text: they are shown as they are, without control sequences.
+    """
 
     def __init__(self, verb: str, description: str = "", *, usage: str | None = None, add_help: bool = True) -> None:
         super().__init__(
-            prog=f"inferd {verb}", description=description, usage=usage, allow_abbrev=False, add_help=add_help,
+            prog=f"inferd {verb}", description=_as_it_is(description) if "%(prog)" in description else description,
+            usage=None if usage is None else _as_it_is(usage), allow_abbrev=False, add_help=add_help,
             formatter_class=_HelpFormat,
         )  # fmt: skip
+
+    def print_help(self, file: Any = None) -> None:
+        """Show the help."""
+        say(self.format_help().removesuffix("\n"), file)
 
     @cached_property
     def settings(self) -> argparse._ArgumentGroup:
@@ -51,6 +60,11 @@ class Parser(argparse.ArgumentParser):
     def error(self, message: str) -> NoReturn:
         """Refuse the command line. Raises InvalidRequest."""
         raise InvalidRequest(message, usage=self.format_usage().strip())
+
+
+def _as_it_is(text: str) -> str:
+    """Return a text that argparse formats, as it does each usage, and each description that has ``%(prog)``."""
+    return text.replace("%", "%%")
 
 
 def add_settings(parser: Parser, names: Iterable[str], taken: frozenset[str] = frozenset()) -> None:

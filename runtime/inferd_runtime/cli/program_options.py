@@ -48,7 +48,8 @@ def add_program_options(parser: argparse.ArgumentParser, interface: ProgramInter
     """Add an option for each parameter, and ``--input`` for all at once (unless a parameter has that name)."""
     group = parser.add_argument_group("the program's parameters")
     for parameter in interface.parameters:
-        _add_parameter(group, parameter, resolved(parameter.schema, interface.definitions))
+        pair = f"no_{parameter.name}" not in interface.names  # --no-NAME may be another one's
+        _add_parameter(group, parameter, resolved(parameter.schema, interface.definitions), pair)
     if INPUT not in interface.names:
         help_text = "all parameters as one JSON object; - reads it from standard input; options win over it"
         group.add_argument("--input", dest="whole_input", default=None, metavar="JSON", help=help_text)
@@ -70,11 +71,11 @@ class _AppendPlace(argparse.Action):
         setattr(namespace, self.dest, [*values, value])
 
 
-def _add_parameter(group: argparse._ArgumentGroup, parameter: Parameter, schema: dict[str, Any]) -> None:
+def _add_parameter(group: argparse._ArgumentGroup, parameter: Parameter, schema: dict[str, Any], pair: bool) -> None:
     options = _spellings(parameter.name)
     several = "; may be given several times" if schema.get("type") == "array" else ""
     common: dict[str, Any] = {"dest": PREFIX + parameter.name, "default": None, "help": _help(parameter) + several}
-    if schema.get("type") == "boolean":
+    if schema.get("type") == "boolean" and pair:
         group.add_argument(*options, action=argparse.BooleanOptionalAction, **common)
     elif "prefixItems" in schema:
         readers = [reader_of(place) for place in schema["prefixItems"]]

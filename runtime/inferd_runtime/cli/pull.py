@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from inferd_runtime.cli.models import as_json
-from inferd_runtime.cli.output import print_json
+from inferd_runtime.cli.output import print_json, say
 from inferd_runtime.cli.parsing import Parser, add_json, add_settings, settings_of
 from inferd_runtime.cli.progress import ProgressBar
 from inferd_runtime.models.store.catalog import KNOWN
@@ -36,6 +36,6 @@ def pull(argv: list[str]) -> int:
         print_json(as_json(model))
     else:
         note = model.note
-        print(f"{note.name}: {model.folder} ({model.size / 1e6:.0f} MB, licence: {note.license or 'not named'})")
-        print(f"try it: inferd run --model {note.name} PROGRAM")
+        say(f"{note.name}: {model.folder} ({model.size / 1e6:.0f} MB, licence: {note.license or 'not named'})")
+        say(f"try it: inferd run --model {note.name} PROGRAM")
     return 0

@@ -42,8 +42,8 @@ class RunScreen:
         """Show an event as a server sends it; returns the exit code when it is the last one."""
         if event["type"] == "finished":
             result = None if event["result"] is None else json.dumps(event["result"], ensure_ascii=False)
-            error = None if event["error"] is None else ErrorInfo(**event["error"])
-            return self.finish(result, error, RunUsage(**event["usage"]))
+            error = msgspec.convert(event["error"], ErrorInfo | None)
+            return self.finish(result, error, msgspec.convert(event["usage"], RunUsage))
         self.show(event["type"], next((event[key] for key in ("text", "message", "count") if key in event), None))
         return None
 

@@ -8,6 +8,7 @@ import json
 import sys
 from types import SimpleNamespace
 
+import msgspec
 import pytest
 from hypothesis import given, strategies as st
 
@@ -15,6 +16,7 @@ from inferd.protocol import ERRORS, ErrorInfo
 from inferd_runtime.cli.boundary import EXIT_CODES, error_text, exit_code, guarded, report
 from inferd_runtime.cli.output import ControlFilter, ProgramOutput, figures, print_json, print_table, say
 from inferd_runtime.cli.progress import ProgressBar, notice
+from inferd_runtime.cli.run_screen import RunScreen
 from inferd_runtime.sandbox.messages import RunUsage
 from inferd_runtime.sandbox.runner_build.component import Progress
 
@@ -95,6 +97,25 @@ def test_figures_are_one_line() -> None:
     line = figures(RunUsage(tokens=42, steps=17, drafted=60, accepted=25, wall_ms=420.0, peak_memory_mb=33.4))
     assert line == "42 tokens, 17 steps, 2.47 tokens/step, 60 drafted, 25 accepted, 0.42 s, 33 MiB"
     assert "- tokens/step" in figures(RunUsage())
+
+
+def test_figures_that_are_none_do_not_reach_the_terminal() -> None:
+    """A server's `usage` was shown as it came: {"tokens": "\\x1b]0;..."} steered the terminal."""
+    event = {"type": "finished", "result": None, "error": None, "usage": {"tokens": "\x1b[2J"}}
+    with pytest.raises(msgspec.ValidationError, match="tokens"):
+        RunScreen(as_json=False).show_json(event)
+
+
+def test_a_bugs_traceback_cannot_steer_a_terminal(monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail(arguments: list[str]) -> int:
+        raise ValueError("\x1b]0;owned\x07 from a stranger's file")
+
+    terminal = Terminal()
+    monkeypatch.setattr(sys, "stderr", terminal)
+    monkeypatch.setitem(sys.modules, "failing", SimpleNamespace(fail=fail))
+    assert guarded("failing", "fail", []) == EXIT_CODES["internal"]
+    assert "Traceback" in terminal.getvalue()
+    assert "\x1b" not in terminal.getvalue()
 
 
 @pytest.mark.parametrize("terminal", [True, False])

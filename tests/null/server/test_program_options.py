@@ -135,6 +135,35 @@ def test_a_parameter_may_have_the_name_of_an_option_of_ours() -> None:
     assert arguments_of(parser.parse_args(["--input", "x", "--help"]), interface) == {"input": "x", "help": True}
 
 
+def test_a_flag_leaves_its_no_form_to_a_parameter_of_that_name() -> None:
+    """argparse refused the second `--no-x`, which was shown as a bug in inferd."""
+    source = "async def main(x: bool = False, no_x: int = 1): pass"
+    assert parse("--x", "true", "--no-x", "2", source=source) == {"x": True, "no_x": 2}
+
+
+HELP_THAT_STEERS = '''
+from typing import Literal
+async def main(place: Literal["a\\x1b[2J"] = "a\\x1b[2J"):
+    """\x1b]0;owned\x07Done in 5%(prog)s: %d."""
+'''
+
+
+def test_the_help_of_a_strangers_program_cannot_steer_a_terminal_and_is_shown_as_it_is(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its docstring and choices went to the terminal as they were; `%(prog)` beside another `%` ended the command as a bug."""
+    program = tmp_path / "p.py"
+    program.write_text(HELP_THAT_STEERS)
+    shown = io.StringIO()
+    monkeypatch.setattr(shown, "isatty", lambda: True)
+    monkeypatch.setattr(sys, "stdout", shown)
+    with pytest.raises(SystemExit):
+        read_command([str(program), "--help"])
+    assert "\nDone in 5%(prog)s: %d.\n" in shown.getvalue()
+    assert "--place {a}" in shown.getvalue()
+    assert "\x1b" not in shown.getvalue()
+
+
 def test_a_server_tells_the_same_interface() -> None:
     program = make_program(Bundle("p", {"main.py": SOURCE}))
     sent = msgspec.json.decode(msgspec.json.encode(program_json(program)))
