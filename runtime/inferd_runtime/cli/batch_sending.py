@@ -10,6 +10,7 @@ import anyio
 import httpx
 import msgspec
 
+from inferd.client.http_link import AS_IT_IS, whole_body
 from inferd.protocol import InferdError, Unavailable
 from inferd_runtime.cli.batch_files import BatchRequest, BatchResponse
 from inferd_runtime.cli.client import Server
@@ -39,19 +40,23 @@ class BatchClient:
         """Return the answer, whatever its status; a busy server is asked again. Raises Unavailable if there is none."""
         waited = 0.0
         while True:
-            response = await self._post(request)
-            if response.status_code not in BUSY or waited >= PATIENCE_SECONDS:
-                return BatchResponse(response.status_code, response.headers.get("x-request-id", ""), _body(response))
-            seconds = wait_seconds(response.headers.get("retry-after", ""))
+            status, headers, body = await self._post(request)
+            if status not in BUSY or waited >= PATIENCE_SECONDS:
+                return BatchResponse(status, headers.get("x-request-id", ""), _body(body))
+            seconds = wait_seconds(headers.get("retry-after", ""))
             waited += seconds
             await anyio.sleep(seconds)
 
-    async def _post(self, request: BatchRequest) -> httpx.Response:
+    async def _post(self, request: BatchRequest) -> tuple[int, httpx.Headers, bytes]:
+        """Return an answer: its status, headers and body."""
         attempt = 0
         while True:
             attempt += 1
             try:
-                return await self._client.post(request.url, content=bytes(request.body), headers=JSON)
+                async with self._client.stream(
+                    "POST", request.url, content=bytes(request.body), headers=JSON
+                ) as response:
+                    return response.status_code, response.headers, await whole_body(response)
             except httpx.HTTPError as error:
                 if attempt == ATTEMPTS or isinstance(error, httpx.ConnectError):
                     what = str(error) or type(error).__name__
@@ -70,19 +75,19 @@ def wait_seconds(retry_after: str) -> float:
     return min(max(seconds, LEAST_WAIT_SECONDS), MOST_WAIT_SECONDS) if seconds >= 0 else WAIT_SECONDS
 
 
-def _body(response: httpx.Response) -> object:
+def _body(body: bytes) -> object:
     """Return the body's JSON on one line, or its text where a proxy has answered with something else."""
     try:
-        msgspec.json.decode(response.content)
-        return msgspec.Raw(msgspec.json.format(response.content, indent=-1))
+        msgspec.json.decode(body)
+        return msgspec.Raw(msgspec.json.format(body, indent=-1))
     except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError):
-        return response.text
+        return body.decode(errors="replace")
 
 
 @asynccontextmanager
 async def batch_client(server: Server, at_once: int) -> AsyncIterator[BatchClient]:
     """Open a client with at most this many connections."""
-    headers = {} if server.token is None else {"Authorization": f"Bearer {server.token}"}
+    headers = AS_IT_IS | ({} if server.token is None else {"Authorization": f"Bearer {server.token}"})
     verify = True if server.ca is None else ssl.create_default_context(cafile=server.ca)
     limits = httpx.Limits(max_connections=at_once, max_keepalive_connections=at_once)
     timeout = httpx.Timeout(ANSWER_SECONDS, connect=CONNECT_SECONDS)

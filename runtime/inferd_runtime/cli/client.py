@@ -23,6 +23,8 @@ SERVER_FILE = "server.json"
 TOKEN_FILE = "token"
 LOOPBACK = frozenset({"localhost", "127.0.0.1", "::1"})
 TIMEOUT_SECONDS = 30.0
+MAX_ANSWER = 256 << 20
+"""Bytes, as of :mod:`inferd.client.http_link`."""
 
 
 @dataclass(frozen=True)
@@ -68,7 +70,7 @@ class Server:
         connection = self._connect()
         try:
             response = self._request(connection, method, path, body)
-            return _parsed(self.url, _guard(self.url, response.read))
+            return _parsed(self.url, _read_all(self.url, response))
         finally:
             connection.close()
 
@@ -122,6 +124,13 @@ def _guard(url: str, action: Any) -> Any:
         raise InvalidRequest("the token, or the server's address, has characters that no request has") from None
 
 
+def _read_all(url: str, response: http.client.HTTPResponse) -> bytes:
+    text: bytes = _guard(url, lambda: response.read(MAX_ANSWER + 1))
+    if len(text) > MAX_ANSWER:
+        raise InternalError(f"{url} sent an answer of more than {MAX_ANSWER >> 20} MiB")
+    return text
+
+
 def _parsed(url: str, text: bytes) -> Any:
     try:
         return json.loads(text)
@@ -130,10 +139,9 @@ def _parsed(url: str, text: bytes) -> Any:
 
 
 def _error_of(url: str, response: http.client.HTTPResponse) -> Exception:
-    text = _guard(url, response.read)
+    text = _read_all(url, response)
     try:
-        error = json.loads(text)["error"]
-        return ErrorInfo(error["code"], error["message"], error["detail"]).to_exception()
+        return ErrorInfo.of(json.loads(text)["error"]).to_exception()
     except (ValueError, KeyError, TypeError, RecursionError):
         return InternalError(f"{url} answered {response.status} with something that is no inferd error")
 

@@ -88,7 +88,7 @@ def _read(line: bytes) -> StreamEvent:
     try:
         data = json.loads(line)
         return StreamEvent(int(data["index"]), str(data["type"]), float(data["time"]), data)
-    except (ValueError, KeyError, TypeError, RecursionError) as error:
+    except (ValueError, OverflowError, KeyError, TypeError, RecursionError) as error:
         raise InternalError(f"the server sent a line that is no event of a run: {error!r}") from None
 
 

@@ -15,10 +15,15 @@ import httpx
 
 from inferd.client.event_cursor import Backoff
 from inferd.protocol import ErrorInfo, InferdError, InternalError, InvalidRequest, Unavailable
+from inferd.transport.room import pause_of
 
 TIMEOUT_S = 30.0
 STREAM_TIMEOUT_S = 60.0
 """A stream that says nothing sends an empty line every 15 s."""
+MAX_ANSWER = 256 << 20
+"""Bytes of an answer, and of one line of a stream: twice what a server holds of one."""
+AS_IT_IS = {"Accept-Encoding": "identity"}
+"""No server compresses its answers, and a few bytes would become gigabytes here."""
 CLOSED = "this client is closed: its `with` block has ended"
 OF_CONNECTIONS = ("connections", "max_connections")
 VISIBLE_ASCII = frozenset(map(chr, range(0x21, 0x7F)))
@@ -39,7 +44,9 @@ class HttpLink:
         self.patience_s, self.token, self.ca = patience_s, token, ca
         if token is not None and (not isinstance(token, str) or not token or not VISIBLE_ASCII.issuperset(token)):
             raise InvalidRequest("token must be a string of visible ASCII characters")  # it stands in a header
-        headers = {"Accept": "application/json"} | ({} if token is None else {"Authorization": f"Bearer {token}"})
+        headers = {"Accept": "application/json", **AS_IT_IS} | (
+            {} if token is None else {"Authorization": f"Bearer {token}"}
+        )
         self._http = httpx.AsyncClient(
             base_url=self.url,
             headers=headers,
@@ -75,7 +82,7 @@ class HttpLink:
         content = None if body is None else json.dumps(body, allow_nan=False).encode()
         kind = {} if body is None else {"Content-Type": "application/json"}
         async with self._answer(method, path, content=content, headers={**kind, **(headers or {})}) as response:
-            data = await response.aread()
+            data = await whole_body(response)
         try:
             return json.loads(data)
         except (ValueError, RecursionError):
@@ -84,14 +91,16 @@ class HttpLink:
     async def lines(self, path: str) -> AsyncGenerator[bytes]:
         """Yield the lines of a stream as they come; a last one without its end is left out. Close it with ``aclosing``."""
         parts: list[bytes] = []
+        size = 0
         async with self._answer("GET", path, timeout=httpx.Timeout(TIMEOUT_S, read=STREAM_TIMEOUT_S)) as response:
-            async for chunk in response.aiter_bytes():
+            async for chunk in response.aiter_raw():
                 first, *others = chunk.split(b"\n")
                 parts.append(first)
+                size = _counted(size, first)
                 if others:
                     yield b"".join(parts)
                     *whole, rest = others
-                    parts = [rest]
+                    parts, size = [rest], len(rest)
                     for line in whole:
                         yield line
 
@@ -110,10 +119,8 @@ class HttpLink:
                     if response.status_code < 400:
                         yield response
                         return
-                    error = error_of(self.url, response.status_code, await response.aread())
-                pause = (
-                    error.detail.get("retry_after_s", 1.0) if error.detail.get("limit") in OF_CONNECTIONS else math.inf
-                )
+                    error = error_of(self.url, response.status_code, await whole_body(response))
+                pause = (pause_of(error) or 1.0) if error.detail.get("limit") in OF_CONNECTIONS else math.inf
                 if anyio.current_time() + pause > end:
                     raise error
                 await anyio.sleep(pause)
@@ -152,8 +159,22 @@ def trusted(url: str, ca: str | None) -> ssl.SSLContext | bool:
 def error_of(url: str, status: int, body: bytes) -> InferdError:
     """Return the error that an answer of the server holds."""
     try:
-        error = json.loads(body)["error"]
-        return ErrorInfo(error["code"], error["message"], error["detail"]).to_exception()
+        return ErrorInfo.of(json.loads(body)["error"]).to_exception()
     except (ValueError, KeyError, TypeError, RecursionError):
         kind = Unavailable if status in (502, 503, 504) else InternalError  # a proxy's page, for one
         return kind(f"{url} answered {status} with something that is no inferd error")
+
+
+async def whole_body(response: httpx.Response) -> bytes:
+    """Return an answer's body as it was sent. Raises InternalError for one that is longer than any server's."""
+    parts, size = list[bytes](), 0
+    async for part in response.aiter_raw():
+        parts.append(part)
+        size = _counted(size, part)
+    return b"".join(parts)
+
+
+def _counted(size: int, part: bytes) -> int:
+    if size + len(part) > MAX_ANSWER:
+        raise InternalError(f"the server sent an answer of more than {MAX_ANSWER >> 20} MiB")
+    return size + len(part)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import base64
 import hashlib
+import os
 from collections.abc import AsyncGenerator
 from contextlib import aclosing
 from pathlib import Path
@@ -168,22 +169,32 @@ class RunHandle:
 def result_of(ended: dict[str, Any]) -> Any:
     """Return the result of a run that is over. Raises its error."""
     if ended["error"] is not None:
-        error = ended["error"]
-        raise ErrorInfo(error["code"], error["message"], error["detail"]).to_exception()
+        raise ErrorInfo.of(ended["error"]).to_exception()
     return ended["result"]
 
 
 async def write_new_file(file: FileHead, folder: Path, pieces: AsyncGenerator[bytes]) -> Path:
-    """Write a program's file, which comes in pieces, into a folder; returns where it is. See :meth:`RunHandle.save_file`."""
+    """Write a program's file, which comes in pieces, into a folder; returns where it is. See :meth:`RunHandle.save_file`.
+
+    Nothing stays of a file that does not come whole, or that does not end where it should.
+    """
     opened = await anyio.to_thread.run_sync(new_file, folder, file.name)
-    digest = hashlib.sha256()
-    with opened:
-        async with aclosing(pieces):
-            async for piece in pieces:
-                digest.update(piece)
-                await anyio.to_thread.run_sync(opened.write, piece)
-    if digest.hexdigest() != file.sha256:
-        await anyio.Path(opened.name).unlink()
+    digest, left = hashlib.sha256(), file.size
+    whole = False
+    try:
+        with opened:
+            async with aclosing(pieces):
+                async for piece in pieces:
+                    left -= len(piece)
+                    if left < 0:
+                        break
+                    digest.update(piece)
+                    await anyio.to_thread.run_sync(opened.write, piece)
+        whole = digest.hexdigest() == file.sha256 and not left
+    finally:
+        if not whole:
+            os.unlink(opened.name)  # at once: an awaited call would not be made in a task that is cancelled
+    if not whole:
         raise Unavailable(f"{file.name}: what came is not the file that the program sent")
     return Path(opened.name)
 

@@ -167,6 +167,14 @@ class ErrorInfo:
     message: str
     detail: dict[str, Any] = field(default_factory=dict)
 
+    @classmethod
+    def of(cls, value: Any) -> ErrorInfo:
+        """Return the error that a value, as it was received, stands for. Raises TypeError for what is none."""
+        parts = [value[name] for name in ("code", "message", "detail")] if isinstance(value, dict) else []
+        if list(map(type, parts)) != [str, str, dict]:
+            raise TypeError(f"no error: {cut(repr(value), MAX_CODE)}")
+        return cls(*parts)
+
     def carriable(self) -> ErrorInfo:
         """Return the error as every wire takes it, and of bounded size, whatever its message and detail hold."""
         return ErrorInfo(cut(self.code, MAX_CODE), cut(str(self.message)), carriable_detail(self.detail))

@@ -9,13 +9,14 @@ import time
 from collections.abc import Awaitable, Callable
 from typing import Any, TypeVar
 
-from inferd.protocol import OPERATIONS, LimitExceeded, ReceiveMessage
+from inferd.protocol import OPERATIONS, InferdError, LimitExceeded, ReceiveMessage
 from inferd.protocol.ranges import check_number
 
 T = TypeVar("T")
 MOST_AT_ONCE = 896
 """Of 1,000 or more operations of any kind: others, which may wait for what the program does next, find room beside these."""
 WAITS_FOR_OTHERS = ReceiveMessage.op  # type: ignore[attr-defined]
+MOST_PAUSE_S = 86_400.0
 MOST_AT_GATEWAY = 16
 """Of 64, and 8 MiB: so many of the largest ones leave room for others. A server of tools takes no more, either."""
 SOON = frozenset((
@@ -71,7 +72,7 @@ class LaunchLine:
                 if wait_s <= 0 or not self._first.locked():
                     return await self._asked(ask)
             except LimitExceeded as error:
-                if wait_s <= 0 or _pause(error) is None:
+                if wait_s <= 0 or pause_of(error) is None:
                     raise
             async with self._first:
                 return await self._in_turn(ask, called, wait_s)
@@ -81,7 +82,7 @@ class LaunchLine:
             try:
                 return await self._asked(ask)
             except LimitExceeded as error:
-                pause = _pause(error)
+                pause = pause_of(error)
                 if pause is None or time.monotonic() + pause > max(called, self._last) + wait_s:
                     raise
             await asyncio.sleep(pause)
@@ -92,6 +93,7 @@ class LaunchLine:
         return started
 
 
-def _pause(error: LimitExceeded) -> float | None:
+def pause_of(error: InferdError) -> float | None:
+    """Return after how many seconds to ask again; None where the error does not say so in any number that makes sense."""
     seconds = error.detail.get("retry_after_s")
-    return None if seconds is None else float(seconds)
+    return float(seconds) if isinstance(seconds, (int, float)) and 0 <= seconds <= MOST_PAUSE_S else None

@@ -16,7 +16,7 @@ from types import TracebackType
 from typing import Any
 
 import msgpack  # type: ignore[import-untyped]
-from websockets.asyncio.client import ClientConnection, connect as open_websocket
+from websockets.asyncio.client import ClientConnection, connect
 from websockets.exceptions import ConnectionClosed, ConnectionClosedOK, InvalidHandshake, InvalidStatus, InvalidURI
 from websockets.http11 import Response
 from websockets.typing import Subprotocol
@@ -45,6 +45,14 @@ OTHER_LOOP = (
     "asyncio.run_coroutine_threadsafe"
 )
 VISIBLE_ASCII = frozenset(map(chr, range(0x21, 0x7F)))
+
+
+class open_websocket(connect):
+    """A connection to the address that was given and to no other: a redirect is an answer like any refusal."""
+
+    def process_redirect(self, exc: Exception) -> Exception:
+        """Follow none."""
+        return exc
 
 
 class Connection:
@@ -182,11 +190,11 @@ class Link:
         try:
             message = msgpack.unpackb(data)
             ticket, problem = message["t"], message.get("err")
-            error = None if problem is None else ErrorInfo(problem["code"], problem["message"], problem["detail"])
+            error = None if problem is None else ErrorInfo.of(problem)
             reply = {} if error is not None else dict(message["ok"])
+            future = self._waiting.get(ticket)
         except (ValueError, TypeError, KeyError, AttributeError, msgpack.UnpackException) as broken:
             raise InternalError(f"the runtime sent a message that is not of its protocol: {broken!r}") from broken
-        future = self._waiting.get(ticket)
         if future is None or future.done():
             return  # a cancelled request is answered too
         if message.get("r"):
@@ -229,6 +237,7 @@ async def _open(url: str, token: str | None, trusted: ssl.SSLContext | None, ses
             subprotocols=[SUBPROTOCOL],
             additional_headers=headers,
             ssl=trusted,
+            proxy=None,  # of the environment: it would get the token
             compression=None,
             max_size=MAX_MESSAGE_BYTES,
             ping_interval=KEEPALIVE_S,

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import gc
+import http
 from collections import deque
 from collections.abc import Callable
 from typing import Any
@@ -11,6 +12,7 @@ from typing import Any
 import msgpack  # type: ignore[import-untyped]
 import pytest
 from websockets.asyncio.server import ServerConnection, serve
+from websockets.http11 import Request, Response
 from websockets.typing import Subprotocol
 
 import inferd
@@ -314,3 +316,41 @@ async def test_a_script_that_asks_for_more_at_once_than_a_connection_takes_waits
         calls = [current_transport().call(Tokenize("a")) for _ in range(2 * MOST_AT_ONCE)]
         assert await asyncio.gather(*calls) == [Tokens([1])] * (2 * MOST_AT_ONCE)
     assert runtime.most == MOST_AT_ONCE
+
+
+async def test_neither_a_redirect_nor_a_proxy_of_the_environment_gets_the_token(
+    wire: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A redirect was followed to any host, with the token in older versions of the library, and so was `http_proxy`."""
+
+    def away(connection: ServerConnection, request: Request) -> Response:
+        response = connection.respond(http.HTTPStatus.TEMPORARY_REDIRECT, "")
+        response.headers["Location"] = f"{other.url}/v1/session"
+        return response
+
+    async with wire(FakeRuntime(["x"])) as other:
+        monkeypatch.setenv("http_proxy", other.url.replace("ws", "http"))
+        monkeypatch.delenv("no_proxy", raising=False)
+        async with serve(lambda _: asyncio.sleep(0), "127.0.0.1", 0, process_request=away) as server:
+            with pytest.raises(Unavailable, match="status 307"):
+                async with inferd.connect(address(server), token="secret"):
+                    pass
+    assert other.paths == []
+
+
+@pytest.mark.parametrize("message", [
+    [], 7, {"t": [1], "ok": {}}, {"t": {"a": 1}, "ok": {}}, {"t": 1, "ok": 7}, {"t": 1},
+    {"t": 1, "err": {"code": 1, "message": [], "detail": {}}}, {"t": 1, "err": "no"},
+])  # fmt: skip
+async def test_a_message_that_is_not_of_the_protocol_ends_the_connection_by_name(message: Any) -> None:
+    """One whose ticket was a list ended the reader with a TypeError, which closing the connection raised."""
+
+    async def lie(connection: ServerConnection) -> None:
+        await connection.recv()
+        await connection.send(msgpack.packb(message))
+        await connection.wait_closed()
+
+    async with serve(lie, "127.0.0.1", 0, subprotocols=PROTOCOL) as server, inferd.connect(address(server)):
+        with pytest.raises(InternalError, match="not of its protocol"):
+            await Model.load()
+    assert await no_tasks_left()
