@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import threading
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from datetime import datetime
@@ -16,21 +16,23 @@ from jinja2 import Template, TemplateError, meta, nodes
 from jinja2.ext import Extension, loopcontrols
 from jinja2.filters import do_items
 from jinja2.parser import Parser
+from jinja2.runtime import Macro
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 from jinja2.utils import Namespace
 
 from inferd.partial import finished_members
 from inferd.protocol import InferdError, InvalidRequest, LimitExceeded, cut
+from inferd_runtime.models import template_bounds as bounds
 from inferd_runtime.models.template_input import END_MARK, TemplateInput
 
 RENDER_SECONDS = 1.0
 """Processor time that the renderings of one request may take. One of an ordinary conversation takes less than a millisecond."""
 RENDER_LIMIT = "render_seconds"
-MAX_FACTOR = 1000
-"""The largest factor of a text or a list, and the largest exponent, in a template: values of requests may stand there."""
 MAX_INDENT = 64
 LOOKS = 32
 """Steps of a template between two looks at the clock."""
+MAX_SOURCE = 128 << 10
+"""Characters of a template; known ones have up to 40,000, and compiling takes 20 MB and seconds for each 100,000."""
 MAX_REASON = 500
 MARK = END_MARK + " "
 
@@ -77,6 +79,7 @@ class JinjaTemplate:
     def variables(self) -> frozenset[str]:
         """The variables that the template asks for. Raises InvalidRequest for a template that is none."""
         with _refusals():
+            _check_source(self._source)
             return frozenset(meta.find_undeclared_variables(self._environment.parse(self._source)))
 
     def prepare(self) -> None:
@@ -86,6 +89,7 @@ class JinjaTemplate:
 
     @cached_property
     def _template(self) -> Template:
+        _check_source(self._source)
         return self._environment.from_string(self._source)
 
     def render(self, conversation: TemplateInput, budget: RenderBudget) -> str:
@@ -105,6 +109,11 @@ class JinjaTemplate:
         for piece in self._template.generate(values):
             budget.spend(len(piece))
             yield piece
+
+
+def _check_source(source: str) -> None:
+    if len(source) > MAX_SOURCE:
+        raise TemplateError(f"it has more than {MAX_SOURCE} characters")
 
 
 @contextmanager
@@ -129,13 +138,16 @@ class _Current(threading.local):
 class _Environment(ImmutableSandboxedEnvironment):
     """What transformers gives its templates, with a look at the clock at each step that a loop can hardly do without."""
 
-    intercepted_binops = frozenset({"*", "**"})
+    intercepted_binops = frozenset({"*", "**", "+", "%"})
+    code_generator_class = bounds.BoundedCode
 
     def __init__(self) -> None:
         super().__init__(trim_blocks=True, lstrip_blocks=True, extensions=[_GenerationTag, loopcontrols])
         self._current = _Current()
-        self.filters.update(tojson=_to_json, items=_items)
+        self.filters = bounds.bounded_filters() | {"tojson": _to_json, "items": _items}
         self.globals.update(raise_exception=_refuse, strftime_now=_now, namespace=_Namespace)
+        for name in bounds.NO_GLOBALS:
+            del self.globals[name]
 
     @contextmanager
     def within(self, budget: RenderBudget) -> Iterator[None]:
@@ -159,14 +171,58 @@ class _Environment(ImmutableSandboxedEnvironment):
     def call(__self, __context: Any, __obj: Any, *args: Any, **kwargs: Any) -> Any:
         """See Jinja."""
         __self._step()
-        return super().call(__context, __obj, *args, **kwargs)
+        if isinstance(text := getattr(__obj, "__self__", None), str):
+            args = bounds.check_method(text, __obj.__name__, args)
+        if isinstance(__obj, Macro) and (__obj.catch_varargs or __obj.catch_kwargs):
+            bounds.measured([args, kwargs])
+        return __self.made(super().call(__context, __obj, *args, **kwargs))
 
     def call_binop(self, context: Any, operator: str, left: Any, right: Any) -> Any:
         """Refuse what makes a large value out of a small one, and do everything else."""
-        factors = [factor for factor in (left, right) if isinstance(factor, int)]
-        if any(abs(factor) > MAX_FACTOR for factor in factors) and (operator == "**" or len(factors) == 1):
-            raise TemplateError(f"{operator} by more than {MAX_FACTOR}")
+        if isinstance(left, str) and isinstance(right, str) and operator == "+":  # most of what templates do
+            bounds.bounded(len(left) + len(right))
+            return left + right
+        bounds.check_operation(operator, left, right)
         return super().call_binop(context, operator, left, right)
+
+    def is_safe_attribute(self, obj: Any, attr: str, value: Any) -> bool:
+        """See Jinja. No method that makes a large value out of a small one."""
+        large = isinstance(obj, bounds.PLAIN) or (isinstance(obj, str) and attr in bounds.NO_METHODS)
+        return not large and super().is_safe_attribute(obj, attr, value)
+
+    def wrap_str_format(self, value: Any) -> Any:
+        """See Jinja."""
+        made = super().wrap_str_format(value)
+        if made is None:
+            return None
+
+        def formatted(*args: Any, **kwargs: Any) -> str:
+            bounds.check_format(value.__self__, *args, kwargs)
+            text: str = made(*args, **kwargs)
+            return text
+
+        return formatted
+
+    def made(self, value: Any) -> Any:
+        """Return a list or an object that the template has made. Raises TemplateError for one that is too large."""
+        if isinstance(value, (list, tuple, dict)):
+            bounds.measured(value)
+        return value
+
+    def joined(self, *parts: Any) -> str:
+        """Return what ``~`` makes of values."""
+        bounds.bounded(bounds.measured(parts))
+        return "".join(map(str, parts))
+
+    def concat(self, parts: Iterable[str]) -> str:
+        """Return the text of a macro or of a block that is set."""
+        whole = list(parts)
+        bounds.bounded(sum(map(len, whole)))
+        return "".join(whole)
+
+    def watched(self, values: Any) -> _Watched:
+        """Return what a loop goes through, with a look at the clock now and then."""
+        return _Watched(values, self._step)
 
     def _step(self) -> None:
         current = self._current
@@ -174,6 +230,22 @@ class _Environment(ImmutableSandboxedEnvironment):
         if current.steps >= LOOKS and current.budget is not None:
             current.steps = 0
             current.budget.check_time()
+
+
+@dataclass
+class _Watched:
+    """What a loop goes through: a step for each value."""
+
+    values: Any
+    step: Callable[[], None]
+
+    def __iter__(self) -> Iterator[Any]:
+        for value in self.values:
+            self.step()
+            yield value
+
+    def __len__(self) -> int:
+        return len(self.values)
 
 
 class _GenerationTag(Extension):
@@ -189,6 +261,9 @@ class _GenerationTag(Extension):
 
 class _Namespace(Namespace):
     """Jinja's, without names that begin with an underscore."""
+
+    def __repr__(self) -> str:
+        return "<Namespace>"  # Jinja's has all that is in it, itself included
 
     def __setitem__(self, name: str, value: Any) -> None:
         if name.startswith("_"):
@@ -208,8 +283,10 @@ def _to_json(
     value: Any, ensure_ascii: bool = False, indent: Any = None, separators: Any = None, sort_keys: bool = False
 ) -> str:
     """Return JSON as transformers' filter writes it; Jinja's own would escape it for HTML."""
-    if isinstance(indent, int) and indent > MAX_INDENT:
+    if (len(indent) if isinstance(indent, str) else indent or 0) > MAX_INDENT:
         raise TemplateError(f"tojson indents by {MAX_INDENT} at most")
+    if sum(map(len, separators or ())) > MAX_INDENT:
+        raise TemplateError(f"tojson separates by {MAX_INDENT} characters at most")
     if isinstance(value, _BrokenJson):
         return str(value)
     return json.dumps(value, ensure_ascii=ensure_ascii, indent=indent, separators=separators, sort_keys=sort_keys)
