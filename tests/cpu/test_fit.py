@@ -75,6 +75,24 @@ def test_no_weights_are_needed_nor_touched(tmp_path: Path) -> None:
     assert measure(ModelOptions(str(tmp_path))).parameters == measure(ModelOptions("tiny")).parameters
 
 
+@pytest.mark.parametrize(
+    ("said", "why"),
+    [
+        ({"num_hidden_layers": 1_000_000}, "its num_hidden_layers is 1000000"),
+        ({"model_type": "mixtral", "num_local_experts": 100_000}, "its num_local_experts is 100000"),
+        ({"hidden_size": 1 << 62}, "its configuration is that of no model"),
+    ],
+)
+def test_a_strangers_configuration_neither_hangs_an_estimate_nor_is_a_bug(
+    tmp_path: Path, said: dict[str, Any], why: str
+) -> None:
+    """A million layers were built one by one, for more than 40 s."""
+    config = config_of("llama").to_dict() | said
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    with pytest.raises(InvalidRequest, match=why):
+        measure(ModelOptions(str(tmp_path)))
+
+
 def test_a_quantized_checkpoint_is_called_so(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     config = json.loads((Path(resolve("tiny")) / "config.json").read_text())
     (tmp_path / "config.json").write_text(json.dumps({**config, "quantization_config": {"quant_method": "fp8"}}))

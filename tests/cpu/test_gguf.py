@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+import struct
 from pathlib import Path
 
 import pytest
@@ -63,6 +64,37 @@ def test_a_file_that_is_no_gguf_is_refused(store: ModelStore, tmp_path: Path) ->
     with pytest.raises(InvalidRequest, match=r"wrong\.gguf"):
         Pull(store, str(file)).run()
     assert store.models() == []
+
+
+def listed(kind: int, count: int, values: bytes = b"") -> bytes:
+    """Return a file without tensors whose one setting is a list."""
+    return b"GGUF" + struct.pack("<IQQQ1sIIQ", 3, 0, 1, 1, b"a", 9, kind, count) + values
+
+
+STRANGERS = {
+    "a list that never ends": (listed(0, 1 << 60), "its lists have more than"),
+    "a list of many": (listed(0, 5_000_000, bytes(5_000_000)), "its lists have more than"),
+    "a list that is cut": (listed(0, 1000, bytes(999)), "it ends before"),
+    "lists in lists": (listed(9, 1, struct.pack("<IQ", 9, 1) * 20_000), "a list of lists"),
+    "settings without end": (b"GGUF" + struct.pack("<IQQQ1sIB", 3, 0, 1 << 60, 1, b"a", 0, 1), "it ends before"),
+    "tensors that share their bytes": (
+        b"GGUF" + struct.pack("<IQQ", 3, 2, 0)
+        + b"".join(struct.pack("<Q1sIQIQ", 1, name, 1, 16, 0, 0) for name in (b"a", b"b")) + bytes(96),
+        "larger than the file",
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize(("data", "why"), STRANGERS.values(), ids=STRANGERS)
+def test_a_strangers_file_neither_hangs_a_pull_nor_fills_memory_or_disk(
+    store: ModelStore, tmp_path: Path, data: bytes, why: str
+) -> None:
+    """One of 53 bytes was read without end, and took more and more memory; lists in lists were shown as a bug."""
+    file = tmp_path / "strange.gguf"
+    file.write_bytes(data)
+    with pytest.raises(InvalidRequest, match=f"strange.gguf cannot be read as a GGUF file: .*{why}"):
+        Pull(store, str(file)).run()
+    assert not store.models()
 
 
 @pytest.mark.parametrize(

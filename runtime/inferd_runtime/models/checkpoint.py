@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import re
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -33,6 +34,9 @@ from inferd_runtime.models.quantized.reading import read_quantized
 from inferd_runtime.models.store.catalog import KNOWN
 
 SHOWN = 3
+PARTS = re.compile(r"(?:num|n)_(?:\w+_)?(?:layers?|experts|blocks)")
+MOST_PARTS = 4096
+"""Layers or experts of a model: each is a module of its own, and known models have up to 512."""
 GENERATION = "generation_config.json"
 SAMPLE = "Hello world,  it's 2024!\n\ndef f(x1):\n    return x1 + 3.14  # naïve 東京\n"
 
@@ -43,17 +47,20 @@ def read_config(name: str, source: str) -> Any:
     Raises NotFound when there is no such folder, hub model or config.json, InvalidRequest that names the reason otherwise.
     """
     _check_folder(name, source)
-    with _reported(name, "its configuration cannot be read", _elsewhere(source)):
+    with reported(name, "its configuration cannot be read", _elsewhere(source)):
         raw, _ = PreTrainedConfig.get_config_dict(source)
     family = str(raw.get("model_type", ""))
     if family not in CONFIG_MAPPING:
         raise InvalidRequest(f"model {name!r} cannot be served: {_unknown(family, 'auto_map' in raw)}")
-    with _reported(name, "its configuration is not valid"):
+    with reported(name, "its configuration is not valid"):
         config = CONFIG_MAPPING[family].from_pretrained(source)
     if config.is_encoder_decoder:
         raise InvalidRequest(f"model {name!r} cannot be served: {family} is an encoder-decoder model")
     if type(config) not in MODEL_FOR_CAUSAL_LM_MAPPING:
         raise InvalidRequest(f"model {name!r} cannot be served: {family} is not a text decoder")
+    for key, count in config.get_text_config().to_dict().items():
+        if PARTS.fullmatch(key) and isinstance(count, int) and count > MOST_PARTS:
+            raise InvalidRequest(f"model {name!r} cannot be served: its {key} is {count}, more than {MOST_PARTS}")
     return config
 
 
@@ -82,7 +89,7 @@ def _unknown(family: str, own_code: bool) -> str:
 
 
 @contextmanager
-def _reported(name: str, what: str, help_text: str = "") -> Iterator[None]:
+def reported(name: str, what: str, help_text: str = "") -> Iterator[None]:
     """Turn what transformers raises for a checkpoint into NotFound (a file that is not there) or InvalidRequest."""
     try:
         yield
@@ -139,7 +146,7 @@ def read_weights(name: str, source: str, config: Any, dtype: torch.dtype | str, 
         return _read_quantized(name, source, config, dtype, layout)
     loader: Any = AutoModelForCausalLM
     divided = {"distributed_config": DistributedConfig(tp_size=ranks, tp_plan="auto")} if ranks > 1 else {}
-    with _reported(name, "its weights do not fit its configuration"):
+    with reported(name, "its weights do not fit its configuration"):
         module, info = loader.from_pretrained(
             source, config=config, dtype=dtype, trust_remote_code=False, output_loading_info=True, **divided
         )
@@ -152,7 +159,7 @@ def _read_quantized(name: str, source: str, config: Any, dtype: torch.dtype | st
     wanted = dtype if isinstance(dtype, torch.dtype) else own if isinstance(own, torch.dtype) else torch.float32
     plain = copy.deepcopy(config)
     del plain.quantization_config
-    with _reported(name, f"its weights, quantized by {layout.method}, do not fit its configuration"):
+    with reported(name, f"its weights, quantized by {layout.method}, do not fit its configuration"):
         read = read_quantized(source, layout, wanted)
         loader: Any = MODEL_FOR_CAUSAL_LM_MAPPING[type(config)]
         module, info = loader.from_pretrained(

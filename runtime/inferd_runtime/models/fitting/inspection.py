@@ -13,7 +13,7 @@ from transformers import AttentionInterface, AutoModelForCausalLM
 
 from inferd.protocol import InvalidRequest
 from inferd_runtime.kernels.native.blocks import block_kernels
-from inferd_runtime.models.checkpoint import read_config
+from inferd_runtime.models.checkpoint import read_config, reported
 from inferd_runtime.models.checks.probe import context_length
 from inferd_runtime.models.checks.reach import UnsupportedAttention
 from inferd_runtime.models.devices import check_device
@@ -42,7 +42,7 @@ def measure(options: ModelOptions) -> ModelSize:
     name, device = options.name, check_device(options.device or "cpu")
     config = read_config(name, resolve(name))
     dtype = _dtype(options.dtype, device, config)
-    with torch.device("meta"):
+    with torch.device("meta"), reported(name, "its configuration is that of no model"):
         loader: Any = AutoModelForCausalLM
         module = loader.from_config(config, dtype=dtype, trust_remote_code=False)
     try:

@@ -8,18 +8,50 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from gguf import GGUFReader, ReaderTensor, quants
+from gguf import GGUFReader, GGUFValueType, ReaderTensor, quants
 from torch import Tensor, from_numpy
 
 from inferd.protocol import InvalidRequest
 from inferd_runtime.models.names import gguf_parts
+
+MOST_LISTED = 4_000_000
+"""Values of all lists of a file, a quarter of a KB each while they are read; the largest vocabulary known has 1.3 million."""
+
+
+class _Reader(GGUFReader):
+    """gguf's, for a file of a stranger: what it says that it has must be there, and lists have no lists and an end."""
+
+    def __init__(self, path: Path) -> None:
+        self._listed = 0
+        super().__init__(path)
+        self._check_data()
+
+    def _get(self, offset: int, dtype: Any, count: Any = 1, override_order: Any = None) -> Any:
+        found = super()._get(int(offset), dtype, count, override_order)
+        if len(found) != int(count):
+            raise ValueError("it ends before all that it says it has")
+        return found
+
+    def _get_field_parts(self, orig_offs: int, raw_type: int) -> Any:
+        if raw_type == GGUFValueType.ARRAY:
+            if self._get(orig_offs, np.uint32)[0] == GGUFValueType.ARRAY:
+                raise ValueError("it has a list of lists")
+            self._listed += int(self._get(orig_offs + 4, np.uint64)[0])
+            if self._listed > MOST_LISTED:
+                raise ValueError(f"its lists have more than {MOST_LISTED} values")
+        return super()._get_field_parts(orig_offs, raw_type)
+
+    def _check_data(self) -> None:
+        """Raise ValueError for tensors that share their bytes: a small file would become one without end."""
+        if sum(int(tensor.n_bytes) for tensor in self.tensors) > len(self.data) - self.data_offset:
+            raise ValueError("its tensors are larger than the file")
 
 
 class GgufModel:
     """What all parts of a model hold. Raises InvalidRequest where parts are of different models."""
 
     def __init__(self, file: Path) -> None:
-        self._readers = [GGUFReader(part) for part in gguf_parts(file)]
+        self._readers = [_Reader(part) for part in gguf_parts(file)]
         tensors = [tensor for reader in self._readers for tensor in reader.tensors]
         self.tensors: Mapping[str, ReaderTensor] = {tensor.name: tensor for tensor in tensors}
         wanted = self.metadata.get("split.tensors.count", len(tensors))
