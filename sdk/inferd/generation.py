@@ -111,7 +111,7 @@ class Generator(Streamed, Generic[T]):
         return self._stream.checked
 
     def __aiter__(self) -> Generator[T]:
-        if self._claimed and self.finish:
+        if self._claimed and self._stream.closed:
             raise InvalidRequest(USED_ONCE)
         self._claimed = True
         return self

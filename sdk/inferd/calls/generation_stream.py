@@ -272,6 +272,11 @@ class GenerationStream:
         return self._buffer.finish or ("closed" if over else "")
 
     @property
+    def closed(self) -> bool:
+        """True once it was read to its end, or ended by the generator."""
+        return self._lifecycle.state is GenerationState.CLOSED
+
+    @property
     def stopped_by(self) -> str:
         """As ``Generator.stopped_by``."""
         return self._buffer.stopped_by if self.finish else ""

@@ -175,6 +175,24 @@ async def test_a_loop_goes_on_where_another_or_anext_has_left_it_and_only_what_p
         assert len(read) == 2
 
 
+async def test_a_loop_that_goes_on_tells_what_ended_the_generation_meanwhile_and_ends_behind_the_last_step() -> None:
+    with FakeRuntime(["abc"] * 2):
+        ctx = Context().append("p")
+        used, whole = ctx.generate(GREEDY), Context().append("p").generate(GREEDY)
+        async for _ in used:
+            break
+        await ctx.append("q").flush()
+        with pytest.raises(InvalidRequest, match="the context was used"):
+            _ = [step async for step in used]
+        async for _ in whole:
+            if whole.finish:
+                break
+        assert whole.finish == "stop"
+        assert [step async for step in whole] == []
+        with pytest.raises(InvalidRequest, match="used once"):
+            _ = [step async for step in whole]
+
+
 async def test_one_that_is_awaited_or_in_an_ordinary_loop_says_what_to_do_and_can_still_be_used() -> None:
     with FakeRuntime(["ab"]):
         generator = Context().append("p").generate(GREEDY)
