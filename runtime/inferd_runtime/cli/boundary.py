@@ -38,17 +38,25 @@ def guarded(module: str, function: str, arguments: list[str]) -> int:
     except BrokenPipeError:  # the reader of our output has closed it; the interpreter must not fail at exit again
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 0
-    except Exception as error:  # noqa: BLE001 - the command line's boundary: a bug gets an exit code of its own
-        if (refused := _refused_by_system(error)) is not None:
+    except Exception as raised:  # noqa: BLE001 - the command line's boundary: a bug gets an exit code of its own
+        cause = _alone(raised)
+        if isinstance(cause, InferdError):
+            return report(cause.to_wire(), as_json)
+        if (refused := _refused_by_system(cause)) is not None:
             return report(refused.to_wire(), as_json)
         say(traceback.format_exc(), sys.stderr)
-        return report(InternalError(f"a bug in inferd: {error!r}").to_wire(), as_json)
+        return report(InternalError(f"a bug in inferd: {cause!r}").to_wire(), as_json)
+
+
+def _alone(error: Exception) -> Exception:
+    """Return the one error that came out of task groups; another one itself."""
+    while isinstance(error, ExceptionGroup) and len(error.exceptions) == 1:
+        error = error.exceptions[0]
+    return error
 
 
 def _refused_by_system(error: Exception) -> Unavailable | None:
     """Return the error for a file that the system does not give (read-only, of another user, on a full disk); None for a bug."""
-    while isinstance(error, ExceptionGroup) and len(error.exceptions) == 1:
-        error = error.exceptions[0]
     if not isinstance(error, OSError) or error.filename is None:
         return None
     return Unavailable(f"{os.fsdecode(error.filename)}: {error.strerror}")

@@ -96,7 +96,7 @@ class HttpLink:
             async for chunk in response.aiter_raw():
                 first, *others = chunk.split(b"\n")
                 parts.append(first)
-                size = _counted(size, first)
+                size = counted(size, first)
                 if others:
                     yield b"".join(parts)
                     *whole, rest = others
@@ -170,11 +170,12 @@ async def whole_body(response: httpx.Response) -> bytes:
     parts, size = list[bytes](), 0
     async for part in response.aiter_raw():
         parts.append(part)
-        size = _counted(size, part)
+        size = counted(size, part)
     return b"".join(parts)
 
 
-def _counted(size: int, part: bytes) -> int:
+def counted(size: int, part: bytes) -> int:
+    """Return the size with one more part. Raises InternalError for more than any server's answer has."""
     if size + len(part) > MAX_ANSWER:
         raise InternalError(f"the server sent an answer of more than {MAX_ANSWER >> 20} MiB")
     return size + len(part)

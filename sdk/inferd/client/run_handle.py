@@ -15,7 +15,7 @@ import anyio
 
 from inferd.client.event_cursor import Backoff, EventCursor, EventsDropped, StreamEvent
 from inferd.client.file_names import new_file, open_to_send
-from inferd.client.http_link import ConnectionLost, HttpLink
+from inferd.client.http_link import ConnectionLost, HttpLink, counted
 from inferd.program.json_values import to_json_value
 from inferd.protocol import ErrorInfo, Unavailable, reply_from_plain
 from inferd.protocol.files import ANY_TYPE, MAX_PIECE, FileHead, FilePiece, check_file
@@ -77,13 +77,13 @@ class RunHandle:
 
     async def logs(self) -> list[StreamEvent]:
         """Return the events so far that are still kept, without waiting for more."""
-        cursor, found = EventCursor(), list[StreamEvent]()
+        cursor, found, size = EventCursor(), list[StreamEvent](), 0
         end = (await self.refresh())["next_event"]
         while cursor.next < end:
             async with aclosing(self._link.lines(f"{self._path}/events?from={cursor.next}&follow=false")) as lines:
                 try:
                     async for line in lines:
-                        event = cursor.take(line)
+                        event, size = cursor.take(line), counted(size, line)
                         if event is not None:
                             found.append(event)
                 except EventsDropped:

@@ -146,6 +146,21 @@ async def test_an_answer_without_end_does_not_fill_the_clients_memory(
     await link.close()
 
 
+async def test_logs_without_end_do_not_fill_the_clients_memory(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(http_link, "MAX_ANSWER", 1 << 16)
+
+    class Endless(OneRun):
+        async def request(self, *asked: Any, **options: Any) -> dict[str, Any]:
+            return {**WAITING, "next_event": 1 << 60}
+
+        async def lines(self, path: str) -> AsyncGenerator[bytes]:
+            for index in range(1 << 20):
+                yield json.dumps({"index": index, "type": "stdout", "time": 3.0}).encode()
+
+    with pytest.raises(InternalError, match="more than"):
+        await RunHandle(cast("HttpLink", Endless()), dict(WAITING)).logs()
+
+
 async def test_a_compressed_answer_is_neither_asked_for_nor_unpacked() -> None:
     """600 KB took 1.2 GB."""
     asked: list[httpx.Request] = []

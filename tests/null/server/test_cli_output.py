@@ -12,7 +12,7 @@ import msgspec
 import pytest
 from hypothesis import given, strategies as st
 
-from inferd.protocol import ERRORS, ErrorInfo
+from inferd.protocol import ERRORS, ErrorInfo, Unavailable
 from inferd_runtime.cli.boundary import EXIT_CODES, error_text, exit_code, guarded, report
 from inferd_runtime.cli.output import ControlFilter, ProgramOutput, figures, print_json, print_table, say
 from inferd_runtime.cli.progress import ProgressBar, notice
@@ -104,6 +104,19 @@ def test_figures_that_are_none_do_not_reach_the_terminal() -> None:
     event = {"type": "finished", "result": None, "error": None, "usage": {"tokens": "\x1b[2J"}}
     with pytest.raises(msgspec.ValidationError, match="tokens"):
         RunScreen(as_json=False).show_json(event)
+
+
+def test_a_server_that_is_lost_while_a_run_is_followed_is_no_bug(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """It came out of a task group, and was shown as a bug in inferd with exit code 70."""
+
+    def lose(arguments: list[str]) -> int:
+        raise ExceptionGroup("tasks", [ExceptionGroup("tasks", [Unavailable("the stream ended")])])
+
+    monkeypatch.setitem(sys.modules, "losing", SimpleNamespace(lose=lose))
+    assert guarded("losing", "lose", []) == EXIT_CODES["unavailable"]
+    assert capsys.readouterr().err == "error: the stream ended\n"
 
 
 def test_a_bugs_traceback_cannot_steer_a_terminal(monkeypatch: pytest.MonkeyPatch) -> None:
