@@ -81,12 +81,17 @@ def test_no_weights_are_needed_nor_touched(tmp_path: Path) -> None:
         ({"num_hidden_layers": 1_000_000}, "its num_hidden_layers is 1000000"),
         ({"model_type": "mixtral", "num_local_experts": 100_000}, "its num_local_experts is 100000"),
         ({"hidden_size": 1 << 62}, "its configuration is that of no model"),
+        ({"attn_implementation": "stranger/kernel"}, "names kernels of 'stranger/kernel'"),
+        ({"_attn_implementation": {"": "paged|stranger/kernel"}}, "names kernels of"),
+        ({"text_config": {"experts_implementation": "stranger/kernel"}}, "names kernels of"),
     ],
 )
-def test_a_strangers_configuration_neither_hangs_an_estimate_nor_is_a_bug(
+def test_a_strangers_configuration_neither_hangs_an_estimate_nor_runs_code_nor_is_a_bug(
     tmp_path: Path, said: dict[str, Any], why: str
 ) -> None:
-    """A million layers were built one by one, for more than 40 s."""
+    """A million layers were built one by one, for more than 40 s. Kernels of a hub's repository would have been fetched
+    and run where the package `kernels` is installed.
+    """
     config = config_of("llama").to_dict() | said
     (tmp_path / "config.json").write_text(json.dumps(config))
     with pytest.raises(InvalidRequest, match=why):

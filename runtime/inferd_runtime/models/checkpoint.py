@@ -49,6 +49,10 @@ def read_config(name: str, source: str) -> Any:
     _check_folder(name, source)
     with reported(name, "its configuration cannot be read", _elsewhere(source)):
         raw, _ = PreTrainedConfig.get_config_dict(source)
+    for part in _implementations(raw):
+        raise InvalidRequest(
+            f"model {name!r} cannot be served: it names kernels of {part!r}, and code of a hub is never run"
+        )
     family = str(raw.get("model_type", ""))
     if family not in CONFIG_MAPPING:
         raise InvalidRequest(f"model {name!r} cannot be served: {_unknown(family, 'auto_map' in raw)}")
@@ -62,6 +66,15 @@ def read_config(name: str, source: str) -> Any:
         if PARTS.fullmatch(key) and isinstance(count, int) and count > MOST_PARTS:
             raise InvalidRequest(f"model {name!r} cannot be served: its {key} is {count}, more than {MOST_PARTS}")
     return config
+
+
+def _implementations(said: Any, inside: bool = False) -> Iterator[str]:
+    """Yield the repositories that a configuration names as implementations: transformers would run their code."""
+    if isinstance(said, dict):
+        for key, value in said.items():
+            yield from _implementations(value, inside or str(key).endswith("_implementation"))
+    elif inside and isinstance(said, str) and "/" in said:
+        yield said
 
 
 def _check_folder(name: str, source: str) -> None:
