@@ -98,6 +98,7 @@ async def test_an_engine_that_hangs_is_told_by_readyz_and_another_takes_its_plac
 ) -> None:
     """All that waits for it would wait for ever, and no health check would say so."""
     monkeypatch.setattr(engine_supervisor, "LOOK_SECONDS", 0.1)
+    monkeypatch.setattr(engine_supervisor, "HANGING", 15)
     async with serve() as served:
         engine = served.gateway.runtime.engine
         hanging = engine.pid

@@ -29,10 +29,10 @@ OWN_TENANT = "inferd"
 OWN_LABEL = "gateway"
 STOP_SECONDS = 5.0
 LOOK_SECONDS = 10.0
-"""How often it is looked whether an engine answers, and how long it may take to: a long step of a large model is no fault."""
-SILENT, HANGING = 2, 15
-"""Looks in a row without an answer, behind which an engine counts as not ready, and is killed. Looks are counted and not time, so
-that a machine, or a server, that stood still does not end its engine.
+"""How often it is looked whether an engine has answered a question that it answers between two steps."""
+SILENT, HANGING = 4, 90
+"""Looks at one question without an answer, behind which an engine counts as not ready, and is killed: a step of a large model may
+take minutes. Looks are counted and not time, so that a machine, or a server, that stood still does not end its engine.
 """
 log = logging.getLogger("inferd.runtime")
 
@@ -183,16 +183,24 @@ class EngineSupervisor:
 
     async def _watch(self, up: StartedEngine) -> None:
         """Kill an engine that hangs: all that waits for it would wait for ever."""
+        while True:
+            await anyio.sleep(LOOK_SECONDS)
+            async with anyio.create_task_group() as looking:
+                looking.start_soon(self._count_looks, up.child)
+                with contextlib.suppress(InferdError):  # an answer as well, unless it has just ended
+                    await up.session.call(ListModels(), Models)
+                looking.cancel_scope.cancel()
+            self._silent = 0
+
+    async def _count_looks(self, child: ChildProcess) -> None:
+        """Count them while a question is open."""
         while self._silent < HANGING:
             await anyio.sleep(LOOK_SECONDS)
-            with anyio.move_on_after(LOOK_SECONDS) as patience, contextlib.suppress(Unavailable):  # it has just ended
-                await up.session.call(ListModels(), Models)
-            self._silent = self._silent + 1 if patience.cancelled_caught else 0
+            self._silent += 1
             if self._silent == SILENT:
-                log.error("engine %d does not answer", up.child.pid)
-        log.error("engine %d has not answered %d times in a row, and is killed", up.child.pid, HANGING)
-        up.child.kill()
-        await anyio.sleep_forever()
+                log.error("engine %d does not answer", child.pid)
+        log.error("engine %d has not answered in %g s, and is killed", child.pid, HANGING * LOOK_SECONDS)
+        child.kill()
 
     def _announce(self, up: StartedEngine) -> None:
         self._up = up
