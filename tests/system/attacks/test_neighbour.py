@@ -68,6 +68,7 @@ def test_memory_comes_back(arena: Arena) -> None:
             attack.carry_out(arena)
         arena.watcher.after(SETTLE_GENERATIONS)
         held.append(arena.memory())
+    arena.watcher.tell("resume")
     first, last = held[0], held[-1]
     grown = {kind: (first[kind], last[kind]) for kind in ("gateway", "engine")}
     assert all(late <= 1.1 * early + SLACK_MB for early, late in grown.values()), grown

@@ -114,7 +114,7 @@ INLINE void fetch(const int chunks, const Pages *pages, long key, long end) {
 
 // Scores of LANES keys from `key` on for `count` queries; the last one before `end` stands for those behind it.
 INLINE void score_keys(const int chunks, const int count, const float *own, const Pages *keys, float *scores, long apart, long key, long end, int fetches) {
-  Lanes dots[SCORED(2)][LANES];
+  Lanes dots[SCORED(2)][LANES];  // of the narrowest heads there are most
   UNROLL for (int j = 0; j < LANES; j++) {
     if (fetches) fetch(chunks, keys, key + j, end);
     const float *at = slot(keys, key + j < end ? key + j : end - 1);
@@ -142,7 +142,7 @@ INLINE Lanes soften(float *scores, long count) {
 }
 
 // Adds shares of the values of keys from `from` to `end` on to sums [count][width], those of every second key to `odd`: `chunks` vectors of
-// each value. scores [count][apart] begin at `from`.
+// each value. scores [count][apart] begin at `from`; values up to `most` are fetched ahead.
 INLINE void add_values(const int chunks, const int count, const Pages *values, long from, long end, long most, const float *scores, long apart, float *even,
                        float *odd, long width) {
   Lanes sums[2][MOST_SUMS / 2];
