@@ -91,7 +91,7 @@ def build_part(
     build = build or (build_driver if has_kernels(loaded) else None)
     driver = _reference(loaded, options, run) if build is None else build(loaded, options)
     if isinstance(driver, TorchDriver):
-        driver.run = run
+        driver.compute_by(run)
     return driver, run
 
 

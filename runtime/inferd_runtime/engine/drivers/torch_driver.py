@@ -17,6 +17,7 @@ from inferd_runtime.models.lora.files import AdapterFiles, AdapterSize
 from inferd_runtime.models.lora.tensors import Lora
 from inferd_runtime.models.passes.attention import BOUND, GroupedLayout, Scratch, lay_out
 from inferd_runtime.models.passes.fused import FusedPass
+from inferd_runtime.models.passes.host_layers import host_layers
 from inferd_runtime.models.passes.host_layout import HostLayout, host_kernels
 from inferd_runtime.models.passes.plain import ModelPass
 from inferd_runtime.models.shape import KvShape
@@ -52,7 +53,6 @@ class TorchDriver:
         self.max_context = max_context
         self.pages = pages
         self.page_size = page_size
-        self.run = run
         self._adapters = adapters
         self._key_multiple = key_multiple
         self._device = like.device
@@ -64,11 +64,20 @@ class TorchDriver:
         )
         if caches is None and self._device.type == "cpu":
             populate_later(list(self._caches()))
-        heads = [layer.heads for layer in run.layers] if isinstance(run, FusedPass) and not key_multiple else []
-        self._host_kernels = host_kernels(heads, self._keys, page_size) if heads else None
+        self.run = run
+        self._at_once: ModelPass = run
+        self._host_kernels = None
+        if isinstance(run, FusedPass) and not key_multiple:
+            self._host_kernels = host_kernels([layer.heads for layer in run.layers], self._keys, page_size)
+            layers = self._host_kernels and host_layers(self._host_kernels, run.layers, self._keys, self._values)
+            self._at_once = run.with_layers_together(layers.run) if layers else run
         self.token_bytes: Sequence[int] = [cache[0, 0].numel() * cache.element_size() for cache in self._caches()]
         self.page_bytes = sum(self.token_bytes) * page_size
         self.kv_layout = f"{str(self._keys[0].dtype).removeprefix('torch.')}/{page_size}/{shape.digest()}"
+
+    def compute_by(self, run: ModelPass) -> None:
+        """Compute by this pass from now on."""
+        self.run = self._at_once = run
 
     def adapter_reader(self) -> Callable[[AdapterFiles], Lora]:
         """See :class:`~inferd_runtime.engine.adapters.AdapterDevice`."""
@@ -156,7 +165,7 @@ class TorchDriver:
         layout = self._layout(batch)
         run = self._adapters.select(batch.spans) if self._adapters is not None else None
         layout.bounded = run is not None
-        logits = (run or self.run)(
+        logits = (run or self._at_once)(
             torch.from_numpy(batch.tokens).to(self._device),
             torch.from_numpy(batch.positions).to(self._device),
             layout,

@@ -46,6 +46,10 @@ class BlockWeight:
         self._product, self._at = product, packed.data_ptr()
         self.row_bits = next((bits for bits, name in ROUNDED.items() if product.__name__ == name), WHOLE)
 
+    def addresses(self) -> tuple[int | None, int]:
+        """Return where the function is, and the weight."""
+        return ctypes.cast(self._product, ctypes.c_void_p).value, self._at
+
     def multiply(self, rows: Tensor, onto: Tensor, first: int = 0, *, add: bool = False) -> None:
         """Write the products of rows float32[T, in] to ``onto`` float32[T, n], its columns from ``first`` on.
 

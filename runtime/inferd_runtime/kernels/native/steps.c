@@ -259,19 +259,25 @@ static long divide_rows(const int64_t *which, const int64_t *firsts, long count,
   return blocks;
 }
 
-// query, out [count, queries, width]; keys, values [pages, 2^page_bits, shared, width]. Row i attends to the keys from firsts[i] to
-// ends[i], in the pages of row which[i] of tables [., table_width]. `together` queries at a time, MOST_QUERIES at most.
-// scores [threads, together, most]: most keys, filled up to LANES.
-void attend(const float *query, const float *keys, const float *values, float *out, const int64_t *tables, const int64_t *which,
-            const int64_t *firsts, const int64_t *ends, float *scores, long most, long count, long queries, long shared, long width,
-            long page_bits, long table_width, long together, float scaling) {
+// Which keys each row of a step attends to: row i those from firsts[i] to ends[i], in the pages of row which[i] of tables [., table_width].
+// most: keys of a row, filled up to LANES. together: queries that are attended from at a time, MOST_QUERIES at most.
+typedef struct {
+  const int64_t *tables, *which, *firsts, *ends;
+  long most, table_width, page_bits, together;
+} Seen;
+
+// query, out [count, queries, width]; keys, values [pages, 2^page_bits, shared, width]. scores [threads, together, most]
+void attend(const float *query, const float *keys, const float *values, float *out, const Seen *seen, float *scores, long count, long queries,
+            long shared, long width, float scaling) {
+  const int64_t *which = seen->which, *firsts = seen->firsts, *ends = seen->ends;
+  const long most = seen->most, together = seen->together, page_bits = seen->page_bits;
   const long heads = queries / shared, rows = heads < together ? together / heads : 1, threads = omp_get_max_threads();
   long *starts = malloc((count + 1) * sizeof(long));
   const long blocks = divide_rows(which, firsts, count, rows, threads > 1 ? (2 * threads + shared - 1) / shared : 1, starts);
 #pragma omp parallel for schedule(static) if (count * most > 512)
   for (long each = 0; each < blocks * shared; each++) {
     const long row = starts[each / shared], own = each % shared, all_of = (starts[each / shared + 1] - row) * heads;
-    const int64_t *table = tables + which[row] * table_width;
+    const int64_t *table = seen->tables + which[row] * seen->table_width;
     float *own_scores = scores + omp_get_thread_num() * together * most;
     Pages of_keys = {keys + own * width, table, page_bits, shared * width};
     Pages of_values = {values + own * width, table, page_bits, shared * width};
@@ -289,3 +295,5 @@ void attend(const float *query, const float *keys, const float *values, float *o
   }
   free(starts);
 }
+
+#include "layers.h"

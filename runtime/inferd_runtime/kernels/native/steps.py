@@ -8,6 +8,7 @@ import ctypes
 import functools
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -28,14 +29,29 @@ SIGNATURES = {
     "rms_norm": [POINTER] * 3 + [WHOLE] * 2 + [ctypes.c_float],
     "silu_mul": [POINTER] * 2 + [WHOLE] * 2,
     "rotate_and_write": [POINTER] * 2 + [ctypes.c_float] + [POINTER] * 6 + [WHOLE] * 4 + [ctypes.c_int],
-    "attend": [POINTER] * 9 + [WHOLE] * 8 + [ctypes.c_float],
+    "attend": [POINTER] * 6 + [WHOLE] * 4 + [ctypes.c_float],
+    "run_layers": [POINTER, WHOLE] + [POINTER] * 6 + [WHOLE] * 4 + [ctypes.c_float, ctypes.c_int],
 }
+
+
+class Seen(ctypes.Structure):
+    """See `steps.c`."""
+
+    _fields_ = [
+        *((name, POINTER) for name in ("tables", "which", "firsts", "ends")),
+        *((name, WHOLE) for name in ("most", "table_width", "page_bits", "together")),
+    ]
+
+
+def scores_of(seen: Seen) -> int:
+    """Return how many scores all threads have at a time."""
+    return torch.get_num_threads() * int(seen.together * seen.most)
 
 
 @dataclass(frozen=True, slots=True)
 class AttendedRows:
     """Which keys each row of a step attends to: from ``firsts`` to ``ends`` int64[T], in the pages that row ``which`` int64[T] of
-    ``tables`` int64[S, P] lists. ``longest``: the most keys of a row.
+    ``tables`` int64[S, P] lists, of ``page_size`` tokens. ``longest``: the most keys of a row.
     """
 
     tables: Tensor
@@ -43,6 +59,14 @@ class AttendedRows:
     firsts: Tensor
     ends: Tensor
     longest: int
+    page_size: int
+
+    def seen(self) -> Seen:
+        """Return them as the library reads them, while these are kept."""
+        most = -(-self.longest // LANES) * LANES
+        together = min(MOST_QUERIES, max(FEWEST_QUERIES, SCORES // most))
+        lists = [ids.data_ptr() for ids in (self.tables, self.which, self.firsts, self.ends)]
+        return Seen(*lists, most, self.tables.shape[1], self.page_size.bit_length() - 1, together)
 
 
 class StepKernels:
@@ -53,6 +77,7 @@ class StepKernels:
             function = getattr(library, name)
             function.argtypes, function.restype = arguments, None
         self._library = library
+        self.run_layers: Any = library.run_layers
 
     def rms_norm(self, rows: Tensor, weight: Tensor, eps: float) -> Tensor:
         """Return rows [T, E], each divided by its root mean square, times weight [E]. E is a multiple of LANES."""
@@ -88,15 +113,12 @@ class StepKernels:
 
     def attend(self, query: Tensor, keys: Tensor, values: Tensor, rows: AttendedRows, scaling: float) -> Tensor:
         """Return the attention [T, H, D] of query [T, H, D] over a cache as in :meth:`rotate_and_write`."""
-        (count, heads, width), (_, page_size, shared, _) = query.shape, keys.shape
-        out = torch.empty_like(query)
-        most = -(-rows.longest // LANES) * LANES
-        together = min(MOST_QUERIES, max(FEWEST_QUERIES, SCORES // most))
-        scores = query.new_empty(torch.get_num_threads() * together * most)
+        (count, heads, width), shared, out = query.shape, keys.shape[2], torch.empty_like(query)
+        seen = rows.seen()
+        scores = query.new_empty(scores_of(seen))
         self._library.attend(
-            query.data_ptr(), keys.data_ptr(), values.data_ptr(), out.data_ptr(), rows.tables.data_ptr(), rows.which.data_ptr(),
-            rows.firsts.data_ptr(), rows.ends.data_ptr(), scores.data_ptr(), most, count, heads, shared, width,
-            page_size.bit_length() - 1, rows.tables.shape[1], together, scaling,
+            query.data_ptr(), keys.data_ptr(), values.data_ptr(), out.data_ptr(), ctypes.byref(seen), scores.data_ptr(), count,
+            heads, shared, width, scaling,
         )  # fmt: skip
         return out
 

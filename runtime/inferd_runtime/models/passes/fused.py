@@ -41,6 +41,8 @@ PRODUCTS = {
 """The products of a layer, and the modules whose outputs stand side by side in each."""
 ProductRun = Callable[[Product, Tensor], Tensor]
 """Runs a product of rows, with what a layer does before and behind it."""
+AllLayers = Callable[[Tensor, Angles, Any], Tensor]
+"""Runs all layers at once as :meth:`FusedLayer.run` does one, with the layout of a driver."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -122,19 +124,29 @@ class FusedPass:
         self.embedding: Tensor = model.model.embed_tokens.weight
         self._norm: Tensor = model.model.norm.weight
         self._eps = layers[0].eps
+        self._together: AllLayers | None = None
 
     def with_layers(self, layers: Sequence[FusedLayer], head: Product | None = None) -> FusedPass:
         """Return the same decoder over these layers, and with that head (None: its own)."""
         other = copy(self)
-        other.layers, other.head = layers, head or self.head
+        other.layers, other.head, other._together = layers, head or self.head, None
+        return other
+
+    def with_layers_together(self, together: AllLayers) -> FusedPass:
+        """Return the same decoder, whose layers run at once."""
+        other = copy(self)
+        other._together = together
         return other
 
     def __call__(self, tokens: Tensor, positions: Tensor, layout: StepLayout, rows: Tensor) -> Tensor:
         """See :class:`~inferd_runtime.models.passes.plain.ModelPass`."""
         hidden = self._embedded(tokens)
         angles = self._angles(hidden, positions)
-        for index, layer in enumerate(self.layers):
-            hidden = layer.run(index, hidden, angles, layout)
+        if self._together is not None:
+            hidden = self._together(hidden, angles, layout)
+        else:
+            for index, layer in enumerate(self.layers):
+                hidden = layer.run(index, hidden, angles, layout)
         if layout.hidden_rows is not None:
             layout.hidden = layout.rms_norm(hidden[layout.hidden_rows], self._norm, self._eps)
         return normed(self.head, hidden[rows], RowNorm(self._norm, self._eps), layout)

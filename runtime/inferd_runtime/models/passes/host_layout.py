@@ -61,11 +61,7 @@ class HostLayout:
         query = self.kernels.rotate_and_write(
             states, heads.norm, heads.eps, angles, self.slots, keys, values, bounded=self.bounded
         )
-        rows = self._attended(rule.window, rule.chunk)
-        scaling = heads.width**-0.5 if rule.scaling is None else rule.scaling
-        if self.batch.placements:  # tables of slots
-            keys, values = (cache.view(-1, 1, *cache.shape[2:]) for cache in (keys, values))
-        return self.kernels.attend(query, keys, values, rows, scaling)
+        return self.kernels.attend(query, keys, values, self.attended(rule), scaling_of(heads))
 
     def silu_mul(self, gate_up: Tensor) -> Tensor:
         """See :class:`~inferd_runtime.models.passes.step_layout.StepLayout`."""
@@ -80,13 +76,18 @@ class HostLayout:
             return rms_norm(rows, weight.shape, weight, eps)
         return self.kernels.rms_norm(rows.contiguous(), weight, eps)
 
-    def _attended(self, window: int | None, chunk: int | None) -> AttendedRows:
+    def attended(self, rule: AttentionRule) -> AttendedRows:
         """Return which keys the rows see: laid out once per step for the layers of a kind."""
-        key = window, chunk
+        key = rule.window, rule.chunk
         if key not in self.rows:
             by_slot = bool(self.batch.placements)
-            self.rows[key] = (_by_slots if by_slot else _by_pages)(self.batch, self.page_size, window, chunk)
+            self.rows[key] = (_by_slots if by_slot else _by_pages)(self.batch, self.page_size, *key)
         return self.rows[key]
+
+
+def scaling_of(heads: ProjectedHeads) -> float:
+    """Return what the products of queries and keys are multiplied with."""
+    return heads.width**-0.5 if heads.rule.scaling is None else heads.rule.scaling
 
 
 def host_kernels(layers: Sequence[ProjectedHeads], keys: Sequence[Tensor], page_size: int) -> StepKernels | None:
@@ -147,7 +148,7 @@ def _by_pages(batch: Batch, page_size: int, window: int | None, chunk: int | Non
     for index, span in enumerate(batch.spans):
         rows = slice(span.first, span.first + span.count)
         which[rows], at[rows] = index, np.arange(span.start, span.start + span.count)
-    return _attended_rows(tables, which, _first_seen(at, window, chunk), at + 1)
+    return _attended_rows(tables, which, _first_seen(at, window, chunk), at + 1, page_size)
 
 
 def _by_slots(batch: Batch, page_size: int, window: int | None, chunk: int | None) -> AttendedRows:
@@ -160,7 +161,7 @@ def _by_slots(batch: Batch, page_size: int, window: int | None, chunk: int | Non
         tables[row, : len(slots)] = slots
     every = np.empty_like(ends)
     every[rows] = ends
-    return _attended_rows(tables, np.arange(len(seen)), np.zeros_like(every), every)
+    return _attended_rows(tables, np.arange(len(seen)), np.zeros_like(every), every, 1)
 
 
 def _seen_slots(batch: Batch, span: Span, page_size: int, window: int | None, chunk: int | None) -> Iterator[Ids]:
@@ -180,6 +181,6 @@ def _usual(span: Span) -> Placement:
     return Placement(index, index <= index[span.start :, None])
 
 
-def _attended_rows(tables: Ids, which: Ids, firsts: Ids, ends: Ids) -> AttendedRows:
+def _attended_rows(tables: Ids, which: Ids, firsts: Ids, ends: Ids, page_size: int) -> AttendedRows:
     arrays = [torch.from_numpy(part) for part in (tables, which, firsts, ends)]
-    return AttendedRows(arrays[0], arrays[1], arrays[2], arrays[3], int((ends - firsts).max()))
+    return AttendedRows(arrays[0], arrays[1], arrays[2], arrays[3], int((ends - firsts).max()), page_size)

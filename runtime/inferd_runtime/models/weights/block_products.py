@@ -31,21 +31,26 @@ class BlockProduct(HeldProduct):
         self, packed: PackedParts, outputs: int = 0, bias: Tensor | None = None, *, row_bits: int = WHOLE
     ) -> None:
         self.packed, self.bytes = packed, sum(part.nbytes for part in packed)
-        self._parts, self._bias = [BlockWeight(part, row_bits) for part in packed], bias
-        self.row_bits = min(part.row_bits for part in self._parts)
-        self._width = sum(part.outputs for part in self._parts)
+        self.parts, self.bias = [BlockWeight(part, row_bits) for part in packed], bias
+        self.row_bits = min(part.row_bits for part in self.parts)
+        self._width = sum(part.outputs for part in self.parts)
         self._outputs = outputs or self._width
+
+    @property
+    def is_whole(self) -> bool:
+        """True if all outputs of the tiles are the weight's."""
+        return self._outputs == self._width
 
     def __call__(self, rows: Tensor) -> Tensor:
         """See :class:`~inferd_runtime.models.passes.products.Product`."""
         wide = rows.float().contiguous()
         out = wide.new_empty(wide.shape[0], self._width)
         self._multiply(wide, out)
-        return finished(out if self._outputs == self._width else out[:, : self._outputs], rows, self._bias)
+        return finished(out if self.is_whole else out[:, : self._outputs], rows, self.bias)
 
     def onto(self, rows: Tensor, residual: Tensor) -> Tensor:
         """See :class:`~inferd_runtime.models.passes.products.Product`."""
-        plain = residual.dtype == torch.float32 and residual.is_contiguous() and self._width == self._outputs
+        plain = residual.dtype == torch.float32 and residual.is_contiguous() and self.is_whole
         if not plain:
             return super().onto(rows, residual)
         self._multiply(rows.float().contiguous(), residual, add=True)
@@ -53,7 +58,7 @@ class BlockProduct(HeldProduct):
 
     def _multiply(self, rows: Tensor, onto: Tensor, *, add: bool = False) -> None:
         first = 0
-        for part in self._parts:
+        for part in self.parts:
             part.multiply(rows, onto, first, add=add)
             first += part.outputs
 
