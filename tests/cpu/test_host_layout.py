@@ -124,7 +124,8 @@ def test_no_bit_of_a_row_depends_on_its_company(rule: str) -> None:
 def rows_from(start: int, count: int) -> AttendedRows:
     """Rows of one sequence, each of which attends to one key more than the row before it."""
     zeros, ends = torch.zeros(count, dtype=torch.int64), torch.arange(start + 1, start + count + 1)
-    return AttendedRows(torch.tensor([[7, 3, 11, 2, 5, 1]]), zeros, zeros, ends, start + count, PAGE)
+    slots = torch.tensor([7, 3, 11, 2, 5, 1])[:, None] * PAGE + torch.arange(PAGE)
+    return AttendedRows(slots.view(1, -1), zeros, zeros, ends, start + count)
 
 
 @pytest.mark.parametrize(("queries", "shared"), [(6, 2), (80, 1)])

@@ -134,10 +134,17 @@ INLINE __m256 half_sums(const __m256 *each) {
   return _mm256_add_ps(_mm256_permute2f128_ps(one, two, 0x20), _mm256_permute2f128_ps(one, two, 0x31));
 }
 
-INLINE Lanes sums_of(const Lanes *each) {
-  __m256 by2[LANES];
-  UNROLL for (int i = 0; i < LANES; i++) by2[i] = _mm256_add_ps(each[i].low, each[i].high);
-  return (Lanes){half_sums(by2), half_sums(by2 + 8)};
+// Returns the products of a vector with eight others, each added up: `halves` half Lanes in turn.
+INLINE __m256 half_products_with(const int halves, const float *one, const float *const *others) {
+  __m256 sums[8];
+  UNROLL for (int h = 0; h < halves; h++) {
+    const __m256 own = _mm256_loadu_ps(one + 8 * h);
+    UNROLL for (int i = 0; i < 8; i++) {
+      const __m256 other = _mm256_loadu_ps(others[i] + 8 * h);
+      sums[i] = h ? _mm256_fmadd_ps(own, other, sums[i]) : _mm256_mul_ps(own, other);
+    }
+  }
+  return half_sums(sums);
 }
 
 INLINE __m256 half_of_halves(const uint8_t *at) { return _mm256_cvtph_ps(_mm_loadu_si128((const __m128i *)at)); }

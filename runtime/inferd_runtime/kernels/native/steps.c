@@ -12,7 +12,8 @@
 #define MOST_CHUNKS 8
 #define MOST_QUERIES 64  // that are attended from at a time
 #define SCORED(chunks) (REGISTERS == 32 ? 16 / (chunks) : 1)  // queries whose scores are found side by side
-#define MOST_SUMS (REGISTERS == 32 ? 24 : 8)
+#define MOST_SUMS (REGISTERS == 32 ? 24 : 6)
+#define SUMMED(chunks) (REGISTERS == 32 ? (chunks) > 4 ? (chunks) / 2 : (chunks) : 1)
 #define BESIDE(chunks) (MOST_SUMS / 2 / (chunks))
 #define NEAR 64   // keys whose values stay in the nearest cache
 #define AHEAD 32  // keys that are fetched before they are read: processors do so by themselves inside of a page alone
@@ -94,38 +95,43 @@ void rotate_and_write(const float *qkv, const float *norm, float eps, const floa
   }
 }
 
-// Where a sequence's keys (or values) of one head are: `table` its pages, `stride` numbers between two slots.
+// Where a sequence's keys (or values) of one head are: the slot of each, `stride` numbers between two slots.
 typedef struct {
   const float *cache;
-  const int64_t *table;
-  long page_bits, stride;
-} Pages;
+  const int64_t *slots;
+  long stride;
+} Places;
 
-INLINE const float *slot(const Pages *pages, long key) {
-  long place = key & ((1L << pages->page_bits) - 1);
-  return pages->cache + ((pages->table[key >> pages->page_bits] << pages->page_bits) + place) * pages->stride;
+INLINE const float *place(const Places *places, long key) { return places->cache + places->slots[key] * places->stride; }
+
+// Finds `count` keys (or values) from `key` on, the last one before `end` standing for those behind it.
+INLINE void find(const Places *places, long key, const int count, long end, const float **found) {
+  for (int j = 0; j < count; j++) found[j] = place(places, key + j < end ? key + j : end - 1);
 }
 
-// Has the vectors of a key or a value that is AHEAD brought near.
-INLINE void fetch(const int chunks, const Pages *pages, long key, long end) {
-  const float *at = slot(pages, key + AHEAD < end ? key + AHEAD : end - 1);
+// Has `chunks` vectors brought near.
+INLINE void fetch(const int chunks, const float *at) {
   UNROLL for (int c = 0; c < chunks; c++) __builtin_prefetch(at + c * LANES);
 }
 
-// Scores of LANES keys from `key` on for `count` queries; the last one before `end` stands for those behind it.
-INLINE void score_keys(const int chunks, const int count, const float *own, const Pages *keys, float *scores, long apart, long key, long end, int fetches) {
+// Scores of LANES keys for `count` queries.
+INLINE void score_keys(const int chunks, const int count, const float *own, const float *const *keys, float *scores, long apart) {
+#if WIDE
   Lanes dots[SCORED(2)][LANES];  // of the narrowest heads there are most
-  UNROLL for (int j = 0; j < LANES; j++) {
-    if (fetches) fetch(chunks, keys, key + j, end);
-    const float *at = slot(keys, key + j < end ? key + j : end - 1);
+  UNROLL for (int j = 0; j < LANES; j++)
     UNROLL for (int q = 0; q < count; q++) {
       const float *query = own + q * chunks * LANES;
-      Lanes dot = times(load(query), load(at));
-      UNROLL for (int c = 1; c < chunks; c++) dot = times_plus(load(query + c * LANES), load(at + c * LANES), dot);
+      Lanes dot = times(load(query), load(keys[j]));
+      UNROLL for (int c = 1; c < chunks; c++) dot = times_plus(load(query + c * LANES), load(keys[j] + c * LANES), dot);
       dots[q][j] = dot;
     }
-  }
   UNROLL for (int q = 0; q < count; q++) store(scores + q * apart, sums_of(dots[q]));
+#else
+  UNROLL for (int q = 0; q < count; q++) {
+    const float *query = own + q * chunks * LANES;
+    store(scores + q * apart, (Lanes){half_products_with(2 * chunks, query, keys), half_products_with(2 * chunks, query, keys + 8)});
+  }
+#endif
 }
 
 // Replaces `count` scores by e to their power, relative to the largest. Returns one over their sum.
@@ -141,20 +147,20 @@ INLINE Lanes soften(float *scores, long count) {
   return all(1.0f / sum_of(total));
 }
 
-// Adds shares of the values of keys from `from` to `end` on to sums [count][width], those of every second key to `odd`: `chunks` vectors of
-// each value. scores [count][apart] begin at `from`; values up to `most` are fetched ahead.
-INLINE void add_values(const int chunks, const int count, const Pages *values, long from, long end, long most, const float *scores, long apart, float *even,
-                       float *odd, long width) {
+// Adds shares of `many` values on to sums [count][width], those of every second one to `odd`: `chunks` vectors of each, from `first` on.
+// scores [count][apart]. ahead: what is brought near meanwhile, or null.
+INLINE void add_values(const int chunks, const int count, const float *const *values, const float *const *ahead, long first, long many, const float *scores,
+                       long apart, float *even, float *odd, long width) {
   Lanes sums[2][MOST_SUMS / 2];
   UNROLL for (int each = 0; each < count * chunks; each++) {
     const long at = each / chunks * width + each % chunks * LANES;
     sums[0][each] = load(even + at), sums[1][each] = load(odd + at);
   }
-  for (long at = from; at < end; at += 2, scores += 2)
+  for (long at = 0; at < many; at += 2, scores += 2)
     UNROLL for (int j = 0; j < 2; j++) {
-      if (at + j >= end) break;
-      const float *value = slot(values, at + j);
-      fetch(chunks, values, at + j, most);
+      if (at + j >= many) break;
+      const float *value = values[at + j] + first;
+      if (ahead) fetch(chunks, ahead[at + j] + first);
       UNROLL for (int q = 0; q < count; q++) {
         Lanes share = all(scores[q * apart + j]);
         UNROLL for (int c = 0; c < chunks; c++) sums[j][q * chunks + c] = times_plus(share, load(value + c * LANES), sums[j][q * chunks + c]);
@@ -191,40 +197,44 @@ typedef struct {
 } Queries;
 
 // Scores of all queries, for LANES keys after the other.
-INLINE void score_together(const int chunks, const Queries *all_of, const Pages *keys, const float *own, float *scores, long apart) {
+INLINE void score_together(const int chunks, const Queries *all_of, const Places *keys, const float *own, float *scores, long apart) {
   const long width = chunks * LANES, count = all_of->count;
-  for (long at = all_of->first; at < all_of->most; at += LANES, scores += LANES)
-    BY_PARTS(SCORED(chunks), score_keys(chunks, part, own + q * width, keys, scores + q * apart, apart, at, all_of->most, q == 0))
+  const float *near[LANES + AHEAD];
+  for (long at = all_of->first; at < all_of->most; at += LANES, scores += LANES) {
+    find(keys, at, LANES + AHEAD, all_of->most, near);
+    UNROLL for (int j = 0; j < LANES; j++) fetch(chunks, near[j + AHEAD]);
+    BY_PARTS(SCORED(chunks), score_keys(chunks, part, own + q * width, near, scores + q * apart, apart))
+  }
 }
 
 // Adds shares of the values of keys from `at` on, NEAR at most, for `count` queries from `q` on: those that all attend to are read once.
-INLINE void add_near(const int chunks, const int count, const Pages *values, const Queries *all_of, long q, long at, const float *scores, long apart,
-                     float *even, float *odd, long width) {
+INLINE void add_near(const int chunks, const int count, const float *const *values, long first, const Queries *all_of, long q, long at, const float *scores,
+                     long apart, float *even, float *odd, long width) {
   const long stop = all_of->most < at + NEAR ? all_of->most : at + NEAR;
   long least = stop;
   UNROLL for (int each = 0; each < count; each++) least = all_of->ends[q + each] < least ? all_of->ends[q + each] : least;
-  const long together = least < at ? at : at + (least - at) / 2 * 2;
-  add_values(chunks, count, values, at, together, all_of->most, scores, apart, even, odd, width);
+  const long together = least < at ? 0 : (least - at) / 2 * 2;
+  add_values(chunks, count, values, q ? NULL : values + AHEAD, first, together, scores, apart, even, odd, width);
   for (int each = 0; each < count; each++) {
-    const long end = all_of->ends[q + each] < stop ? all_of->ends[q + each] : stop;
-    if (together < end) add_values(chunks, 1, values, together, end, all_of->most, scores + each * apart + together - at, apart, even + each * width, odd + each * width, width);
+    const long rest = (all_of->ends[q + each] < stop ? all_of->ends[q + each] : stop) - at - together;
+    if (rest > 0) add_values(chunks, 1, values + together, NULL, first, rest, scores + each * apart + together, apart, even + each * width, odd + each * width, width);
   }
 }
 
 // Adds up the shares of all values, those of every second key in `odd`; even, odd [queries][width].
-INLINE void add_all_values(const int chunks, const Queries *all_of, const Pages *values, const float *scores, long apart, float *even, float *odd) {
-  const int some = chunks > 4 ? chunks / 2 : chunks;  // at a time, so that registers hold the sums of several queries
+INLINE void add_all_values(const int chunks, const Queries *all_of, const Places *values, const float *scores, long apart, float *even, float *odd) {
+  const int some = SUMMED(chunks);  // at a time, so that registers hold the sums of several queries
   const long width = chunks * LANES, count = all_of->count;
-  for (long at = all_of->first; at < all_of->most; at += NEAR)
-    for (long from = 0; from < width; from += some * LANES) {
-      const Pages own = {values->cache + from, values->table, values->page_bits, values->stride};
-      BY_PARTS(BESIDE(some), add_near(some, part, &own, all_of, q, at, scores + q * apart + at - all_of->first, apart, even + q * width + from,
-                                      odd + q * width + from, width))
-    }
+  const float *near[NEAR + AHEAD];
+  for (long at = all_of->first; at < all_of->most; at += NEAR, scores += NEAR) {
+    find(values, at, NEAR + AHEAD, all_of->most, near);
+    for (long from = 0; from < width; from += some * LANES)
+      BY_PARTS(BESIDE(some), add_near(some, part, near, from, all_of, q, at, scores + q * apart, apart, even + q * width + from, odd + q * width + from, width))
+  }
 }
 
 // Attends from some queries. What all of them attend to is read once for several; each comes to the same bits as alone.
-INLINE void attend_queries(const int chunks, const Queries *all_of, const Pages *keys, const Pages *values, float *scores, long apart, float scaling) {
+INLINE void attend_queries(const int chunks, const Queries *all_of, const Places *keys, const Places *values, float *scores, long apart, float scaling) {
   const long width = chunks * LANES, count = all_of->count;
   float own[MOST_QUERIES * MOST_CHUNKS * LANES], even[MOST_QUERIES * MOST_CHUNKS * LANES], odd[MOST_QUERIES * MOST_CHUNKS * LANES];
   Lanes parts[MOST_QUERIES];
@@ -259,28 +269,27 @@ static long divide_rows(const int64_t *which, const int64_t *firsts, long count,
   return blocks;
 }
 
-// Which keys each row of a step attends to: row i those from firsts[i] to ends[i], in the pages of row which[i] of tables [., table_width].
-// most: keys of a row, filled up to LANES. together: queries that are attended from at a time, MOST_QUERIES at most.
+// Which keys each row of a step attends to: row i those from firsts[i] to ends[i], in the slots that row which[i] of tables [., table_width]
+// lists. most: keys of a row, filled up to LANES. together: queries that are attended from at a time, MOST_QUERIES at most.
 typedef struct {
   const int64_t *tables, *which, *firsts, *ends;
-  long most, table_width, page_bits, together;
+  long most, table_width, together;
 } Seen;
 
-// query, out [count, queries, width]; keys, values [pages, 2^page_bits, shared, width]. scores [threads, together, most]
+// query, out [count, queries, width]; keys, values [slots, shared, width]. scores [threads, together, most]
 void attend(const float *query, const float *keys, const float *values, float *out, const Seen *seen, float *scores, long count, long queries,
             long shared, long width, float scaling) {
   const int64_t *which = seen->which, *firsts = seen->firsts, *ends = seen->ends;
-  const long most = seen->most, together = seen->together, page_bits = seen->page_bits;
+  const long most = seen->most, together = seen->together;
   const long heads = queries / shared, rows = heads < together ? together / heads : 1, threads = omp_get_max_threads();
   long *starts = malloc((count + 1) * sizeof(long));
   const long blocks = divide_rows(which, firsts, count, rows, threads > 1 ? (2 * threads + shared - 1) / shared : 1, starts);
 #pragma omp parallel for schedule(static) if (count * most > 512)
   for (long each = 0; each < blocks * shared; each++) {
     const long row = starts[each / shared], own = each % shared, all_of = (starts[each / shared + 1] - row) * heads;
-    const int64_t *table = seen->tables + which[row] * seen->table_width;
+    const int64_t *slots = seen->tables + which[row] * seen->table_width;
     float *own_scores = scores + omp_get_thread_num() * together * most;
-    Pages of_keys = {keys + own * width, table, page_bits, shared * width};
-    Pages of_values = {values + own * width, table, page_bits, shared * width};
+    Places of_keys = {keys + own * width, slots, shared * width}, of_values = {values + own * width, slots, shared * width};
     for (long from = 0; from < all_of; from += together) {
       Queries some = {all_of - from < together ? all_of - from : together, firsts[row], 0};
       for (long q = 0; q < some.count; q++) {

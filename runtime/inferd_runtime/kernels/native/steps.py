@@ -39,7 +39,7 @@ class Seen(ctypes.Structure):
 
     _fields_ = [
         *((name, POINTER) for name in ("tables", "which", "firsts", "ends")),
-        *((name, WHOLE) for name in ("most", "table_width", "page_bits", "together")),
+        *((name, WHOLE) for name in ("most", "table_width", "together")),
     ]
 
 
@@ -50,8 +50,8 @@ def scores_of(seen: Seen) -> int:
 
 @dataclass(frozen=True, slots=True)
 class AttendedRows:
-    """Which keys each row of a step attends to: from ``firsts`` to ``ends`` int64[T], in the pages that row ``which`` int64[T] of
-    ``tables`` int64[S, P] lists, of ``page_size`` tokens. ``longest``: the most keys of a row.
+    """Which keys each row of a step attends to: from ``firsts`` to ``ends`` int64[T], in the slots that row ``which`` int64[T] of
+    ``tables`` int64[S, K] lists. ``longest``: the most keys of a row.
     """
 
     tables: Tensor
@@ -59,14 +59,13 @@ class AttendedRows:
     firsts: Tensor
     ends: Tensor
     longest: int
-    page_size: int
 
     def seen(self) -> Seen:
         """Return them as the library reads them, while these are kept."""
         most = -(-self.longest // LANES) * LANES
         together = min(MOST_QUERIES, max(FEWEST_QUERIES, SCORES // most))
         lists = [ids.data_ptr() for ids in (self.tables, self.which, self.firsts, self.ends)]
-        return Seen(*lists, most, self.tables.shape[1], self.page_size.bit_length() - 1, together)
+        return Seen(*lists, most, self.tables.shape[1], together)
 
 
 class StepKernels:

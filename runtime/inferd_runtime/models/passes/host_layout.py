@@ -139,16 +139,16 @@ def _first_seen(positions: Ids, window: int | None, chunk: int | None) -> Ids:
 
 
 def _by_pages(batch: Batch, page_size: int, window: int | None, chunk: int | None) -> AttendedRows:
-    """Return rows whose tables are the spans' pages."""
+    """Return rows whose tables are all slots of the spans' pages."""
     counts = [-(-(span.start + span.count) // page_size) for span in batch.spans]
-    tables = np.zeros((len(counts), max(counts)), np.int64)
+    tables = np.zeros((len(counts), max(counts), page_size), np.int64)
     for table, span, count in zip(tables, batch.spans, counts, strict=True):
-        table[:count] = span.pages[:count]
+        table[:count] = np.asarray(span.pages[:count], np.int64)[:, None] * page_size + np.arange(page_size)
     which, at = np.empty_like(batch.positions), np.empty_like(batch.positions)
     for index, span in enumerate(batch.spans):
         rows = slice(span.first, span.first + span.count)
         which[rows], at[rows] = index, np.arange(span.start, span.start + span.count)
-    return _attended_rows(tables, which, _first_seen(at, window, chunk), at + 1, page_size)
+    return _attended_rows(tables.reshape(len(counts), -1), which, _first_seen(at, window, chunk), at + 1)
 
 
 def _by_slots(batch: Batch, page_size: int, window: int | None, chunk: int | None) -> AttendedRows:
@@ -161,7 +161,7 @@ def _by_slots(batch: Batch, page_size: int, window: int | None, chunk: int | Non
         tables[row, : len(slots)] = slots
     every = np.empty_like(ends)
     every[rows] = ends
-    return _attended_rows(tables, np.arange(len(seen)), np.zeros_like(every), every, 1)
+    return _attended_rows(tables, np.arange(len(seen)), np.zeros_like(every), every)
 
 
 def _seen_slots(batch: Batch, span: Span, page_size: int, window: int | None, chunk: int | None) -> Iterator[Ids]:
@@ -181,6 +181,6 @@ def _usual(span: Span) -> Placement:
     return Placement(index, index <= index[span.start :, None])
 
 
-def _attended_rows(tables: Ids, which: Ids, firsts: Ids, ends: Ids, page_size: int) -> AttendedRows:
+def _attended_rows(tables: Ids, which: Ids, firsts: Ids, ends: Ids) -> AttendedRows:
     arrays = [torch.from_numpy(part) for part in (tables, which, firsts, ends)]
-    return AttendedRows(arrays[0], arrays[1], arrays[2], arrays[3], int((ends - firsts).max()), page_size)
+    return AttendedRows(arrays[0], arrays[1], arrays[2], arrays[3], int((ends - firsts).max()))
