@@ -13,7 +13,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 from urllib.parse import urlsplit
 
-from inferd.protocol import ErrorInfo, InternalError, InvalidRequest, Unavailable
+import msgspec
+
+from inferd.protocol import InternalError, InvalidRequest, Unavailable
+from inferd.transport.answers import error_in, fields_of, json_of
 from inferd_runtime.settings.settings import Settings
 
 if TYPE_CHECKING:
@@ -133,16 +136,16 @@ def _read_all(url: str, response: http.client.HTTPResponse) -> bytes:
 
 def _parsed(url: str, text: bytes) -> Any:
     try:
-        return json.loads(text)
-    except (ValueError, RecursionError):
+        return msgspec.json.decode(text)  # which takes no NaN and no halves of surrogate pairs, either
+    except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError):
         raise Unavailable(f"{url} answered something that is no JSON: is it an inferd server?") from None
 
 
 def _error_of(url: str, response: http.client.HTTPResponse) -> Exception:
     text = _read_all(url, response)
     try:
-        return ErrorInfo.of(json.loads(text)["error"]).to_exception()
-    except (ValueError, KeyError, TypeError, RecursionError):
+        return error_in(fields_of(json_of(text), error=dict)["error"])
+    except InternalError:
         return InternalError(f"{url} answered {response.status} with something that is no inferd error")
 
 

@@ -7,6 +7,7 @@ from types import ModuleType
 from typing import Any
 
 from inferd.protocol import InferdError, InvalidRequest
+from inferd_runtime.cli.answers import Replica, Replicas, answer_as
 from inferd_runtime.cli.client import Server
 from inferd_runtime.cli.output import print_json, print_table, say
 from inferd_runtime.cli.parsing import Parser, add_json, add_settings, settings_of
@@ -99,9 +100,9 @@ def _up(on_ray: ModuleType, settings: Settings, parsed: Any) -> None:
 def _status(on_ray: ModuleType, settings: Settings, as_json: bool) -> None:
     """Show what Ray says, and what the front does: a front that does not answer, or not to this user, hides nothing of Ray's."""
     found = on_ray.cluster_status(settings)
-    replicas, refused = [], None
+    replicas, refused = list[Replica](), None
     try:
-        replicas = Server.of(settings).get("/v1/cluster")["replicas"]
+        replicas = answer_as(Replicas, Server.of(settings).get("/v1/cluster"))["replicas"]
     except InferdError as error:
         refused = error.message
     if as_json:

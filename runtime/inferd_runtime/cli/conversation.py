@@ -17,8 +17,9 @@ import anyio
 import anyio.abc
 
 from inferd.client import EventsDropped, StreamEvent
-from inferd.protocol import InferdError, reply_from_plain, shown
+from inferd.protocol import InferdError, shown
 from inferd.protocol.files import FileHead
+from inferd_runtime.cli.answers import answer_as
 from inferd_runtime.cli.boundary import EXIT_INTERRUPTED
 from inferd_runtime.cli.output import say
 from inferd_runtime.cli.program_command import TalkOptions, message_of
@@ -130,7 +131,7 @@ class Conversation:
                     ended = self._screen.show_json(event)
                     code = code if ended is None else ended
                     if event["type"] == "file":
-                        await self._file(event["file"])
+                        await self._file(event.get("file"))
                     if event["type"] == "waiting" and event["index"] >= live:
                         tasks.start_soon(self._answer)
                     if event["type"] == "waiting_file":
@@ -149,9 +150,9 @@ class Conversation:
         if signal.getsignal(signal.SIGINT) is not signal.SIG_IGN:  # as in the background of a shell script
             loop.add_signal_handler(signal.SIGINT, interrupt)
 
-    async def _file(self, told: dict[str, Any]) -> None:
+    async def _file(self, told: Any) -> None:
         """Keep a file of the program's, or list it."""
-        file = reply_from_plain(FileHead, told)
+        file = answer_as(FileHead, told)
         what = f"{shown(file.name)}, {file.size} bytes"
         if self._options.files is None:
             say(f"[the program sent a file: {what}; --files DIR keeps it]", sys.stderr)

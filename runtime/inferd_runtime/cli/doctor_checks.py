@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Literal
 
 from inferd.protocol import InferdError, Unavailable
+from inferd_runtime.cli.answers import Readiness, Version, answer_as
 from inferd_runtime.cli.client import Server
 from inferd_runtime.draft_models.options import is_loopback
 from inferd_runtime.file_cache import cache_folder, private_folder, refuse_noexec
@@ -182,12 +183,12 @@ def server(settings: Settings) -> Findings:
     """Look whether this user's server answers."""
     target = Server.of(settings)
     try:
-        version = target.get("/version")["version"]
+        version = answer_as(Version, target.get("/version"))["version"]
     except InferdError:
         yield Finding("server", "note", f"none answers at {target.url}")
         return
     try:
-        ready = target.get("/readyz")["ready"]
+        ready = answer_as(Readiness, target.get("/readyz"))["ready"]
         yield Finding("server", "ok" if ready else "warning", f"{target.url} serves, version {version}")
     except InferdError as error:
         yield Finding("server", "warning", f"{target.url} (version {version}): {error.message}")

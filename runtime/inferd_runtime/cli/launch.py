@@ -8,6 +8,8 @@ from typing import Any
 from urllib.parse import quote
 
 from inferd.protocol import InvalidRequest, NotFound, Unavailable
+from inferd.transport.answers import fields_of
+from inferd_runtime.cli.answers import Started, answer_as
 from inferd_runtime.cli.client import Server
 from inferd_runtime.cli.output import print_json, say
 from inferd_runtime.cli.parsing import CLIENT_SETTINGS, LIMIT_SETTINGS, Parser, add_json, add_settings, settings_of
@@ -36,7 +38,7 @@ def launch(argv: list[str]) -> int:
             described = server.get(f"/v1/programs/{quote(parsed.program, safe='')}")
         except (NotFound, Unavailable) as error:
             raise _misplaced(misplaced, error.message) if misplaced else error from None
-        interface = ProgramInterface.from_json(described["interface"])
+        interface = ProgramInterface.from_json(fields_of(described, interface=dict)["interface"])
         ours = [flag for flag in misplaced if flag.removeprefix("--").replace("-", "_") not in interface.names]
         if ours:
             raise _misplaced(ours, f"{parsed.program} has no such parameter")
@@ -51,11 +53,11 @@ def launch(argv: list[str]) -> int:
         return _launch_with_servers(server, body, command, command.mcp_file)
     run = server.post("/v1/runs", body)
     if not command.detach:
-        return follow(server, run["id"], RunScreen(command.as_json), command.talk)
+        return follow(server, answer_as(Started, run)["id"], RunScreen(command.as_json), command.talk)
     if command.as_json:
         print_json(run)
     else:
-        say(run["id"])
+        say(answer_as(Started, run)["id"])
     return 0
 
 

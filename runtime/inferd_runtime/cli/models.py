@@ -6,6 +6,7 @@ import argparse
 from typing import TYPE_CHECKING, Any
 
 from inferd.protocol import InvalidRequest
+from inferd_runtime.cli.answers import Models, answer_as
 from inferd_runtime.cli.client import Server
 from inferd_runtime.cli.output import print_json, print_table
 from inferd_runtime.cli.parsing import CLIENT_SETTINGS, Parser, add_json, add_settings, settings_of
@@ -86,7 +87,10 @@ def served(argv: list[str]) -> int:
     if parsed.as_json:
         print_json(answer)
         return 0
-    rows = [(model["name"], str(model["vocab_size"]), str(model["max_context"])) for model in answer["models"]]
+    rows = [
+        (model["name"], str(model["vocab_size"]), str(model["max_context"]))
+        for model in answer_as(Models, answer)["models"]
+    ]
     print_table(("MODEL", "VOCABULARY", "CONTEXT"), rows)
     return 0
 

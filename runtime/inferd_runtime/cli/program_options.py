@@ -11,6 +11,7 @@ from typing import Any
 
 from inferd.program.interface import Interface, Parameter
 from inferd.protocol import InvalidRequest
+from inferd_runtime.cli.answers import ShownInterface, answer_as
 
 PREFIX = "parameter_"
 INPUT = "input"
@@ -32,9 +33,10 @@ class ProgramInterface:
         return cls(interface.parameters, interface.definitions, interface.doc, interface.takes_any)
 
     @classmethod
-    def from_json(cls, value: dict[str, Any]) -> ProgramInterface:
-        """Return the interface that a server describes."""
-        parameters = [Parameter(**parameter) for parameter in value["parameters"]]
+    def from_json(cls, value: Any) -> ProgramInterface:
+        """Return the interface that a server describes. Raises InternalError for what is none."""
+        answer_as(ShownInterface, value)
+        parameters = answer_as(list[Parameter], value["parameters"])
         arguments = value["arguments"]
         return cls(parameters, arguments.get("$defs", {}), value["doc"], arguments["additionalProperties"])
 

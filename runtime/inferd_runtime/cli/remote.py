@@ -11,6 +11,7 @@ from typing import Any
 import anyio
 
 from inferd.protocol import InferdError, Unavailable
+from inferd_runtime.cli.answers import Runs, ShownRun, Uploaded, answer_as
 from inferd_runtime.cli.client import Server
 from inferd_runtime.cli.output import print_json, print_table, say
 from inferd_runtime.cli.parsing import CLIENT_SETTINGS, Parser, add_json, add_settings, settings_of
@@ -34,8 +35,9 @@ def upload(argv: list[str]) -> int:
     if parsed.as_json:
         print_json(answer)
     else:
-        state = "uploaded" if answer["created"] else "was there already"
-        say(f"{answer['name']}@{answer['version']}  {answer['id']}  {state}")
+        kept = answer_as(Uploaded, answer)
+        state = "uploaded" if kept["created"] else "was there already"
+        say(f"{kept['name']}@{kept['version']}  {kept['id']}  {state}")
     return 0
 
 
@@ -46,13 +48,14 @@ def ps(argv: list[str]) -> int:
     settings = settings_of(parsed)
     warm = list(warm_servers(settings))
     try:
-        runs = Server.of(settings).get("/v1/runs")["runs"]
+        answer = Server.of(settings).get("/v1/runs")
     except Unavailable:
         if not warm:
             raise
-        runs = []
+        answer = {"runs": []}
+    runs = answer_as(Runs, answer)["runs"]
     if parsed.as_json:
-        print_json({"runs": runs, "warm": warm})
+        print_json({"runs": answer["runs"], "warm": warm})
         return 0
     print_table(("RUN", "PROGRAM", "STATE", "AGE", "TOOK", "TOKENS", "PARENT"), [_row(run) for run in runs])
     for one in warm:
@@ -62,10 +65,10 @@ def ps(argv: list[str]) -> int:
     return 0
 
 
-def _row(run: dict[str, Any]) -> tuple[str, ...]:
+def _row(run: ShownRun) -> tuple[str, ...]:
     program, usage = run["program"], run["usage"]
     over = run["finished_at"] is not None
-    state = run["state"] if run["error"] is None else f"{run['state']} ({run['error']['code']})"
+    state = run["state"] if run["error"] is None else f"{run['state']} ({run['error'].code})"
     return (
         run["id"],
         f"{program['name']}@{program['version']}",

@@ -16,6 +16,7 @@ import msgspec
 
 from inferd.program.manifest import DEFAULT_VERSION
 from inferd.protocol import InferdError, NotFound
+from inferd_runtime.cli.answers import Uploaded, answer_as
 from inferd_runtime.cli.client import Server
 from inferd_runtime.cli.interrupts import run_async
 from inferd_runtime.cli.launch import follow
@@ -133,7 +134,7 @@ def _execute_on(server: Server, command: ProgramCommand, program: Program) -> in
     It is uploaded under a version of this run's own, and removed afterwards: it may be edited before the next run.
     """
     version = f"{program.version[:MAX_VERSION] or DEFAULT_VERSION}+run.{secrets.token_hex(6)}"
-    uploaded = server.post("/v1/programs", upload_body(program.bundle, version))
+    uploaded = answer_as(Uploaded, server.post("/v1/programs", upload_body(program.bundle, version)))
     reference = f"{uploaded['name']}@{version}"
     alone = server != Server.of(command.settings)  # `inferd send` finds no server that was left warm
     try:

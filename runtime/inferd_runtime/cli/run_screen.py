@@ -7,11 +7,29 @@ import sys
 from typing import Any
 
 import msgspec
+from msgspec import UNSET, UnsetType
 
 from inferd.protocol import ErrorInfo
+from inferd_runtime.cli.answers import answer_as
 from inferd_runtime.cli.boundary import report
 from inferd_runtime.cli.output import ProgramOutput, figures, print_json
 from inferd_runtime.sandbox.messages import RunUsage
+
+
+class Ended(msgspec.Struct):
+    """The last event of a run, as a server sends it."""
+
+    result: Any
+    error: ErrorInfo | None
+    usage: RunUsage
+
+
+class Said(msgspec.Struct):
+    """Any other one, as far as it is shown."""
+
+    text: str | UnsetType = UNSET
+    message: Any | UnsetType = UNSET
+    count: int | UnsetType = UNSET
 
 
 class RunScreen:
@@ -41,10 +59,11 @@ class RunScreen:
     def show_json(self, event: dict[str, Any]) -> int | None:
         """Show an event as a server sends it; returns the exit code when it is the last one."""
         if event["type"] == "finished":
-            result = None if event["result"] is None else json.dumps(event["result"], ensure_ascii=False)
-            error = msgspec.convert(event["error"], ErrorInfo | None)
-            return self.finish(result, error, msgspec.convert(event["usage"], RunUsage))
-        self.show(event["type"], next((event[key] for key in ("text", "message", "count") if key in event), None))
+            ended = answer_as(Ended, event)
+            result = None if ended.result is None else json.dumps(ended.result, ensure_ascii=False)
+            return self.finish(result, ended.error, ended.usage)
+        said = answer_as(Said, event)
+        self.show(event["type"], next((one for one in (said.text, said.message, said.count) if one is not UNSET), None))
         return None
 
     def finish(self, result: str | None, error: ErrorInfo | None, usage: RunUsage) -> int:

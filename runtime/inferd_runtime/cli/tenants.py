@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-from typing import Any
 from urllib.parse import quote
 
+from inferd_runtime.cli.answers import Stopped, Tenant, Tenants, answer_as
 from inferd_runtime.cli.client import Server
-from inferd_runtime.cli.output import print_json, print_table
+from inferd_runtime.cli.output import print_json, print_table, say
 from inferd_runtime.cli.parsing import CLIENT_SETTINGS, Parser, add_json, add_settings, settings_of
 
 SHOWN = ("runs", "waiting", "sockets", "connections", "launches_per_minute", "tokens_per_minute")
+TOLD = "{tenant}: {runs} runs and {responses} responses in the background were asked to end"
 
 
 def tenants(argv: list[str]) -> int:
@@ -24,22 +25,19 @@ def tenants(argv: list[str]) -> int:
     server = Server.of(settings_of(parsed))
     if parsed.stop is not None:
         stopped = server.post(f"/v1/tenants/{quote(parsed.stop, safe='')}/stop")
-        print_json(stopped) if parsed.as_json else print(_told(stopped))
+        print_json(stopped) if parsed.as_json else say(TOLD.format_map(answer_as(Stopped, stopped)))
         return 0
     answer = server.get("/v1/tenants")
     if parsed.as_json:
         print_json(answer)
         return 0
     heads = ["TENANT", *(name.upper().replace("_", " ") for name in SHOWN)]
-    print_table(heads, [[one["tenant"], *(_cell(one, name) for name in SHOWN)] for one in answer["tenants"]])
+    rows = answer_as(Tenants, answer)["tenants"]
+    print_table(heads, [[one["tenant"], *(_cell(one, name) for name in SHOWN)] for one in rows])
     return 0
 
 
-def _told(stopped: dict[str, Any]) -> str:
-    return "{tenant}: {runs} runs and {responses} responses in the background were asked to end".format_map(stopped)
-
-
-def _cell(tenant: dict[str, Any], name: str) -> str:
-    most = tenant["quotas"][name]
+def _cell(tenant: Tenant, name: str) -> str:
+    most = tenant["quotas"].get(name)
     used = tenant["use"].get(name)
     return f"{'-' if used is None else format(used, '.0f')}/{most or 'no limit'}"

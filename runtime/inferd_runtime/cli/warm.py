@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from inferd.protocol import InferdError, Unavailable
+from inferd_runtime.cli.answers import Models, Readiness, answer_as
 from inferd_runtime.cli.client import SERVER_FILE, Server
 from inferd_runtime.file_cache import locked, private_folder
 from inferd_runtime.isolation.settings_json import decode_settings, encode_settings
@@ -41,10 +42,10 @@ def find_server(settings: Settings) -> Server | None:
     names = [model.name for model in settings.engine.model]
     try:
         own = Server.of(settings)
-        ready, served = own.get("/readyz")["ready"], _models(own)
-        return own if ready and served[0] == names[0] and {*names} <= {*served} else None
+        served = _models(own) if _is_ready(own) else []
     except InferdError:
         return None
+    return own if served[:1] == names[:1] and {*names} <= {*served} else None
 
 
 def start_server(settings: Settings) -> Server:
@@ -123,10 +124,10 @@ def _warm_settings(settings: Settings) -> Settings:
 
 def _is_ready(server: Server) -> bool:
     try:
-        return bool(server.get("/readyz")["ready"])
+        return answer_as(Readiness, server.get("/readyz"))["ready"]
     except InferdError:
         return False
 
 
 def _models(server: Server) -> list[str]:
-    return [model["name"] for model in server.get("/v1/models")["models"]]
+    return [model["name"] for model in answer_as(Models, server.get("/v1/models"))["models"]]

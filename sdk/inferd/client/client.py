@@ -18,6 +18,7 @@ from inferd.client.run_handle import RunHandle
 from inferd.program.json_values import to_json_value
 from inferd.program.sources import ENTRY, PROJECT, ProgramSources, read_program
 from inferd.protocol import InvalidRequest
+from inferd.transport.answers import fields_of
 from inferd.transport.room import LaunchLine
 
 if TYPE_CHECKING:
@@ -89,6 +90,7 @@ class Client:
             "data": {path: base64.b64encode(data).decode() for path, data in sources.data.items()},
         }  # fmt: skip
         answer = await self._link.request("POST", "/v1/programs", body, again=True)
+        fields_of(answer, id=str, name=str, version=str, created=bool)
         return ServerProgram(answer["id"], answer["name"], answer["version"], answer["created"])
 
     async def launch(
@@ -162,12 +164,15 @@ class Client:
 
     async def runs(self) -> list[dict[str, Any]]:
         """Return the runs that are kept, newest first, without their results."""
-        runs: list[dict[str, Any]] = (await self._link.request("GET", "/v1/runs", again=True))["runs"]
+        runs: list[dict[str, Any]] = fields_of(await self._link.request("GET", "/v1/runs", again=True), runs=list)[
+            "runs"
+        ]
         return runs
 
     async def programs(self) -> list[dict[str, Any]]:
         """Return the programs that are kept, newest first."""
-        programs: list[dict[str, Any]] = (await self._link.request("GET", "/v1/programs", again=True))["programs"]
+        answer = await self._link.request("GET", "/v1/programs", again=True)
+        programs: list[dict[str, Any]] = fields_of(answer, programs=list)["programs"]
         return programs
 
     async def program(self, reference: str) -> dict[str, Any]:
@@ -179,7 +184,8 @@ class Client:
     async def remove(self, reference: str) -> int:
         """Remove NAME@VERSION, or all versions of NAME; returns how many those were. Runs of it go on. Raises NotFound."""
         path = f"/v1/programs/{quote(reference, safe='')}"
-        return int((await self._link.request("DELETE", path, again=False))["removed"])
+        removed: int = fields_of(await self._link.request("DELETE", path, again=False), removed=int)["removed"]
+        return removed
 
 
 def _given(files: Mapping[str, str | bytes]) -> ProgramSources:

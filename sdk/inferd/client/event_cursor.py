@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import json
 from dataclasses import dataclass
 from typing import Any
 
-from inferd.protocol import ClientError, InternalError
+from inferd.protocol import ClientError
+from inferd.transport.answers import fields_of, json_of
 
 FIRST_PAUSE_S = 0.05
 LONGEST_PAUSE_S = 5.0
@@ -85,11 +85,8 @@ class EventCursor:
 
 
 def _read(line: bytes) -> StreamEvent:
-    try:
-        data = json.loads(line)
-        return StreamEvent(int(data["index"]), str(data["type"]), float(data["time"]), data)
-    except (ValueError, OverflowError, KeyError, TypeError, RecursionError) as error:
-        raise InternalError(f"the server sent a line that is no event of a run: {error!r}") from None
+    data = fields_of(json_of(line), index=int, type=str, time=(int, float))
+    return StreamEvent(data["index"], data["type"], data["time"], data)
 
 
 class Backoff:

@@ -14,7 +14,8 @@ import anyio
 import httpx
 
 from inferd.client.event_cursor import Backoff
-from inferd.protocol import ErrorInfo, InferdError, InternalError, InvalidRequest, Unavailable
+from inferd.protocol import InferdError, InternalError, InvalidRequest, Unavailable
+from inferd.transport.answers import error_in, fields_of, json_of
 from inferd.transport.room import pause_of
 
 TIMEOUT_S = 30.0
@@ -83,10 +84,7 @@ class HttpLink:
         kind = {} if body is None else {"Content-Type": "application/json"}
         async with self._answer(method, path, content=content, headers={**kind, **(headers or {})}) as response:
             data = await whole_body(response)
-        try:
-            return json.loads(data)
-        except (ValueError, RecursionError):
-            raise InternalError(f"{self.url} answered with something that is no JSON") from None
+        return json_of(data)
 
     async def lines(self, path: str) -> AsyncGenerator[bytes]:
         """Yield the lines of a stream as they come; a last one without its end is left out. Close it with ``aclosing``."""
@@ -159,8 +157,8 @@ def trusted(url: str, ca: str | None) -> ssl.SSLContext | bool:
 def error_of(url: str, status: int, body: bytes) -> InferdError:
     """Return the error that an answer of the server holds."""
     try:
-        return ErrorInfo.of(json.loads(body)["error"]).to_exception()
-    except (ValueError, KeyError, TypeError, RecursionError):
+        return error_in(fields_of(json_of(body), error=dict)["error"])
+    except InternalError:
         kind = Unavailable if status in (502, 503, 504) else InternalError  # a proxy's page, for one
         return kind(f"{url} answered {status} with something that is no inferd error")
 

@@ -17,23 +17,24 @@ from inferd.client.event_cursor import Backoff, EventCursor, EventsDropped, Stre
 from inferd.client.file_names import new_file, open_to_send
 from inferd.client.http_link import ConnectionLost, HttpLink, counted
 from inferd.program.json_values import to_json_value
-from inferd.protocol import ErrorInfo, Unavailable, reply_from_plain
+from inferd.protocol import Unavailable
 from inferd.protocol.files import ANY_TYPE, MAX_PIECE, FileHead, FilePiece, check_file
+from inferd.transport.answers import NOTHING, error_in, fields_of, record_of, reply_of
 
 
 class RunHandle:
     """A run, made by ``client.launch`` and ``client.attach``. It goes on whether anybody holds it or not."""
 
     def __init__(self, link: HttpLink, record: dict[str, Any]) -> None:
-        self.id: str = record["id"]
-        self.record = record
+        self.record = record_of(record)
         """The run as the server showed it last: ``state``, ``error``, ``usage``, times; :meth:`refresh` asks again."""
+        self.id: str = record["id"]
         self._link = link
         self._path = f"/v1/runs/{quote(self.id, safe='')}"
 
     async def refresh(self) -> dict[str, Any]:
         """Ask for the run as it is now, and return it."""
-        self.record = await self._link.request("GET", self._path, again=True)
+        self.record = record_of(await self._link.request("GET", self._path, again=True))
         return self.record
 
     async def events(self, start: int = 0) -> AsyncGenerator[StreamEvent]:
@@ -124,14 +125,14 @@ class RunHandle:
     async def files(self) -> list[FileHead]:
         """Return the files that the program has sent with ``session.send_file`` and that the server still keeps."""
         answer = await self._link.request("GET", f"{self._path}/files", again=True)
-        return [reply_from_plain(FileHead, file) for file in answer["files"]]
+        return [file_of(file) for file in fields_of(answer, files=list)["files"]]
 
     async def read_file(self, file: int) -> AsyncGenerator[bytes]:
         """Yield the bytes of one of :meth:`files`, by its number, in pieces. A lost connection is made again."""
         offset = 0
         while True:
             answer = await self._link.request("GET", f"{self._path}/files/{file}?offset={offset}", again=True)
-            piece = reply_from_plain(FilePiece, answer)
+            piece = reply_of(FilePiece, answer, data=str, last=bool)
             offset += len(piece.data)
             yield piece.data
             if piece.last or not piece.data:
@@ -155,7 +156,8 @@ class RunHandle:
             name = name or path.name
             check_file(name, media_type, size)
             body: dict[str, Any] = {"name": name, "media_type": media_type, "size": size}
-            number = (await self._link.request("POST", f"{self._path}/files", body, again=False))["file"]
+            begun = await self._link.request("POST", f"{self._path}/files", body, again=False)
+            number = fields_of(begun, file=int)["file"]
             for offset in range(0, max(size, 1), MAX_PIECE):
                 data = await anyio.to_thread.run_sync(file.read, min(MAX_PIECE, size - offset))
                 body = {"offset": offset, "data": base64.b64encode(data).decode()}
@@ -163,14 +165,20 @@ class RunHandle:
 
     async def cancel(self) -> None:
         """Ask the run to end. Nothing happens if it is over."""
-        self.record = await self._link.request("POST", f"{self._path}/cancel", again=True)
+        self.record = record_of(await self._link.request("POST", f"{self._path}/cancel", again=True))
 
 
 def result_of(ended: dict[str, Any]) -> Any:
     """Return the result of a run that is over. Raises its error."""
-    if ended["error"] is not None:
-        raise ErrorInfo.of(ended["error"]).to_exception()
+    if fields_of(ended, error=(dict, NOTHING), result=object)["error"] is not None:
+        raise error_in(ended["error"])
     return ended["result"]
+
+
+def file_of(told: Any) -> FileHead:
+    """Return the head of a file as a server tells it. Raises InternalError."""
+    head: FileHead = reply_of(FileHead, told, file=int, name=str, media_type=str, size=int, sha256=str)
+    return head
 
 
 async def write_new_file(file: FileHead, folder: Path, pieces: AsyncGenerator[bytes]) -> Path:

@@ -100,7 +100,7 @@ class Connection:
             reply = await self._link.request(request.op, set_fields(request))
         try:
             return reply_from_plain(request.reply, reply)
-        except TypeError as error:
+        except (TypeError, ValueError, AttributeError) as error:
             raise InternalError(f"the runtime's reply to {request.op} is not of its protocol: {error}") from error
 
 
