@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
+from typing import TypeVar
 from urllib.parse import urlsplit
 
 import httpcore
@@ -27,7 +28,10 @@ OWN_HEADERS = frozenset(
     }
 )  # fmt: skip
 """Headers of one connection, and those that identify the client: they are not passed on."""
+MOST_ANSWER = 256 << 20
+"""Bytes of an answer that is read as a whole."""
 OK = 200
+T = TypeVar("T")
 Headers = list[tuple[bytes, bytes]]
 
 
@@ -121,7 +125,25 @@ class HopClient:
     async def ask(self, url: str, request: HopRequest, seconds: float) -> bytes:
         """Return the whole body of an answer. Raises the error that it is, and ReplicaGone."""
         async with self.stream(url, request, seconds) as answer:
-            data = await answer.aread()
+            data = await whole_body(answer)
         if answer.status >= 400:
-            raise msgspec.json.decode(data, type=Failure).error.to_exception()
+            raise answer_of(data, Failure).error.to_exception()
         return data
+
+
+async def whole_body(answer: httpcore.Response) -> bytes:
+    """Return the body of an answer. Raises ReplicaGone for one that is longer than any replica's."""
+    data = bytearray()
+    async for part in answer.aiter_stream():
+        data += part
+        if len(data) > MOST_ANSWER:
+            raise ReplicaGone(reached=True)
+    return bytes(data)
+
+
+def answer_of(data: bytes | msgspec.Raw, kind: type[T]) -> T:
+    """Return what an answer says. Raises ReplicaGone for what no replica answers: something else may listen there by now."""
+    try:
+        return msgspec.json.decode(data, type=kind)
+    except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError):
+        raise ReplicaGone(reached=True) from None

@@ -17,7 +17,15 @@ from starlette.responses import Response
 
 from inferd.protocol import Unavailable
 from inferd_runtime.cluster.front.admission import Admission, AdmittedLaunch
-from inferd_runtime.cluster.front.hop_client import Headers, HopClient, HopRequest, ReplicaGone, hop_request
+from inferd_runtime.cluster.front.hop_client import (
+    Headers,
+    HopClient,
+    HopRequest,
+    ReplicaGone,
+    answer_of,
+    hop_request,
+    whole_body,
+)
 from inferd_runtime.cluster.front.launch_homes import LaunchHomes
 from inferd_runtime.cluster.front.members import Launching, Members
 from inferd_runtime.cluster.front.proxied import OF_A_CONNECTION
@@ -26,11 +34,14 @@ from inferd_runtime.cluster.hop import pinned
 from inferd_runtime.server.gateway.audit import SUBJECT_KEY
 from inferd_runtime.server.gateway.auth import TENANT_KEY
 from inferd_runtime.server.gateway.chat_routes import SESSION_HEADER
-from inferd_runtime.server.gateway.requests import launch_key
+from inferd_runtime.server.gateway.requests import LaunchBody, launch_key
 from inferd_runtime.server.programs.library import ProgramLibrary
 
 KEY_HEADER = b"idempotency-key"
 MOST_TRIES = 8
+_Fields = msgspec.defstruct(
+    "_Fields", [(name, msgspec.Raw, msgspec.Raw()) for name in LaunchBody.__struct_fields__], forbid_unknown_fields=True
+)
 
 
 class LaunchedRun(msgspec.Struct, frozen=True):
@@ -101,10 +112,10 @@ class ClusterLaunches:
         member = launching.member
         with self.members.watched(member):
             async with self.hop.stream(member.url, sent) as answer:
-                data = await answer.aread()
+                data = await whole_body(answer)
         headers: Headers = [(name, value) for name, value in answer.headers if name.lower() not in OF_A_CONNECTION]
         if answer.status in (200, 201):
-            launching.run = request.scope[SUBJECT_KEY] = msgspec.json.decode(data, type=LaunchedRun).id
+            launching.run = request.scope[SUBJECT_KEY] = answer_of(data, LaunchedRun).id
         response = Response(data, answer.status)
         response.raw_headers = headers
         return response
@@ -128,9 +139,12 @@ class ClusterLaunches:
 
 
 def _fields(body: bytes) -> dict[str, msgspec.Raw]:
-    """Return the fields of a launch's body as they are; none of a body that is no JSON object, which the replica refuses."""
+    """Return the fields of a launch's body as they are; none of a body with others, or that is no object: the replica refuses it.
+
+    Only a launch's own: 400,000 others took a quarter of a second of the front's loop.
+    """
     try:
-        fields: dict[str, msgspec.Raw] = msgspec.json.decode(body, type=dict[str, msgspec.Raw])
+        fields = msgspec.json.decode(body, type=_Fields)
     except (msgspec.MsgspecError, RecursionError):
         return {}
-    return fields
+    return {name: raw for name in LaunchBody.__struct_fields__ if bytes(raw := getattr(fields, name))}

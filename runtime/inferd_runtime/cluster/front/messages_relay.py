@@ -75,7 +75,8 @@ class MessagesRelay:
         target = "ws" + member.url.removeprefix("http") + MESSAGES_PATH
         headers = {"authorization": hop_authorization(self.key)}
         try:
-            with contextlib.suppress(OSError, InvalidHandshake, ConnectionClosed):
+            # What is no message of a replica's ends the connection, too: something else may listen there by now.
+            with contextlib.suppress(OSError, InvalidHandshake, ConnectionClosed, msgspec.MsgspecError):
                 async with connect(
                     target, additional_headers=headers, compression=None, max_size=None,
                     open_timeout=CONNECT_SECONDS, proxy=None,

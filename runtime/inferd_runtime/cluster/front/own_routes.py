@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeVar
 
 import anyio
 import msgspec
@@ -15,7 +16,7 @@ from starlette.responses import Response
 from starlette.routing import BaseRoute, Route
 
 from inferd.protocol import InferdError
-from inferd_runtime.cluster.front.hop_client import HopClient, HopRequest, hop_request
+from inferd_runtime.cluster.front.hop_client import HopClient, ReplicaGone, answer_of, hop_request
 from inferd_runtime.cluster.front.members import Member, Members
 from inferd_runtime.server.gateway.audit import SUBJECT_KEY
 from inferd_runtime.server.gateway.auth import ROLE_KEY, TENANT_KEY, AccessTokens, require_admin
@@ -30,6 +31,7 @@ from inferd_runtime.settings.settings import Settings
 
 SECONDS = 8.0
 """How long a replica may take to answer: whoever collects figures waits for ten seconds, as a rule."""
+T = TypeVar("T")
 METRICS_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 
 
@@ -85,35 +87,32 @@ class OwnRoutes:
         with anyio.move_on_after(SECONDS):  # what replicas that ended left is an heir's before long
             while self.members.missing:
                 await self.members.changed.wait()
-        answers = await self._asked(hop_request(request, self.key))
-        runs = [run for _, data in answers for run in msgspec.json.decode(data)["runs"]]
-        return reply({"runs": sorted(runs, key=lambda run: -run["created_at"])})
+        runs = [run for _, listed in await self._asked(request, _listed) for run in listed]
+        return reply({"runs": [run for _, run in sorted(runs, key=lambda run: -run[0])]})
 
     async def tenants(self, request: Request) -> Response:
         """Answer quotas in the whole cluster and what is used of them: of all tenants for an admin, else the tenant's own."""
         own = request.scope[TENANT_KEY]
-        answers = await self._asked(hop_request(request, self.key))
-        used = [one for _, data in answers for one in msgspec.json.decode(data)["tenants"]]
+        answers = await self._asked(request, lambda data: answer_of(data, _Tenants).tenants)
+        used = [one for _, told in answers for one in told]
         names = {own}
         if request.scope.get(ROLE_KEY) is Role.ADMIN:
-            names |= {*self.tokens.tenants, *(one["tenant"] for one in used)}
+            names |= {*self.tokens.tenants, *(one.tenant for one in used)}
         return reply({"tenants": [self._tenant(name, used) for name in sorted(names)]})
 
     async def stop_tenant(self, request: Request) -> Response:
         """As a gateway's, on all replicas that answer."""
         require_admin(request.scope)
         tenant = request.scope[SUBJECT_KEY] = request.path_params["tenant"]
-        answers = await self._asked(hop_request(request, self.key))
-        stopped = [msgspec.json.decode(data) for _, data in answers]
-        return reply(
-            {"tenant": tenant, **{what: sum(one[what] for one in stopped) for what in ("runs", "responses")}}, 202
-        )
+        stopped = [one for _, one in await self._asked(request, lambda data: answer_of(data, _Stopped))]
+        runs, responses = sum(one.runs for one in stopped), sum(one.responses for one in stopped)
+        return reply({"tenant": tenant, "runs": runs, "responses": responses}, 202)
 
-    def _tenant(self, name: str, used: list[dict[str, Any]]) -> dict[str, Any]:
+    def _tenant(self, name: str, used: list[_TenantUse]) -> dict[str, Any]:
         total: dict[str, float] = {"runs": 0, "waiting": 0}
         for one in used:
-            if one["tenant"] == name:
-                for what, amount in one["use"].items():
+            if one.tenant == name:
+                for what, amount in one.use.items():
                     total[what] = total.get(what, 0) + amount
         here = {"sockets": self.use.sockets.held(name), "connections": self.use.connections.held(name)}
         served = sum(one.report.served.get(name, 0.0) for one in self.members.live.values())
@@ -125,8 +124,8 @@ class OwnRoutes:
         if self.settings.metrics_for == "admin":
             require_admin(request.scope)
         families = {one.name: one for one in self._own_figures()}
-        for member, data in await self._asked(hop_request(request, self.key)):
-            for found in text_string_to_metric_families(data.decode()):
+        for member, told in await self._asked(request, _figures):
+            for found in told:
                 kept = families.setdefault(found.name, Metric(found.name, found.documentation, found.type))
                 kept.samples += [one._replace(labels={**one.labels, "replica": member.name}) for one in found.samples]
         return Response(generate_latest(_Page(families)), headers={"content-type": METRICS_TYPE})
@@ -140,14 +139,18 @@ class OwnRoutes:
         )
         return [family(name, text, (), [((), value)]) for name, text, value in figures]
 
-    async def _asked(self, request: HopRequest) -> list[tuple[Member, bytes]]:
-        """Return what each replica answers; those that do not, or have not for a while, are left out."""
-        answers: list[tuple[Member, bytes]] = []
+    async def _asked(self, request: Request, read: Callable[[bytes], T]) -> list[tuple[Member, T]]:
+        """Return what each replica answers; those that do not, or have not for a while, are left out.
+
+        ``read`` raises ReplicaGone for what is no replica's answer.
+        """
+        answers: list[tuple[Member, T]] = []
+        sent = hop_request(request, self.key)
 
         async def ask(member: Member) -> None:
             try:
                 with self.members.watched(member):
-                    answers.append((member, await self.hop.ask(member.url, request, SECONDS)))
+                    answers.append((member, read(await self.hop.ask(member.url, sent, SECONDS))))
             except InferdError:
                 return
 
@@ -156,6 +159,40 @@ class OwnRoutes:
                 if not member.silent:
                     tasks.start_soon(ask, member)
         return answers
+
+
+class _Created(msgspec.Struct):
+    created_at: float
+
+
+class _Runs(msgspec.Struct):
+    runs: list[msgspec.Raw]
+
+
+class _TenantUse(msgspec.Struct):
+    tenant: str
+    use: dict[str, float]
+
+
+class _Tenants(msgspec.Struct):
+    tenants: list[_TenantUse]
+
+
+class _Stopped(msgspec.Struct):
+    runs: int
+    responses: int
+
+
+def _listed(data: bytes) -> list[tuple[float, msgspec.Raw]]:
+    """Return when each run of a list was launched, and its JSON."""
+    return [(answer_of(run, _Created).created_at, run) for run in answer_of(data, _Runs).runs]
+
+
+def _figures(data: bytes) -> list[Metric]:
+    try:
+        return list(text_string_to_metric_families(data.decode()))
+    except ValueError:
+        raise ReplicaGone(reached=True) from None
 
 
 @dataclass(frozen=True)

@@ -14,7 +14,7 @@ from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
 from inferd.protocol import InferdError, NotFound
-from inferd_runtime.cluster.front.hop_client import OK, HopClient, HopRequest, ReplicaGone, hop_request
+from inferd_runtime.cluster.front.hop_client import OK, HopClient, HopRequest, ReplicaGone, answer_of, hop_request
 from inferd_runtime.cluster.front.members import Member, Members
 from inferd_runtime.cluster.front.proxied import pass_back
 from inferd_runtime.server.gateway.event_stream import NDJSON, SSE, STREAM_HEADERS, first_index, follow_of
@@ -137,7 +137,7 @@ class RunStream(Response):
             request = replace(self._request, target=self._path.encode())
             try:
                 with self._members.watched(member):
-                    return msgspec.json.decode(await self._hop.ask(member.url, request, ASK_SECONDS), type=RunSummary)
+                    return answer_of(await self._hop.ask(member.url, request, ASK_SECONDS), RunSummary)
             except ReplicaGone:
                 await anyio.sleep(AGAIN_SECONDS)
 

@@ -8,11 +8,10 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import anyio
-import msgspec
 
 from inferd.protocol import InferdError
 from inferd_runtime.cluster.front.exchange import TenantExchange
-from inferd_runtime.cluster.front.hop_client import HopClient, ReplicaGone, own_request
+from inferd_runtime.cluster.front.hop_client import HopClient, ReplicaGone, answer_of, own_request
 from inferd_runtime.cluster.front.members import LOST_ROUNDS, Member, Members
 from inferd_runtime.cluster.messages import (
     REPLICA_NAME,
@@ -95,7 +94,7 @@ class Watcher:
 
     async def _ask(self, name: str, url: str, order: FrontOrder) -> ReplicaReport:
         answer = await self.hop.ask(url, own_request(self.key, REPORT_PATH, order), ANSWER_SECONDS)
-        report = msgspec.json.decode(answer, type=ReplicaReport)
+        report = answer_of(answer, ReplicaReport)
         if report.name != name:
             raise ReplicaGone(reached=False)  # another one listens there now
         return report
