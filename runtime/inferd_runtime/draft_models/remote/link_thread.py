@@ -26,8 +26,11 @@ SILENT_SECONDS = 15.0
 MOST_WELCOME = 64 << 20
 """Bytes of the frame with the terms, of which a tokenizer is nearly all."""
 MOST_ANSWER = 1 << 20
-MOST_EVENTS = 16384
+MOST_HELD = 64 << 20
+"""Bytes of answers that the step loop has not taken: one step of a large model may last minutes."""
 MOST_UNSENT = 16 << 20
+EVENT_BYTES = 4096
+"""Counted for an answer beside its payload."""
 
 
 @dataclass(frozen=True)
@@ -66,17 +69,25 @@ class Arrived:
     frame: Frame
     at: float
 
+    @property
+    def size(self) -> int:
+        """Bytes that are counted for it."""
+        return len(self.frame.payload) + EVENT_BYTES
+
 
 LinkEvent = Connected | Disconnected | Arrived
 
 
 class LinkThread:
     """Owns the connection. Other threads call :meth:`send`, :meth:`end` and :meth:`close`, and take from :attr:`events`, which
-    only this thread appends to; ``wake`` is called after each event.
+    only this thread appends to; ``wake`` is called after each event. Who takes an :class:`Arrived` adds its size to
+    :attr:`taken`.
     """
 
     def __init__(self, target: LinkTarget, wake: Callable[[], None]) -> None:
         self.events: deque[LinkEvent] = deque()
+        self.taken = 0
+        self._arrived = 0
         self._target = target
         self._wake = wake
         self._breaker = LinkBreaker()
@@ -212,7 +223,14 @@ class LinkThread:
                 stream.send(Kind.PING)
                 continue
             heard = time.monotonic()
-            if frame.kind is Kind.ANSWER and len(self.events) < MOST_EVENTS:
-                self._emit(Arrived(self._number, frame, heard))
+            if frame.kind is Kind.ANSWER:
+                self._hand_on(Arrived(self._number, frame, heard))
             elif frame.kind is not Kind.PONG:
                 raise MalformedFrame(f"{frame.kind.name} where answers were expected")
+
+    def _hand_on(self, answer: Arrived) -> None:
+        """Hand over an answer. Raises MalformedFrame where so many wait that nobody has asked for them."""
+        if self._arrived + answer.size - self.taken > MOST_HELD:
+            raise MalformedFrame("more answers than anybody waits for")
+        self._arrived += answer.size
+        self._emit(answer)

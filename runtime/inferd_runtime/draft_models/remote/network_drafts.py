@@ -118,6 +118,7 @@ class NetworkDrafts:
             self.counters.connections += 1
             return True
         if isinstance(event, Arrived):
+            self._link.taken += event.size
             return event.number == self._connection and self._answered(event)
         self._refusal, self._failed = event.reason if event.final else "", True
         if event.number and event.number == self._connection:
