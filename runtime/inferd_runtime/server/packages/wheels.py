@@ -91,11 +91,11 @@ def _entries(archive: zipfile.ZipFile, name: str) -> Iterator[zipfile.ZipInfo]:
 def _installed_path(info: zipfile.ZipInfo, name: str) -> str | None:
     """Return where a file is installed, None if it is not. Raises InvalidRequest."""
     path = info.filename
-    pure = PurePosixPath(path)  # "." for a name of nothing, which is not as it is written
+    pure = PurePosixPath(path)  # without parts for "." and a name of nothing
     clean = (
         not pure.is_absolute() and ".." not in pure.parts and "\\" not in path and ":" not in path and str(pure) == path
     )
-    if not clean or not path.isprintable() or len(path) > MAX_PATH:
+    if not pure.parts or not clean or not path.isprintable() or len(path) > MAX_PATH:
         raise InvalidRequest(f"{name} has a file that leads out of its folder, or has an odd name: {path[:MAX_PATH]!r}")
     parts = pure.parts
     if parts[0].endswith(".data"):

@@ -92,10 +92,12 @@ def test_a_link_is_refused() -> None:
         wheel_files(archive.getvalue(), "p.whl")
 
 
-def test_a_file_without_a_name_is_refused(tmp_path: Path) -> None:
+@pytest.mark.parametrize("name", [b"\0", b"."])
+def test_a_file_without_a_name_is_refused(tmp_path: Path, name: bytes) -> None:
+    """One named "." ended the search for packages without an answer."""
     wheel = make_wheel(tmp_path, "p", {"a": ""})
     with pytest.raises(InvalidRequest, match="odd name"):
-        wheel_files(wheel.read_bytes().replace(b"a", b"\0"), wheel.name)
+        wheel_files(wheel.read_bytes().replace(b"a", name), wheel.name)
 
 
 def test_a_decompression_bomb_is_refused() -> None:
