@@ -167,12 +167,23 @@ def _parse(source: str, filename: str) -> ast.Module:
 def _find_main(module: ast.Module, filename: str) -> ast.AsyncFunctionDef:
     found = [node for node in module.body if isinstance(node, ast.AsyncFunctionDef) and node.name == MAIN]
     if found:
+        _check_called_once(module, filename)
         return found[-1]  # as at run time: the last definition is the one that counts
     if any(isinstance(node, ast.FunctionDef) and node.name == MAIN for node in module.body):
         raise ProgramError(f"{filename}: main must be `async def main`")
     raise ProgramError(
         f"{filename}: there is no `async def main` at the top level: write it there, also where it awaits another file's"
     )
+
+
+def _check_called_once(module: ast.Module, filename: str) -> None:
+    for statement in module.body:
+        called = (node.func for node in ast.walk(statement) if isinstance(node, ast.Call))
+        if isinstance(statement, ast.Expr | ast.Assign) and any(ast.unparse(each) == MAIN for each in called):
+            raise ProgramError(
+                f"{filename}:{statement.lineno}: the runtime calls main, and so does this line, which would run it twice: leave "
+                'it out, or write it under `if __name__ == "__main__":`'
+            )
 
 
 def _parameters(main: ast.AsyncFunctionDef, reader: AnnotationReader) -> list[Parameter]:

@@ -203,6 +203,8 @@ def test_docstring_and_name_fall_back() -> None:
         ("from core import main", ProgramError, "write it there, also where it awaits"),
         ("def main(): ...", ProgramError, "must be `async def main`"),
         ("class A:\n async def main(self): ...", ProgramError, "no `async def main`"),
+        ("async def main(): ...\nasyncio.run(main())", ProgramError, r"^p\.py:2: .*run it twice"),
+        ("async def main(): ...\ncode = sys.exit(anyio.run(main()))", ProgramError, r"^p\.py:2: .*run it twice"),
         ("async def main(*a): ...", ProgramError, "parameter a is not supported"),
         ("async def main(**k): ...", ProgramError, "parameter k is not supported"),
         ("async def main(p, /): ...", ProgramError, "parameter p is not supported"),
