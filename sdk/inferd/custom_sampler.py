@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import inspect
 import struct
-from base64 import b64decode
 from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import accumulate
@@ -12,7 +11,7 @@ from typing import TYPE_CHECKING, TypeAlias
 
 from inferd.protocol.candidates import CandidateRow, check_candidates
 from inferd.protocol.errors import InvalidRequest
-from inferd.protocol.floats import unpack_floats
+from inferd.protocol.floats import unpack_floats, unpack_ids
 from inferd.protocol.sampling import Sampling
 from inferd.sampling import Sampler
 
@@ -116,6 +115,5 @@ class CustomSampler:
 
 def candidates_of(row: CandidateRow, context: Sequence[int], generated: int) -> Candidates:
     """Return the candidates of a row that the runtime offers."""
-    data = b64decode(row.tokens)
-    tokens = list(struct.unpack(f"<{len(data) // 4}I", data))
-    return Candidates(tokens, unpack_floats(row.logprobs), context, generated, row.entropy, row.uniform)
+    tokens, logprobs = unpack_ids(row.tokens), unpack_floats(row.logprobs)
+    return Candidates(tokens, logprobs, context, generated, row.entropy, row.uniform)

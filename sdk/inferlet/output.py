@@ -89,7 +89,7 @@ class Output:
     def distribution(self, h: ProbeHandle) -> tuple[list[int], list[float]] | None:
         """Return token ids and their probabilities."""
         found = self._found(h, "distribution")
-        return None if found is None else (list(found.tokens), found.values)
+        return None if found is None else (list(found.tokens), list(found.values))
 
     def logits(self, h: ProbeHandle) -> bytes | None:
         """Return the logits of the vocabulary: 4 bytes each, float32."""
@@ -99,7 +99,7 @@ class Output:
     def logprobs(self, h: ProbeHandle) -> list[float] | None:
         """Return log-probabilities, one for each token that was asked for."""
         found = self._found(h, "logprobs")
-        return None if found is None else found.values
+        return None if found is None else list(found.values)
 
     def entropy(self, h: ProbeHandle) -> float | None:
         """Return the entropy in nats."""

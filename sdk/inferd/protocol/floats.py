@@ -1,10 +1,11 @@
-"""Many numbers as one string: float32, little-endian, base64. Lists of floats are slow to carry, and JSON has no infinity."""
+"""Many numbers as one string: float32 or uint32, little-endian, base64. Lists are slow to carry, and JSON has no infinity."""
 
 from __future__ import annotations
 
 import base64
 import struct
 from collections.abc import Sequence
+from typing import Any
 
 
 def pack_floats(values: Sequence[float]) -> str:
@@ -14,5 +15,14 @@ def pack_floats(values: Sequence[float]) -> str:
 
 def unpack_floats(packed: str) -> list[float]:
     """Return the numbers that :func:`pack_floats` was given, as float32 holds them."""
+    return _unpacked(packed, "f")
+
+
+def unpack_ids(packed: str) -> list[int]:
+    """Return the token ids that stand in a text as uint32."""
+    return _unpacked(packed, "I")
+
+
+def _unpacked(packed: str, kind: str) -> list[Any]:
     data = base64.b64decode(packed)
-    return list(struct.unpack(f"<{len(data) // 4}f", data))
+    return list(struct.unpack(f"<{len(data) // 4}{kind}", data))

@@ -5,10 +5,11 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
+from functools import cached_property
 
 from inferd.protocol.carrying import shown
 from inferd.protocol.errors import InvalidRequest, LimitExceeded
-from inferd.protocol.floats import unpack_floats
+from inferd.protocol.floats import unpack_floats, unpack_ids
 from inferd.protocol.operations import operation
 from inferd.protocol.ranges import check_one_each, check_whole
 from inferd.protocol.sampling import Sampling, check_draws_of_all
@@ -58,22 +59,33 @@ def check_probes(op: str, probes: Sequence[Probe]) -> None:
         check_probe(probe)
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class ProbeResult:
-    """What one probe found in one row: :attr:`values`, of ``tokens`` where it speaks of some tokens only."""
+    """What one probe found in one row: :attr:`values`, of :attr:`tokens` where it speaks of some tokens only.
+
+    Both cross packed, as in ``floats.py``, and are unpacked once, when they are asked for.
+    """
 
     packed: str
-    tokens: list[int] = field(default_factory=list)
+    packed_tokens: str = ""
 
-    @property
+    @cached_property
     def values(self) -> list[float]:
         """The numbers: logits, probabilities, log-probabilities, or one entropy."""
         return unpack_floats(self.packed)
+
+    @cached_property
+    def tokens(self) -> list[int]:
+        """The ids of the tokens that the values are of; none where they are of the whole vocabulary, or of no token."""
+        return unpack_ids(self.packed_tokens)
 
     @property
     def value(self) -> float:
         """The first number, for probes that give one (Entropy, Logprob)."""
         return self.values[0]
+
+    def __repr__(self) -> str:
+        return f"ProbeResult(values={shown(self.values)}, tokens={shown(self.tokens)})"
 
 
 @dataclass(frozen=True)

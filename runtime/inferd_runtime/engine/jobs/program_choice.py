@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-import base64
-
 import numpy as np
 
 from inferd.protocol import MAX_CANDIDATES, CandidateRow, ConstraintError, InvalidRequest
 from inferd_runtime.engine.sampling.host_sampling import LogitRows, RowSampler, allowed_tokens, log_softmax
 from inferd_runtime.engine.sampling.noise import stream, uniform
 from inferd_runtime.engine.sampling.penalties import adjust
-from inferd_runtime.engine.sampling.probes import entropy, most_likely, pack
+from inferd_runtime.engine.sampling.probes import entropy, most_likely, pack, pack_ids
 from inferd_runtime.engine.stages import Verified, Work
 
 CHOICE = 0xC401CE
@@ -48,9 +46,8 @@ class ProgramChoice:
         logprobs = log_softmax(logits[allowed])
         best = most_likely(logprobs, self._count)
         best = best[logprobs[best] > -np.inf]
-        tokens = base64.b64encode(allowed[best].astype("<u4").tobytes()).decode()
         drawn = float(uniform(self._key, position, np.zeros(1, np.int64))[0])
-        self.offer = CandidateRow(position, tokens, pack(logprobs[best]), entropy(logprobs), drawn)
+        self.offer = CandidateRow(position, pack_ids(allowed[best]), pack(logprobs[best]), entropy(logprobs), drawn)
 
     def take(self, token: int) -> Verified:
         """Return the step's outcome with the token that the program chose. Raises InvalidRequest for one that it may not have."""

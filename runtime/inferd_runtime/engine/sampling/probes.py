@@ -5,7 +5,7 @@ from __future__ import annotations
 import base64
 import math
 from collections.abc import Sequence
-from typing import Protocol
+from typing import Any, Protocol
 
 import numpy as np
 import numpy.typing as npt
@@ -76,7 +76,7 @@ class _Distribution:
         probabilities = scaled / scaled.sum()
         best = most_likely(probabilities, self._k or int(np.count_nonzero(probabilities)))
         best = best[probabilities[best] > 0]
-        return ProbeResult(pack(probabilities[best]), best.tolist())
+        return ProbeResult(pack(probabilities[best]), pack_ids(best))
 
 
 class _Logprobs:
@@ -87,7 +87,7 @@ class _Logprobs:
         return 2 * len(self._tokens)
 
     def read(self, logits: LogitRows, logprobs: npt.NDArray[np.float64]) -> ProbeResult:
-        return ProbeResult(pack(logprobs[self._tokens]), self._tokens)
+        return ProbeResult(pack(logprobs[self._tokens]), pack_ids(np.asarray(self._tokens)))
 
 
 class _Entropy:
@@ -203,4 +203,13 @@ def token_logprob(logits: LogitRows, token: int, top: int, named: Sequence[int] 
 
 def pack(values: npt.NDArray[np.floating]) -> str:
     """Return numbers as the wire carries them, see ``inferd/protocol/floats.py``."""
-    return base64.b64encode(np.ascontiguousarray(values, np.dtype("<f4")).tobytes()).decode()
+    return _packed(values, "<f4")
+
+
+def pack_ids(tokens: npt.NDArray[np.integer]) -> str:
+    """Return token ids as the wire carries them."""
+    return _packed(tokens, "<u4")
+
+
+def _packed(values: npt.NDArray[Any], kind: str) -> str:
+    return base64.b64encode(np.ascontiguousarray(values, np.dtype(kind)).tobytes()).decode()
