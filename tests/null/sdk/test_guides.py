@@ -115,6 +115,7 @@ def check_contexts(names: dict[str, Any]) -> None:
     assert all(task.done() for task in names["tasks"])
     assert names["draft"].length > names["start"]
     assert names["short"]
+    assert names["generator"].stop_token is not None
     assert 0 < len(names["written"]) <= 12
     assert len(names["answers"]) == 100
 
