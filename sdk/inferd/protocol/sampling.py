@@ -93,7 +93,7 @@ def check_sampling(sampling: Sampling) -> None:
     if len(sampling.allowed_tokens) > MAX_ALLOWED:
         raise LimitExceeded(
             f"allowed_tokens: {len(sampling.allowed_tokens)} of them; {MAX_ALLOWED} may be named", limit="allowed_tokens",
-            value=MAX_ALLOWED, raise_with="a constraint, for more tokens than that",
+            value=MAX_ALLOWED, raise_with="a constraint of your own (an object with step)",
         )  # fmt: skip
     check_ids("allowed_tokens", sampling.allowed_tokens)
 
@@ -110,7 +110,7 @@ def _check_biases(tokens: Sequence[int], values: Sequence[float]) -> None:
     if len(tokens) > MAX_BIASES:
         raise LimitExceeded(
             f"logit_bias names {len(tokens)} tokens; {MAX_BIASES} are allowed", limit="logit_bias", value=MAX_BIASES,
-            raise_with="a constraint, for more tokens than that",
+            raise_with="a sampler of your own (a function for generate), which weighs all tokens",
         )  # fmt: skip
     check_ids("logit_bias", tokens)
     if len(set(tokens)) < len(tokens):
