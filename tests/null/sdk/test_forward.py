@@ -225,7 +225,7 @@ def test_nested_replies_are_built_from_plain_values(reply: Any) -> None:
 
 
 def test_what_a_probe_found_crosses_packed_is_unpacked_once_and_shows_its_numbers() -> None:
-    """A list of 49,152 ids as JSON took the sandbox three quarters of the time of ``Distribution()``."""
+    """A list of 49,152 ids as JSON took the sandbox more than two thirds of the time of ``Distribution()``."""
     found = protocol.ProbeResult(pack_floats([0.5, 0.25]), "BwAAAP//AAA=")
     assert (found.tokens, found.values, found.value) == ([7, 65535], [0.5, 0.25], 0.5)
     assert found.values is found.values
