@@ -24,14 +24,6 @@ TERMS = DraftTerms("null", "same", 12, [], 512, 256, 64 << 10, 60.0)
 SECONDS = 30.0
 
 
-def until(condition: Callable[[], bool], what: str = "it never happened") -> None:
-    """Wait for a condition."""
-    end = time.monotonic() + SECONDS
-    while not condition():
-        assert time.monotonic() < end, what
-        time.sleep(0.002)
-
-
 class LoopThread:
     """An event loop in a thread of its own, until it is closed."""
 

@@ -12,6 +12,7 @@ import time
 from pathlib import Path
 
 import pytest
+from waiting import wait_until
 
 from inferd_runtime.draft_models.options import read_drafts
 from inferd_runtime.server.engine_process.command import DraftSecrets
@@ -57,10 +58,7 @@ def figures(caller: Caller) -> DraftModelCounters:
 
 
 def connected(caller: Caller, count: int) -> None:
-    until = time.monotonic() + SECONDS
-    while figures(caller).connections < count:
-        assert time.monotonic() < until, "it does not connect"
-        time.sleep(0.02)
+    wait_until(lambda: figures(caller).connections >= count, "it does not connect", SECONDS)
 
 
 def end(process: subprocess.Popen[str], how: int) -> None:

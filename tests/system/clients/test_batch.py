@@ -8,7 +8,6 @@ import signal
 import subprocess
 import sys
 import threading
-import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
@@ -16,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from waiting import wait_until
 
 from .conftest import TOKEN, LiveServer
 
@@ -154,10 +154,3 @@ def test_wrong_files_are_refused(tmp_path: Path, name: str, code: int) -> None:
     line = [sys.executable, "-m", "inferd_runtime.cli", "batch", str(tmp_path / name), str(tmp_path / "in.jsonl")]
     done = subprocess.run(line, capture_output=True, text=True, timeout=SECONDS, check=False)
     assert done.returncode == code, done.stderr
-
-
-def wait_until(holds: Any) -> None:
-    end = time.monotonic() + SECONDS
-    while not holds():
-        assert time.monotonic() < end
-        time.sleep(0.01)

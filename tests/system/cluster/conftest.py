@@ -6,7 +6,7 @@ import json
 import signal
 import subprocess
 import sys
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -179,16 +179,6 @@ class Cluster:
         child.stdin.write(order)
         child.stdin.close()
         return Process(name, child)
-
-
-async def until(condition: Callable[[], Any], seconds: float = 15) -> None:
-    """Wait for a condition, which may be async."""
-    with anyio.fail_after(seconds):
-        while True:
-            held = condition()
-            if await held if hasattr(held, "__await__") else held:
-                return
-            await anyio.sleep(0.02)
 
 
 @asynccontextmanager

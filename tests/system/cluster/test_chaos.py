@@ -16,8 +16,9 @@ import anyio
 import httpx
 import pytest
 from draft_engines import Proxy
+from waiting import until
 
-from .conftest import Cluster, Process, open_cluster, until
+from .conftest import Cluster, Process, open_cluster
 from .test_messages import script
 
 pytestmark = pytest.mark.long

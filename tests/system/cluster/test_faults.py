@@ -11,11 +11,12 @@ from typing import Any
 
 import anyio
 import pytest
+from waiting import until
 
 import inferd
 from inferd.protocol import ErrorInfo, Unavailable
 
-from .conftest import ANN, Cluster, until
+from .conftest import ANN, Cluster
 
 pytestmark = pytest.mark.usefixtures("two_replicas")
 COUNTS = """

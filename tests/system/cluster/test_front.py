@@ -10,13 +10,14 @@ import msgspec
 import pytest
 import websockets
 from prometheus_client.parser import text_string_to_metric_families
+from waiting import until
 
 from inferd_runtime.cluster.hop import hop_authorization
 from inferd_runtime.cluster.messages import RUN_ID
 from inferd_runtime.server.tenancy.quotas import Role
 from inferd_runtime.server.tenancy.tokens import TokenRights
 
-from .conftest import ANN, BOB, CID, DAN, EVE, FAY, GUS, HAL, KEY, ROOT, Cluster, until
+from .conftest import ANN, BOB, CID, DAN, EVE, FAY, GUS, HAL, KEY, ROOT, Cluster
 
 pytestmark = pytest.mark.usefixtures("two_replicas")
 HELLO = "async def main(word: str = 'x'):\n    print('hello', word)\n    return word\n"

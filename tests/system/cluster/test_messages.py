@@ -10,6 +10,7 @@ from typing import Any
 import anyio
 import msgspec
 import pytest
+from waiting import until
 from websockets.asyncio.client import ClientConnection, connect
 
 from inferd import mcp
@@ -17,7 +18,7 @@ from inferd.transport.websocket import Connection
 from inferd_runtime.cluster.hop import hop_authorization
 from inferd_runtime.server.tenancy.tokens import TokenRights
 
-from .conftest import ANN, BOB, EVE, KEY, Cluster, Process, until
+from .conftest import ANN, BOB, EVE, KEY, Cluster, Process
 
 pytestmark = pytest.mark.usefixtures("two_replicas")
 WAITS = "import worker\nasync def main():\n    return await worker.receive()\n"

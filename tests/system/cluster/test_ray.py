@@ -12,11 +12,11 @@ import anyio
 import httpx
 import psutil
 import pytest
+from waiting import until
 
 from inferd_runtime.cluster.messages import RUN_ID
 from inferd_runtime.cluster.process import MODULE
 
-from .conftest import until
 from .ray_cluster import SECONDS, TELLS, RayCluster, replicas_of, said_by, two_usable
 
 pytest.importorskip("ray", reason="Ray is not installed: pip install 'inferd[cluster]'")

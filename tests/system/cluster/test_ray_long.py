@@ -9,11 +9,11 @@ from collections.abc import Iterator
 import httpx
 import psutil
 import pytest
+from waiting import until
 
 from inferd_runtime.cluster.replica.serving import left_folders
 from inferd_runtime.server.processes.folder_lock import holder_of
 
-from .conftest import until
 from .ray_cluster import TELLS, RayCluster, replicas_of, said_by, two_usable
 
 pytest.importorskip("ray", reason="Ray is not installed: pip install 'inferd[cluster]'")

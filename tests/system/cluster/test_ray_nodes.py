@@ -13,12 +13,12 @@ from pathlib import Path
 
 import psutil
 import pytest
+from waiting import until
 
 from inferd_runtime.cluster.ray_serve.environment import RAY_ENVIRONMENT
 from inferd_runtime.cluster.replica.serving import left_folders
 from inferd_runtime.server.processes.folder_lock import holder_of
 
-from .conftest import until
 from .ray_cluster import SECONDS, TELLS, RayCluster, said_by
 
 pytest.importorskip("ray", reason="Ray is not installed: pip install 'inferd[cluster]'")

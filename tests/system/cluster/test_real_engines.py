@@ -12,6 +12,7 @@ import anyio
 import httpx
 import lying_tool_server
 import pytest
+from waiting import until
 from web_servers import Connection, WebServer, web_server
 
 from inferd import Client
@@ -21,7 +22,7 @@ from inferd_runtime.sandbox.runner_build.component import ensure_runner
 from inferd_runtime.server.tenancy.tokens import TokenRights
 from inferd_runtime.settings.settings import EngineSettings
 
-from .conftest import ANN, BOB, KEY, ROOT, Cluster, open_cluster, until
+from .conftest import ANN, BOB, KEY, ROOT, Cluster, open_cluster
 
 SAVES = """
 from inferd import Context

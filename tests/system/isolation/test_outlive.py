@@ -7,12 +7,12 @@ import os
 import signal
 import subprocess
 import sys
-import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
+from waiting import wait_until
 
 from inferd_runtime.isolation.tether import is_alive
 
@@ -65,25 +65,18 @@ def family(tmp_path: Path) -> Iterator[Family]:
         os.kill(child, signal.SIGKILL)
 
 
-def until(condition: Callable[[], bool]) -> None:
-    end = time.monotonic() + 10
-    while not condition():
-        assert time.monotonic() < end
-        time.sleep(0.01)
-
-
 def test_a_child_ends_with_its_parent(family: Family) -> None:
     assert is_alive(family.child)
     family.parent.kill()
     family.parent.wait()
-    until(lambda: not is_alive(family.child))
+    wait_until(lambda: not is_alive(family.child))
     assert not family.goes_on.exists()
 
 
 def test_a_child_goes_on_where_the_supervisor_has_ended_before(family: Family) -> None:
     family.supervisor.kill()  # and nobody waits for it: a zombie is not alive
-    until(lambda: not is_alive(family.supervisor.pid))
+    wait_until(lambda: not is_alive(family.supervisor.pid))
     family.parent.kill()
     family.parent.wait()
-    until(family.goes_on.exists)
+    wait_until(family.goes_on.exists)
     assert is_alive(family.child)

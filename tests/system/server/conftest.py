@@ -5,7 +5,7 @@ from __future__ import annotations
 import signal
 import subprocess
 import sys
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Sequence
+from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 from contextlib import AbstractAsyncContextManager, asynccontextmanager, contextmanager
 from dataclasses import dataclass
 from functools import partial
@@ -83,16 +83,6 @@ class Served:
     async def ready(self) -> bool:
         """Whether launches work now."""
         return (await self.client.get("/readyz")).status_code == 200
-
-
-async def until(condition: Callable[[], bool | Awaitable[bool]], seconds: float = 15) -> None:
-    """Wait for a condition."""
-    with anyio.fail_after(seconds):
-        while True:
-            held = condition()
-            if held if isinstance(held, bool) else await held:
-                return
-            await anyio.sleep(0.02)
 
 
 Serve = Callable[..., AbstractAsyncContextManager[Served]]

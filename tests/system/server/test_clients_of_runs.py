@@ -11,13 +11,14 @@ from pathlib import Path
 import anyio
 import pytest
 from cutting_relay import cutting_relay
+from waiting import until
 
 from inferd import Client, InvalidRequest, LimitExceeded, NotFound, ProgramError, SyncClient, Unauthorized, Unavailable
 from inferd.client import EventsDropped
 from inferd.client.http_link import ConnectionLost
 from inferd_runtime.server.gateway.app import open_gateway
 
-from .conftest import ANN, BOB, Serve, fake_commands, settings_in, until
+from .conftest import ANN, BOB, Serve, fake_commands, settings_in
 
 TALKER = """
 import asyncio, worker

@@ -16,13 +16,14 @@ import httpx
 import msgspec
 import pytest
 import trustme
+from waiting import until
 from websockets.asyncio.client import connect as open_websocket
 from websockets.exceptions import ConnectionClosed, InvalidStatus
 
 import inferd
 from inferd.protocol import InvalidRequest, Unavailable
 
-from .conftest import ANN, BOB, ROOT, Serve, Served, until
+from .conftest import ANN, BOB, ROOT, Serve, Served
 
 HASTY = {"header_s": 0.6, "body_s": 0.6, "keep_alive_s": 0.6, "unread_s": 0.6}
 PRINTS = "async def main():\n    for _ in range(60):\n        print('x' * 60000)\n"

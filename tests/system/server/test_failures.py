@@ -13,6 +13,7 @@ from pathlib import Path
 import anyio
 import msgspec
 import pytest
+from waiting import until
 
 from inferd.protocol import Cancelled, Unavailable
 from inferd_runtime.isolation.kinds import ChildKind
@@ -25,7 +26,7 @@ from inferd_runtime.server.supervisor.run_events import Ending
 from inferd_runtime.server.supervisor.runs import Run
 from inferd_runtime.server.supervisor.runtime import open_runtime
 
-from .conftest import HERE, Serve, fake_commands, settings_in, until
+from .conftest import HERE, Serve, fake_commands, settings_in
 
 SLEEP = "import asyncio\nasync def main():\n    print('asleep')\n    await asyncio.sleep(600)\n"
 DIE = "import worker\nasync def main():\n    worker.die()\n"

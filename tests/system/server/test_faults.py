@@ -12,11 +12,12 @@ from typing import Any
 
 import anyio
 import pytest
+from waiting import until
 
 from inferd.protocol import Unavailable
 from inferd_runtime.server.run_store.run_file import RunFile
 
-from .conftest import Serve, Served, until
+from .conftest import Serve, Served
 
 ASK = """
 import worker

@@ -12,8 +12,9 @@ import anyio
 import anyio.lowlevel
 import httpx
 import pytest
+from waiting import until
 
-from .conftest import ANN, BOB, ROOT, Serve, Served, fake_commands, until
+from .conftest import ANN, BOB, ROOT, Serve, Served, fake_commands
 
 HELLO = "async def main(name: str, times: int = 1) -> str:\n    print('hello', name)\n    return name * times\n"
 SLEEP = "import asyncio\nasync def main():\n    print('asleep')\n    await asyncio.sleep(600)\n"

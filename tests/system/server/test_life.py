@@ -12,11 +12,12 @@ from typing import Any
 import anyio
 import httpx
 import pytest
+from waiting import until
 
 from inferd_runtime.server.run_store.archive import RUNS_FILE
 from inferd_runtime.server.run_store.run_file import RunFile
 
-from .conftest import BOB, CommandLine, Serve, until
+from .conftest import BOB, CommandLine, Serve
 
 TALK = "async def main(n: int = 3):\n    for i in range(n): print(i)\n    return {'n': n}\n"
 SLEEP = (

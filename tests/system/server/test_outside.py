@@ -16,6 +16,7 @@ import anyio
 import httpx
 import lying_tool_server
 import pytest
+from waiting import until
 from web_servers import Connection, WebServer, web_server
 from web_tools import over_http, reply_json
 
@@ -28,7 +29,7 @@ from inferd_runtime.server.supervisor.commands import Commands, default_commands
 from inferd_runtime.server.tenancy.secret_store import SecretStore
 from inferd_runtime.settings.settings import SECRETS_FILE
 
-from .conftest import ANN, BOB, Served, fake_commands, settings_in, until
+from .conftest import ANN, BOB, Served, fake_commands, settings_in
 
 SECRET = "ghp_0123456789abcdef"
 HEADER = """

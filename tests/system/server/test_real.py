@@ -10,6 +10,7 @@ from pathlib import Path
 
 import anyio
 import pytest
+from waiting import until
 
 from inferd_runtime.sandbox.messages import Bundle
 from inferd_runtime.sandbox.runner_build.component import ensure_runner
@@ -20,7 +21,7 @@ from inferd_runtime.server.supervisor.run_events import Ending
 from inferd_runtime.server.supervisor.runs import Run
 from inferd_runtime.server.supervisor.runtime import Runtime, open_runtime
 
-from .conftest import fake_commands, settings_in, until
+from .conftest import fake_commands, settings_in
 
 COUNT_SESSIONS = """
 from inferd.protocol import CreateContext

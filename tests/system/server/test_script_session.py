@@ -10,6 +10,7 @@ from typing import Any
 import anyio
 import msgspec
 import pytest
+from waiting import until
 from websockets.asyncio.client import ClientConnection, connect
 from websockets.exceptions import ConnectionClosed, InvalidStatus
 
@@ -17,7 +18,7 @@ import inferd
 from inferd.protocol import MAX_SCRIPT_MESSAGE, InvalidRequest, ListModels, Tokenize, Unauthorized, Unavailable
 from inferd.transport import current_transport
 
-from .conftest import ANN, Serve, Served, until
+from .conftest import ANN, Serve, Served
 
 
 def address(served: Served) -> str:

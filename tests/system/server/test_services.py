@@ -16,6 +16,7 @@ from typing import Any
 import anyio
 import httpx
 import pytest
+from waiting import until
 
 import inferd
 from inferd import queue, topic
@@ -26,7 +27,7 @@ from inferd_runtime.server.gateway.app import Gateway, open_gateway
 from inferd_runtime.server.services.launches import launches
 from inferd_runtime.server.supervisor.commands import Commands, default_commands
 
-from .conftest import ANN, BOB, fake_commands, settings_in, until
+from .conftest import ANN, BOB, fake_commands, settings_in
 
 PUBLISH = """
 import asyncio

@@ -8,6 +8,7 @@ from pathlib import Path
 import anyio
 import psutil
 import pytest
+from waiting import until
 
 from inferd_runtime.sandbox.messages import Bundle
 from inferd_runtime.sandbox.runner_build.component import ensure_runner
@@ -16,7 +17,7 @@ from inferd_runtime.server.supervisor.run_events import Ending
 from inferd_runtime.server.supervisor.runs import Run
 from inferd_runtime.server.supervisor.runtime import open_runtime
 
-from .conftest import settings_in, until
+from .conftest import settings_in
 
 pytestmark = pytest.mark.long
 FOLLOWER = "inferd_runtime.server.engine_process.follower_process"

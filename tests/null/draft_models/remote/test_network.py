@@ -6,7 +6,8 @@ import random
 from collections.abc import Callable
 
 import pytest
-from draft_engines import Engine, until
+from draft_engines import Engine
+from waiting import wait_until
 
 from inferd.protocol import InvalidRequest
 from inferd_runtime.draft_models.draft_host import DraftHost
@@ -23,7 +24,7 @@ def test_the_next_draft_is_made_while_one_is_verified_and_the_tokens_are_the_sam
     stand: Stand, sampler: Sampler, temperature: float
 ) -> None:
     drawn = sampler(temperature, 7)
-    stand.while_verifying = lambda: until(stand.answered)
+    stand.while_verifying = lambda: wait_until(stand.answered)
     assert stand.drafted(drawn) == stand.plain(drawn)
     assert stand.counters.hits > 5
     assert stand.counters.failures == 0
@@ -36,16 +37,16 @@ def test_only_what_is_new_is_computed_and_a_generation_that_ends_leaves_nothing(
     tokens = stand.drafted(sampler(), max_tokens=60)
     fed = driver.tokens_fed  # type: ignore[attr-defined]
     assert fed < 3 * (len(tokens) + 5), "keys and values are kept from one request to the next"
-    until(lambda: not len(stand.engine.host), "it is not dropped")
+    wait_until(lambda: not len(stand.engine.host), "it is not dropped")
 
 
 def test_the_session_ends_when_the_target_does(stand: Stand, sampler: Sampler) -> None:
     drafter = stand.models.open(tenant="tenant", sampler=sampler())
     drafter.observe([1, 2, 3])
-    until(lambda: len(stand.engine.host) == 1)
+    wait_until(lambda: len(stand.engine.host) == 1)
     assert stand.engine.service.sessions == 1
     stand.models.close()
-    until(lambda: stand.engine.service.sessions == 0 and not len(stand.engine.host), "it is not ended")
+    wait_until(lambda: stand.engine.service.sessions == 0 and not len(stand.engine.host), "it is not ended")
     stand.models = type("Closed", (), {"close": lambda self: None})()
 
 
@@ -74,8 +75,8 @@ def test_it_drafts_again_when_it_comes_back(stand: Stand, sampler: Sampler, make
         stand.models.poll()
         return stand.counters.connections > connections
 
-    until(back, "it does not come back")
-    stand.while_verifying = lambda: until(stand.answered)
+    wait_until(back, "it does not come back")
+    stand.while_verifying = lambda: wait_until(stand.answered)
     hits = stand.counters.hits
     assert stand.drafted(sampler()) == stand.plain(sampler())
     assert stand.counters.hits > hits

@@ -10,7 +10,8 @@ from typing import Any
 
 import pytest
 import trustme
-from draft_engines import KEY, SECONDS, TERMS, Engine, connected, until
+from draft_engines import KEY, SECONDS, TERMS, Engine, connected
+from waiting import wait_until
 
 from inferd.protocol import Unavailable
 from inferd_runtime.draft_models.draft_host import DraftHost
@@ -54,8 +55,8 @@ def closed(connection: socket.socket) -> bool:
 def drafted(drafts: NetworkDrafts, sequence: int = 1) -> DraftAnswer:
     answers: list[DraftAnswer] = []
     drafts.ask(AskDraft(sequence, 0, [1, 2, 3], 4, spec=SPEC), answers.append)
-    until(lambda: drafts.poll() or bool(answers))
-    until(lambda: bool(answers) or (drafts.poll() and bool(answers)))
+    wait_until(lambda: drafts.poll() or bool(answers))
+    wait_until(lambda: bool(answers) or (drafts.poll() and bool(answers)))
     return answers[0]
 
 
@@ -119,17 +120,17 @@ def test_half_open_connections_are_few_for_each_address_and_make_room_again(engi
     assert len(drafted(drafts).tokens) == 4, "who is in stays in"
     assert all(map(closed, flood))
     drafts.close()
-    until(lambda: engine.service.sessions == 0)
+    wait_until(lambda: engine.service.sessions == 0)
     connected(engine.port).close()
 
 
 def test_sessions_are_bounded_and_one_that_ends_makes_room(engine: Engine) -> None:
     first, second = connected(engine.port), connected(engine.port)
     third = NetworkDrafts(LinkTarget("127.0.0.1", engine.port, KEY))
-    until(lambda: "2 sessions are open" in third._link._reported)
+    wait_until(lambda: "2 sessions are open" in third._link._reported)
     assert third.first_terms(0.0) is None, "it is not there, and no reason to give up"
     first.close()
-    until(lambda: third.poll() and third.terms is not None, "it does not get the room")
+    wait_until(lambda: third.poll() and third.terms is not None, "it does not get the room")
     second.close()
     third.close()
 
@@ -151,7 +152,7 @@ def test_a_request_that_no_target_sends_ends_its_session_and_no_other(engine: En
     drafts, insider = connected(engine.port), Insider(engine)
     insider.send(Kind.ASK, pack(request_sent), 1)
     assert closed(insider.connection)
-    until(lambda: engine.service.sessions == 1)
+    wait_until(lambda: engine.service.sessions == 1)
     assert len(drafted(drafts).tokens) == 4
     drafts.close()
 
@@ -161,7 +162,7 @@ def test_a_frame_that_does_not_belong_there_ends_the_session(engine: Engine, kin
     insider = Insider(engine)
     insider.send(kind, b"\x80")
     assert closed(insider.connection)
-    until(lambda: engine.service.sessions == 0)
+    wait_until(lambda: engine.service.sessions == 0)
 
 
 def test_a_frame_longer_than_the_terms_say_ends_the_session_before_it_is_read(engine: Engine) -> None:
@@ -183,7 +184,7 @@ def test_one_target_does_not_reach_anothers_sequences(engine: Engine) -> None:
     for insider in (first, second):
         insider.send(Kind.END)
         assert closed(insider.connection)
-    until(lambda: not len(engine.host))
+    wait_until(lambda: not len(engine.host))
 
 
 def test_a_session_keeps_so_many_sequences_and_forgets_the_oldest(engine: Engine) -> None:
@@ -191,11 +192,11 @@ def test_a_session_keeps_so_many_sequences_and_forgets_the_oldest(engine: Engine
     for number in range(12):
         insider.send(Kind.ASK, pack(AskDraft(number, 0, [1, 2], 2, spec=SPEC)), number)
         assert insider.receive().ticket == number
-    until(lambda: len(engine.host) == 4)
+    wait_until(lambda: len(engine.host) == 4)
     insider.send(Kind.ASK, pack(AskDraft(0, 2, [1], 2)), 99)
     assert unpack(insider.receive().payload, DraftAnswer).lost
     insider.connection.close()
-    until(lambda: not len(engine.host), "what a target leaves behind is dropped")
+    wait_until(lambda: not len(engine.host), "what a target leaves behind is dropped")
 
 
 def test_a_target_that_lost_its_connection_finds_its_keys_and_values_again(engine: Engine) -> None:
@@ -205,7 +206,7 @@ def test_a_target_that_lost_its_connection_finds_its_keys_and_values_again(engin
         insider.send(Kind.ASK, pack(request), 1)
         assert len(unpack(insider.receive().payload, DraftAnswer).tokens) == 2
         insider.connection.close()
-        until(lambda: not len(engine.host))
+        wait_until(lambda: not len(engine.host))
         fed.append(engine.host.engine.driver.tokens_fed - before)  # type: ignore[attr-defined]
     assert fed[0] >= 200
     assert fed[1] < 20, "the prefix index has them"
@@ -229,7 +230,7 @@ def test_tls_is_verified_and_nothing_is_said_without_it(make_host: MakeHost) -> 
     hello = TargetHandshake(KEY).begin()
     plain.sendall(FrameWriter().write(hello.kind, hello.payload))
     assert closed(plain)
-    until(lambda: engine.service.sessions == 0)
+    wait_until(lambda: engine.service.sessions == 0)
     engine.close()
 
 
@@ -237,13 +238,13 @@ def test_the_terms_are_locked_at_the_first_hand_shake(make_host: MakeHost) -> No
     engine = Engine(make_host(0))
     drafts = connected(engine.port)
     engine.close()
-    until(lambda: drafts.poll() and not drafts._connection)
+    wait_until(lambda: drafts.poll() and not drafts._connection)
     engine = Engine(make_host(0), port=engine.port, terms=replace(TERMS, checksum="other", max_context=256))
-    until(lambda: drafts.poll() and "checksum, max_context differ" in drafts._refusal)
+    wait_until(lambda: drafts.poll() and "checksum, max_context differ" in drafts._refusal)
     assert drafts.counters.connections == 1
     engine.close()
     engine = Engine(make_host(0), port=engine.port)
-    until(lambda: drafts.poll() and drafts.counters.connections == 2)
+    wait_until(lambda: drafts.poll() and drafts.counters.connections == 2)
     assert len(drafted(drafts).tokens) == 4
     drafts.close()
     engine.close()
@@ -292,7 +293,7 @@ def test_a_target_that_does_not_read_that_it_was_heard_loses_its_session(
     insider = Insider(engine)
     insider.send(Kind.PING)
     assert closed(insider.connection)
-    until(lambda: engine.service.sessions == 0)
+    wait_until(lambda: engine.service.sessions == 0)
     engine.close()
 
 
@@ -305,7 +306,7 @@ def test_a_target_that_does_not_read_its_answers_loses_its_session(make_host: Ma
     with pytest.raises(ConnectionError):
         insider.flood(payload, 1 << 20)
     insider.connection.close()
-    until(lambda: engine.service.sessions == 0)
+    wait_until(lambda: engine.service.sessions == 0)
     engine.close()
 
 
@@ -328,7 +329,7 @@ def test_an_answer_that_no_draft_engine_gives_ends_the_connection_and_is_not_use
     got = drafted(drafts)
     assert got.error == "the draft engine is not there"
     assert not got.tokens
-    until(lambda: drafts.poll() and drafts.counters.connections == 2, "it connects again")
+    wait_until(lambda: drafts.poll() and drafts.counters.connections == 2, "it connects again")
     drafts.close()
     engine.close()
 

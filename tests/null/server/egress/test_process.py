@@ -9,6 +9,7 @@ from pathlib import Path
 import anyio
 import pytest
 import zmq
+from waiting import until
 
 from inferd.protocol import Done, LimitExceeded, Unavailable
 from inferd_runtime.isolation.kinds import ChildKind
@@ -49,8 +50,7 @@ async def test_what_a_server_of_tools_leaves_goes_with_it(tmp_path: Path) -> Non
     async with process_of(script(tmp_path, "raise SystemExit(3)"), home) as process:
         with pytest.raises(Unavailable, match="exited with code 3"):
             await process.call("x", Done(), Done)
-        while home.exists():  # noqa: ASYNC110 - nothing else tells
-            await anyio.sleep(0.01)
+        await until(lambda: not home.exists())
 
 
 async def test_the_log_has_what_a_process_printed_before_its_error(
@@ -76,8 +76,7 @@ async def test_who_waits_is_told_why_a_process_was_stopped(tmp_path: Path) -> No
                     await process.call("x", Done(), Done)
 
             tasks.start_soon(ask)
-            while process.pid is None:  # noqa: ASYNC110
-                await anyio.sleep(0.01)
+            await until(lambda: process.pid is not None)
             process.stop(LimitExceeded("too much", limit="mcp_memory_mb", value=1))
             assert not process.alive, "who asks now would be told of the end of one that it never met"
         assert process.pid is None
@@ -93,8 +92,7 @@ async def test_a_process_that_never_takes_calls_is_ended_and_started_again_later
         process._clock = lambda: 0.0
         with pytest.raises(Unavailable, match="did not start within"):
             await process.started()
-        while process.alive or home.exists():  # noqa: ASYNC110 - nothing else tells
-            await anyio.sleep(0.01)
+        await until(lambda: not process.alive and not home.exists())
         with pytest.raises(Unavailable, match="is started again in"):
             await process.call("x", Done(), Done)
         assert process.starts == 1

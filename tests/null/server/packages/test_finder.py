@@ -7,7 +7,7 @@ import os
 import shutil
 import socket
 import tarfile
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from functools import partial
 from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
@@ -19,6 +19,7 @@ from unittest.mock import ANY
 import anyio
 import anyio.to_thread
 import pytest
+from waiting import until
 from wheel_index import make_wheel, use_index
 
 from inferd.protocol import Forbidden, InvalidRequest, LimitExceeded, Unavailable
@@ -54,11 +55,6 @@ def silent_index(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
         monkeypatch.setenv("PIP_CONFIG_FILE", "/dev/null")
         monkeypatch.setenv("PIP_INDEX_URL", f"http://127.0.0.1:{listening.getsockname()[1]}/")
         yield
-
-
-async def until(condition: Callable[[], Any]) -> None:
-    while not condition():  # noqa: ASYNC110 - nothing else tells
-        await anyio.sleep(0.01)
 
 
 def make_source(path: Path, runs: str, link: Path) -> None:

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, cast
 
 import anyio
 import anyio.lowlevel
+from waiting import until
 
 from inferd_runtime.sandbox.messages import Bundle
 from inferd_runtime.server.packages.finder import PackageFinder
@@ -90,11 +90,6 @@ class Searches:
         self.library._change = change  # type: ignore[method-assign]
         await self.library.upload(read, tenant)
 
-    async def until(self, condition: Callable[[], bool]) -> None:
-        with anyio.fail_after(20):
-            while not condition():  # noqa: ASYNC110 - nothing else tells
-                await anyio.sleep(0.01)
-
 
 async def test_one_tenants_uploads_take_one_place_of_those_where_packages_are_found(tmp_path: Path) -> None:
     """A tenant whose dependencies take minutes to find would keep everybody's uploads waiting."""
@@ -102,9 +97,9 @@ async def test_one_tenants_uploads_take_one_place_of_those_where_packages_are_fo
     async with anyio.create_task_group() as tasks:
         for number in range(4):
             tasks.start_soon(searches.upload, "mallory", f"slow{number}")
-        await searches.until(lambda: len(searches.finder.asked) == 1)
+        await until(lambda: len(searches.finder.asked) == 1)
         tasks.start_soon(searches.upload, "bob", "other")
-        await searches.until(lambda: "other" in searches.finder.asked)
+        await until(lambda: "other" in searches.finder.asked)
         assert len(searches.finder.asked) == 2
         searches.finder.go.set()
     assert len(searches.kept) == 5
@@ -115,7 +110,7 @@ async def test_an_upload_without_packages_does_not_wait_for_those_of_another(tmp
     searches = Searches(tmp_path)
     async with anyio.create_task_group() as tasks:
         tasks.start_soon(searches.upload, "bob", "slow")
-        await searches.until(lambda: searches.finder.asked == ["slow"])
+        await until(lambda: searches.finder.asked == ["slow"])
         with anyio.fail_after(20):
             await searches.upload("bob", "")
         assert searches.kept == [""]

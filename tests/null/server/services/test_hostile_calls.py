@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import re
 import time
-from collections.abc import Callable, Mapping
-from typing import Any
+from collections.abc import Mapping
 
 import anyio
 import msgspec
 import pytest
+from waiting import until
 
 from inferd.protocol import InvalidRequest
 from inferd.protocol.topics import Pulled, PullValues
@@ -60,12 +60,6 @@ class Script:
     def take(self) -> None:
         for answer in self.answers:
             self.desk.sent(answer.ticket)
-
-
-async def until(condition: Callable[[], Any]) -> None:
-    with anyio.fail_after(20):
-        while not condition():  # noqa: ASYNC110 - what is waited for is plain state
-            await anyio.sleep(0.001)
 
 
 def pushed(element: bytes, size: int, behind: bytes = b"") -> bytes:

@@ -12,6 +12,7 @@ import anyio
 import anyio.to_thread
 import pytest
 from small_disk import small_disk
+from waiting import until
 
 from inferd.protocol import LimitExceeded, NotFound, Unavailable
 from inferd.protocol.files import BeginFile, WriteFile
@@ -111,8 +112,7 @@ async def test_pieces_of_many_files_of_one_tenant_take_one_thread(
     async with anyio.create_task_group() as tasks:
         for run, file in zip(runs, files, strict=True):
             tasks.start_soon(store.write, run, 1, WriteFile(file.number, 0, b"x"))
-        while not at_once:  # noqa: ASYNC110 - what is waited for is plain state
-            await anyio.sleep(0.001)
+        await until(lambda: at_once)
         assert await anyio.to_thread.run_sync(lambda: len(at_once)) == 1
         go.set()
     assert len(at_once) == 60

@@ -12,6 +12,7 @@ import anyio
 import anyio.lowlevel
 import msgspec
 import pytest
+from waiting import until
 
 from inferd.protocol import ErrorInfo, InvalidRequest, LimitExceeded
 from inferd.protocol.topics import Published, PublishValues, Pulled, PullValues
@@ -81,12 +82,6 @@ class Desk:
     def error(self, ticket: int) -> ErrorInfo:
         assert not self.answers[ticket].ok
         return msgspec.json.decode(self.answers[ticket].payload, type=ErrorInfo)
-
-
-async def until(condition: Callable[[], Any]) -> None:
-    with anyio.fail_after(10):
-        while not condition():  # noqa: ASYNC110 - what is waited for is plain state
-            await anyio.sleep(0.001)
 
 
 async def test_a_call_is_answered_once_with_its_reply_or_its_error() -> None:
