@@ -9,6 +9,8 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
+from inferd_runtime.kernels.quantized import RowScaled
+
 INT8_TOP = 127
 INT4_STEPS = 15
 MIDDLE = 8
@@ -20,25 +22,13 @@ LEAST_SCALE = 2.0**-60
 """Of a group of equal numbers: far below what any weight is, and no trouble for a processor."""
 
 
-@dataclass(frozen=True)
-class Channels:
-    """``numbers`` int8[out, in] times ``scales`` [out]."""
-
-    numbers: Tensor
-    scales: Tensor
-
-    def dense(self) -> Tensor:
-        """Return float32[out, in]."""
-        return self.numbers.float() * self.scales[:, None]
-
-
-def channels_of(weight: Tensor) -> Channels:
-    """Return a weight [out, in] in 8 bits, with a scale for each output."""
+def channels_of(weight: Tensor) -> RowScaled:
+    """Return a weight [out, in] in int8, with a scale for each output."""
     plain = weight.detach().float()
     scales = (plain.abs().amax(1) / INT8_TOP).clamp_min(LEAST_SCALE)
     scales = scales.bfloat16().float()
     numbers = (plain / scales[:, None]).round().clamp(-INT8_TOP, INT8_TOP)
-    return Channels(numbers.to(torch.int8).contiguous(), scales)
+    return RowScaled(numbers.to(torch.int8).contiguous(), scales)
 
 
 @dataclass(frozen=True)
