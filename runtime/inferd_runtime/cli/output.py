@@ -67,11 +67,10 @@ def say(text: str, stream: TextIO | None = None) -> None:
     ProgramOutput(stream or sys.stdout).write(text + "\n")
 
 
-def print_json(value: Any, stream: TextIO | None = None) -> None:
+def print_json(value: Any) -> None:
     """Print a JSON value on one line; on a terminal, what JSON leaves of control characters stands there as escapes."""
-    stream = stream or sys.stdout
     text = msgspec.json.encode(value).decode()
-    print(text.translate(JSON_ESCAPES) if stream.isatty() else text, file=stream, flush=True)
+    print(text.translate(JSON_ESCAPES) if sys.stdout.isatty() else text, flush=True)
 
 
 def shown_time(seconds: float) -> str:

@@ -30,9 +30,9 @@ class Controller:
     empty one is a candidate (the goodput of TurboSpec, arXiv 2406.14066, with rows given out one by one over the batch).
     """
 
-    def __init__(self, times: StepTimes, survival: Survival | None = None) -> None:
+    def __init__(self, times: StepTimes) -> None:
         self.times = times
-        self.survival = survival or Survival()
+        self.survival = Survival()
         self.breaker = EngineBreaker()
         self.compares = False
         """True if the current step goes without drafts for comparison. Its time must be learnt from."""

@@ -44,11 +44,11 @@ class ReplicaState:
         (self.folder / HEIR_FILE).write_text("\n".join([*self.heir_of, *names]), encoding="utf-8")
         return names
 
-    async def forgotten(self, parent: int, seconds: float = FORGOTTEN_SECONDS) -> None:
-        """Wait until ``parent``, which started this process, is gone, and no front has said anything for so many seconds."""
+    async def forgotten(self, parent: int) -> None:
+        """Wait until ``parent``, which started this process, is gone, and no front has said anything for FORGOTTEN_SECONDS."""
         while True:
             await anyio.sleep(LOOK_SECONDS)
-            if os.getppid() != parent and time.monotonic() - self.heard_at > seconds:
+            if os.getppid() != parent and time.monotonic() - self.heard_at > FORGOTTEN_SECONDS:
                 return
 
     async def drained(self) -> None:

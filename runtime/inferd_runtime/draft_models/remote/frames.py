@@ -90,8 +90,8 @@ class FrameWriter:
 class FrameReader:
     """Reads the frames of one direction from pieces of any size. It holds one frame and one piece at most."""
 
-    def __init__(self, most: int = FIRST_FRAME_BYTES) -> None:
-        self._most = most
+    def __init__(self) -> None:
+        self._most = FIRST_FRAME_BYTES
         self._seal = Seal()
         self._buffer = bytearray()
 

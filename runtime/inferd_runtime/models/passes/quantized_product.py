@@ -26,13 +26,10 @@ class QuantizedProduct:
     weight is in that; else the weight is unpacked for them.
     """
 
-    def __init__(
-        self, weight: StoredWeight, outputs: int = 0, bias: Tensor | None = None,
-        kernels: QuantizedKernels = REFERENCE,
-    ) -> None:  # fmt: skip
+    def __init__(self, weight: StoredWeight, outputs: int = 0, bias: Tensor | None = None) -> None:
         self.weight = weight
         self.bytes = weight.nbytes
-        self._kernels = kernels
+        self._kernels: QuantizedKernels = REFERENCE
         self._width = weight.shape[0]
         self._outputs = outputs or self._width
         self._bias = None if bias is None else pad(bias.detach(), (0, self._width - self._outputs))

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass
 
@@ -35,8 +35,7 @@ class WarmSessions:
     and leave the cache under pressure like those of any other context.
     """
 
-    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
-        self._clock = clock
+    def __init__(self) -> None:
         self._kept: dict[Key, KeptSession] = {}
 
     def __len__(self) -> int:
@@ -45,7 +44,7 @@ class WarmSessions:
     async def keep(self, tenant: str, name: str, held: AsyncExitStack) -> None:
         """Take over an open session; the one before of that name is closed, and those that there is no room for."""
         leaving = [self._kept.pop((tenant, name), None)]
-        self._kept[tenant, name] = KeptSession(held, self._clock() + KEPT_SECONDS)
+        self._kept[tenant, name] = KeptSession(held, time.monotonic() + KEPT_SECONDS)
         own = [key for key in self._kept if key[0] == tenant]
         leaving += [self._kept.pop(key) for key in own[: max(0, len(own) - MOST_OF_TENANT)]]
         leaving += [self._kept.pop(key) for key in list(self._kept)[: max(0, len(self._kept) - MOST)]]
@@ -56,7 +55,7 @@ class WarmSessions:
 
     async def close_old(self) -> None:
         """Close the sessions whose time is over."""
-        now = self._clock()
+        now = time.monotonic()
         for key in [key for key, session in self._kept.items() if session.until <= now]:
             await _close(self._kept.pop(key))
 

@@ -214,11 +214,11 @@ class ProgramLibrary:
 
 @asynccontextmanager
 async def open_library(
-    path: Path, quotas: QuotasOf, parsers: ParserPool | None = None, packages: PackageFinder | None = None
+    path: Path, quotas: QuotasOf, packages: PackageFinder | None = None
 ) -> AsyncIterator[ProgramLibrary]:
     """Open the registry's file and the parsers. Raises what :class:`Registry` raises."""
     registry = Registry(path)
-    pool = parsers or ParserPool()
+    pool = ParserPool()
     try:
         pool.warm_up()
         yield ProgramLibrary(registry, pool, quotas, packages)

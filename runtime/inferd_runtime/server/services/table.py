@@ -106,10 +106,9 @@ class _OpenCall:
 class ServiceTable:
     """All families, and all callers' open operations. Belongs to one event loop; ``tasks`` runs the operations."""
 
-    def __init__(self, tasks: anyio.abc.TaskGroup, clock: Callable[[], float] = time.monotonic) -> None:
+    def __init__(self, tasks: anyio.abc.TaskGroup) -> None:
         self.pace = ServicePace()
         self.replies = ReplyRoom()
-        self._clock = clock
         self.on_idle: list[Callable[[str], None]] = []
         """Who hears that a tenant has no run and no script's session any more."""
         self._tasks = tasks
@@ -142,7 +141,7 @@ class ServiceTable:
             call.refusal, call.payload, call.size = refusal, b"", 0
         if tenant in self._backlog:
             self._backlog[tenant].append(call)
-        elif self.pace.wait(tenant, self._clock()) > 0 or not self.replies.may_begin(tenant):
+        elif self.pace.wait(tenant, time.monotonic()) > 0 or not self.replies.may_begin(tenant):
             self._backlog[tenant].append(call)
             self._tasks.start_soon(self._catch_up, tenant)
         else:
@@ -204,7 +203,7 @@ class ServiceTable:
             await self._turn(tenant, lambda: self.replies.may_begin(tenant))
             self._start(backlog.popleft())
         del self._backlog[tenant]
-        self.pace.forget_old(self._clock())
+        self.pace.forget_old(time.monotonic())
 
     def _start(self, call: _OpenCall) -> None:
         """Start an operation, which is charged now for what it is expected to take: others are held against that."""
@@ -250,7 +249,7 @@ class ServiceTable:
         while True:
             if not has_room():
                 await self.replies.changed.wait()
-            elif (wait := self.pace.wait(tenant, self._clock())) > 0:
+            elif (wait := self.pace.wait(tenant, time.monotonic())) > 0:
                 await anyio.sleep(wait)
             else:
                 return
@@ -263,7 +262,7 @@ class ServiceTable:
             self._charge(call.desk.caller.tenant, time.thread_time() - started)
 
     def _charge(self, tenant: str, seconds: float) -> None:
-        self.pace.used(tenant, seconds, self._clock())
+        self.pace.used(tenant, seconds, time.monotonic())
 
     async def _handled(self, call: _OpenCall) -> Any:
         if call.refusal is not None:

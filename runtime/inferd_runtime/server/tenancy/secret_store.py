@@ -8,7 +8,7 @@ from __future__ import annotations
 import json
 import re
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -60,9 +60,8 @@ class Secret:
 class SecretStore(SharedFile):
     """The secrets' file."""
 
-    def __init__(self, path: Path, now: Callable[[], float] = time.time) -> None:
+    def __init__(self, path: Path) -> None:
         super().__init__(path, "secrets'", SCHEMA, secret=True)
-        self._now = now
         self._secrets: Mapping[tuple[str, str], Secret] = {}
 
     def find(self, name: str, tenant: str) -> Secret:
@@ -76,7 +75,7 @@ class SecretStore(SharedFile):
     def set(self, name: str, tenant: str, value: str, origins: Sequence[str]) -> SecretEntry:
         """Keep a secret, in place of an older one of that name. Raises InvalidRequest."""
         check_secret(name, value, origins)
-        entry = SecretEntry(tenant, name, [str(read_pattern(origin)) for origin in origins], self._now())
+        entry = SecretEntry(tenant, name, [str(read_pattern(origin)) for origin in origins], time.time())
         values = (tenant, name, value, json.dumps(entry.origins), entry.changed_at)
         with self._typed():
             self._db.execute("INSERT OR REPLACE INTO secrets VALUES (?, ?, ?, ?, ?)", values)

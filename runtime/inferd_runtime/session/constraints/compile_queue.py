@@ -60,9 +60,9 @@ class CompileQueue:
     one uses.
     """
 
-    def __init__(self, trials: Children, *, lanes: int = LANES, charge: Charge = free) -> None:
+    def __init__(self, trials: Children, *, charge: Charge = free) -> None:
         self._trials = trials
-        self._lanes = Lanes(lanes, "compile", charge, aside=ASIDE)
+        self._lanes = Lanes(LANES, "compile", charge, aside=ASIDE)
         trials.on_slow(self._lanes.give_way)
         self._charge = charge
         self._known: dict[tuple[int, CacheKey], _Job] = {}
