@@ -70,3 +70,7 @@ class DeadEnd(GrammarFailure):
     """No token continues the text, and it may not end: parts of the constraint contradict each other, or the vocabulary
     lacks what it demands. A rollback leads out of it.
     """
+
+
+class RuleBroken(Exception):
+    """A text goes on in a way that a rule forbids. It does not leave the rules' core."""

@@ -15,9 +15,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from inferd_grammar.completion.json_place import JsonPlace, Mode
-from inferd_grammar.errors import GrammarError, GrammarFailure
+from inferd_grammar.errors import GrammarError, GrammarFailure, RuleBroken
 from inferd_grammar.matchers.matcher import AnySplit, Core
-from inferd_grammar.rules.broken import RuleBroken
 from inferd_grammar.rules.items import ItemsPlace, UniqueItems, Written
 from inferd_grammar.rules.names import NamesPlace, NameTokens, spelt
 from inferd_grammar.rules.numbers import DigitMasks, NumberPlace, behind, is_too_large

@@ -11,8 +11,8 @@ from decimal import Decimal
 from typing import Any, NamedTuple
 
 from inferd_grammar.completion.json_place import JsonPlace, Mode
+from inferd_grammar.errors import RuleBroken
 from inferd_grammar.persistent import Stack, below, each, has_item, with_item, with_top
-from inferd_grammar.rules.broken import RuleBroken
 from inferd_grammar.rules.places import UniquePlaces, ValuePlace
 
 _WORDS = {ord("t"): True, ord("f"): False, ord("n"): None}

@@ -12,9 +12,9 @@ from collections.abc import Iterable, Iterator
 from typing import Any, NamedTuple
 
 from inferd_grammar.completion.json_place import START, JsonPlace
+from inferd_grammar.errors import RuleBroken
 from inferd_grammar.persistent import Stack, below, each, top
 from inferd_grammar.rewrites.regex_syntax import NotUnderstood, parse
-from inferd_grammar.rules.broken import RuleBroken
 from inferd_grammar.schema import iter_schemas
 from inferd_grammar.tokens import TokenTable
 

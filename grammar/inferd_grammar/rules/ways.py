@@ -13,7 +13,7 @@ from string import ascii_letters, digits
 from typing import NamedTuple
 
 from inferd_grammar.completion.json_place import Mode
-from inferd_grammar.rules.broken import RuleBroken
+from inferd_grammar.errors import RuleBroken
 from inferd_grammar.rules.items import ItemsPlace, Written
 from inferd_grammar.rules.names import NamesPlace
 from inferd_grammar.rules.numbers import NumberPlace, behind as number_behind, is_too_large
