@@ -18,7 +18,7 @@ import msgpack  # type: ignore[import-untyped]
 import msgspec
 
 from inferd.protocol import InvalidRequest, cut
-from inferd_runtime.garbage import no_collections
+from inferd_runtime.interpreter import no_collections
 from inferd_runtime.json_cost import MAX_DEPTH, containers, refuse_many_strings, refuse_slow_numbers, without_strings
 from inferd_runtime.known_fields import known_fields
 

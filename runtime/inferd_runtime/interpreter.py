@@ -1,8 +1,11 @@
-"""How the threads of a process share the interpreter."""
+"""Python's interpreter in a process that serves: how threads share it, and when its garbage collector rests."""
 
 from __future__ import annotations
 
+import gc
 import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
 
 SWITCH_SECONDS = 2e-4
 """Python lets a thread that computes keep the interpreter for 5 ms while others wait. The step loop and the gateway's loop give
@@ -14,3 +17,15 @@ wait for replies one after the other, keep Python's: so many turns make a round 
 def share_interpreter() -> None:
     """Have this process's threads take turns more often."""
     sys.setswitchinterval(SWITCH_SECONDS)
+
+
+@contextmanager
+def no_collections() -> Iterator[None]:
+    """Let the garbage collector rest while the body runs, which must not wait for it."""
+    was = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if was:
+            gc.enable()

@@ -16,7 +16,7 @@ from typing import Any
 
 import pytest
 
-from inferd_runtime.garbage import no_collections
+from inferd_runtime.interpreter import no_collections
 
 ROOT = Path(__file__).resolve().parents[2]
 PACKAGES = {

@@ -13,7 +13,7 @@ from inferd_grammar.completion.search import SearchClock
 from inferd_grammar.errors import DeadEnd, GrammarLimit
 from inferd_grammar.tokens import bit_mask
 from inferd_runtime.engine.sampling.host_sampling import Masks
-from inferd_runtime.garbage import no_collections
+from inferd_runtime.interpreter import no_collections
 from inferd_runtime.models.batch import Seen
 from inferd_runtime.speculation.drafts import NO_DRAFT, ROOT, Draft
 

@@ -11,7 +11,7 @@ import msgspec
 
 from inferd.protocol import GATEWAY_OPERATIONS, InferdError, InvalidRequest
 from inferd_runtime.carriable import read_json, read_msgpack
-from inferd_runtime.garbage import no_collections
+from inferd_runtime.interpreter import no_collections
 from inferd_runtime.json_cost import read_checked_json
 
 MAYBE_NOT_FINITE = re.compile(rb"\xcb[\x7f\xff][\xf0-\xff]|\xca[\x7f\xff][\x80-\xff]")

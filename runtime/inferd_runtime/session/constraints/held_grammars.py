@@ -14,7 +14,7 @@ from inferd import protocol as p
 from inferd.masks import pack_bits, worth_listing
 from inferd_grammar import Compiled, GrammarMatcher
 from inferd_runtime.engine.sampling.host_sampling import allowed_tokens
-from inferd_runtime.garbage import no_collections
+from inferd_runtime.interpreter import no_collections
 from inferd_runtime.session.served_model import ServedModel
 
 ACCEPT_SECONDS = 0.05

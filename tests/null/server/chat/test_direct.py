@@ -14,7 +14,7 @@ from inferd.chat import ChatEvent, ChatRequest, TextDelta, TokenScore
 from inferd.chat.answer import all_of
 from inferd.chat.events import to_message
 from inferd.protocol import ChatFormat, GetChatFormat, ProgramError, SendMessage
-from inferd_runtime.garbage import no_collections
+from inferd_runtime.interpreter import no_collections
 from inferd_runtime.server.chat.answer_pace import AnswerPace
 from inferd_runtime.server.chat.direct import ChatFormats, DirectAnswer, DirectChat, Item, ProgramTransport, Written
 from inferd_runtime.server.chat.program_events import EventReader

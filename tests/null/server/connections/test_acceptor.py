@@ -24,7 +24,7 @@ import zmq
 from inferd.protocol import Unavailable
 from inferd_runtime.accepting import accept
 from inferd_runtime.cli.client import Server
-from inferd_runtime.garbage import no_collections
+from inferd_runtime.interpreter import no_collections
 from inferd_runtime.server.connections import acceptor as acceptor_module
 from inferd_runtime.server.connections.acceptor import ACCEPTED_IN_A_ROW, Acceptor, Listener
 from inferd_runtime.server.connections.connection_table import ConnectionTable, close_frame
