@@ -2,22 +2,34 @@
 
 from __future__ import annotations
 
+import json
 import random
+from typing import Any
 
 import numpy as np
 
-from inferd_grammar import Constraint, GrammarCompiler, GrammarFailure, TokenTable
+from inferd_grammar import Constraint, GrammarCompiler, GrammarFailure, GrammarMatcher, TokenTable
 
 BYTES = GrammarCompiler(TokenTable.of_bytes())
 
 
+def taken(matcher: GrammarMatcher, text: str) -> bool:
+    """Return True if a matcher's masks allow the text byte by byte, to a place where it may end."""
+    ids = [byte + 1 for byte in text.encode()]
+    return matcher.accept(ids) == len(ids) and matcher.may_end()
+
+
 def takes(constraint: Constraint, text: str) -> bool:
-    """Return True if masks allow the text byte by byte, to a place where it may end."""
-    matcher, ids = BYTES.compile(constraint).matcher(), [byte + 1 for byte in text.encode()]
+    """Return True if a constraint's masks allow the text; False, too, where they come to a dead end."""
     try:
-        return matcher.accept(ids) == len(ids) and matcher.may_end()
+        return taken(BYTES.compile(constraint).matcher(), text)
     except GrammarFailure:
         return False
+
+
+def compact(value: Any) -> str:
+    """Return JSON without spaces."""
+    return json.dumps(value, separators=(",", ":"))
 
 
 def random_text(constraint: Constraint, rng: random.Random, liked: str = "", most: int = 60) -> str | None:

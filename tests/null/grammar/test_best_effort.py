@@ -8,6 +8,7 @@ import sys
 from typing import Any
 
 import pytest
+from byte_texts import taken
 
 from inferd_grammar import Checked, Compiled, GrammarCompiler, GrammarError, JsonSchemaGrammar, TokenTable
 from inferd_grammar.validation import SchemaValidator
@@ -25,8 +26,7 @@ def build(compiler: GrammarCompiler, schema: Any) -> Compiled:
 
 
 def takes(compiled: Compiled, text: str) -> bool:
-    matcher = compiled.matcher()
-    return matcher.accept([byte + 1 for byte in text.encode()]) == len(text.encode()) and matcher.may_end()
+    return taken(compiled.matcher(), text)
 
 
 def test_what_is_only_checked_is_named(bytewise: GrammarCompiler) -> None:

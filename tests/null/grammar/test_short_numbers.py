@@ -7,6 +7,7 @@ from decimal import ROUND_DOWN, Decimal
 from typing import Any
 
 import pytest
+from byte_texts import taken
 
 from inferd_grammar import GrammarCompiler, JsonSchemaGrammar, TokenTable
 from inferd_grammar.rewrites import CannotRewrite, rewrite
@@ -16,9 +17,7 @@ COMPILER = GrammarCompiler(TABLE)
 
 
 def takes(schema: dict[str, Any], text: str) -> bool:
-    matcher = COMPILER.compile(JsonSchemaGrammar(schema)).matcher()
-    ids = [byte + 1 for byte in text.encode()]
-    return matcher.accept(ids) == len(ids) and matcher.may_end()
+    return taken(COMPILER.compile(JsonSchemaGrammar(schema)).matcher(), text)
 
 
 def spelt(value: Decimal) -> str:

@@ -6,6 +6,7 @@ import json
 from typing import Any
 
 import pytest
+from byte_texts import taken
 
 from inferd_grammar import (
     Constraint,
@@ -36,8 +37,7 @@ SCHEMA: dict[str, Any] = {
 
 
 def takes(constraint: Constraint, text: str) -> bool:
-    matcher, ids = BYTES.compile(constraint).matcher(), [byte + 1 for byte in text.encode()]
-    return matcher.accept(ids) == len(ids) and matcher.may_end()
+    return taken(BYTES.compile(constraint).matcher(), text)
 
 
 @pytest.mark.parametrize("mode", ["strict", "best_effort"])

@@ -7,6 +7,7 @@ from typing import Any
 
 import jsonschema
 import pytest
+from byte_texts import compact, taken
 
 from inferd_grammar import GrammarCompiler, JsonSchemaGrammar, TokenTable
 
@@ -16,8 +17,7 @@ INTEGER = {"type": "integer"}
 
 def takes(schema: dict[str, Any], value: object) -> bool:
     matcher = BYTES.compile(JsonSchemaGrammar({"type": "object", **schema})).matcher()
-    ids = [byte + 1 for byte in json.dumps(value, separators=(",", ":"), ensure_ascii=False).encode()]
-    return matcher.accept(ids) == len(ids) and matcher.may_end()
+    return taken(matcher, json.dumps(value, separators=(",", ":"), ensure_ascii=False))
 
 
 @pytest.mark.parametrize("names", [{"not": {"const": "a"}}, {"pattern": "^[a-z]+$"}, {"maxLength": 2}])
@@ -34,9 +34,7 @@ def test_listed_names_are_no_other_names_beside_a_condition_on_all(names: dict[s
     compiled = BYTES.compile(JsonSchemaGrammar(schema))
     validator = jsonschema.Draft202012Validator(schema)
     for value in ({"c": "s"}, {"c": 1}, {"c": "s", "x": 1}, {"x": "s"}, {"a": 1}, {"z": 1}, {"zzz": 1}, {"-": 1}, {}):
-        text = [byte + 1 for byte in json.dumps(value, separators=(",", ":")).encode()]
-        matcher = compiled.matcher()
-        assert (matcher.accept(text) == len(text) and matcher.may_end()) == validator.is_valid(value), value
+        assert taken(compiled.matcher(), compact(value)) == validator.is_valid(value), value
 
 
 IN_DOUBT = [
@@ -98,8 +96,7 @@ def test_what_the_checks_own_search_passes_over_is_not_taken_for_absent(pattern:
     """The search by the library finds no U+0001 in such classes, so that `not` took a text with it."""
     compiled = BYTES.compile(JsonSchemaGrammar({"type": "string", "not": {"pattern": pattern}}))
     for text, valid in (("\x01", False), ("1", False), ("a", True)):
-        matcher, ids = compiled.matcher(), [byte + 1 for byte in json.dumps(text, ensure_ascii=False).encode()]
-        assert (matcher.accept(ids) == len(ids) and matcher.may_end()) == valid, ascii(text)
+        assert taken(compiled.matcher(), json.dumps(text, ensure_ascii=False)) == valid, ascii(text)
 
 
 def test_a_condition_that_all_names_meet_leaves_patterns_as_they_are() -> None:

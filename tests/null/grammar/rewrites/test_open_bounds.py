@@ -7,6 +7,7 @@ from typing import Any
 
 import jsonschema
 import pytest
+from byte_texts import taken
 
 from inferd_grammar import GrammarCompiler, JsonSchemaGrammar, TaggedGrammar, TagGrammar, TokenTable
 
@@ -40,8 +41,7 @@ KEPT = [
 
 
 def _takes(constraint: Any, text: str) -> bool:
-    matcher, data = BYTES.compile(constraint).matcher(), text.encode()
-    return matcher.accept([byte + 1 for byte in data]) == len(data) and matcher.may_end()
+    return taken(BYTES.compile(constraint).matcher(), text)
 
 
 @pytest.mark.parametrize(("words", "text"), ROUNDED, ids=str)
