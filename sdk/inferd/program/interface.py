@@ -178,8 +178,9 @@ def _find_main(module: ast.Module, filename: str) -> ast.AsyncFunctionDef:
 
 def _check_called_once(module: ast.Module, filename: str) -> None:
     for statement in module.body:
-        called = (node.func for node in ast.walk(statement) if isinstance(node, ast.Call))
-        if isinstance(statement, ast.Expr | ast.Assign) and any(ast.unparse(each) == MAIN for each in called):
+        nodes = list(ast.walk(statement)) if isinstance(statement, ast.Expr | ast.Assign) else []
+        called = [ast.unparse(node.func) for node in nodes if isinstance(node, ast.Call)]
+        if MAIN in called and not any(isinstance(node, ast.Lambda) for node in nodes):
             raise ProgramError(
                 f"{filename}:{statement.lineno}: the runtime calls main, and so does this line, which would run it twice: leave "
                 'it out, or write it under `if __name__ == "__main__":`'

@@ -217,6 +217,10 @@ def test_sources_that_are_refused(source: str, error: type[Exception], message: 
         describe_source(source, "p.py")
 
 
+def test_a_main_that_a_lambda_may_call_is_not_taken_for_one_that_runs_twice() -> None:
+    assert describe_source("async def main(): ...\nagain = lambda: main()", "p.py").parameters == []
+
+
 def test_a_syntax_error_says_where() -> None:
     with pytest.raises(ProgramSyntaxError) as raised:
         describe_source("\nx = = 1\n", "p.py")

@@ -101,7 +101,9 @@ def test_no_token_at_all_is_refused_and_not_read_as_any_token(make: Callable[[],
 
 
 def test_too_many_biases_are_refused() -> None:
-    with pytest.raises(LimitExceeded, match=r"bias names 1025 tokens; 1024 are allowed \(what helps: a sampler of your own"):
+    with pytest.raises(
+        LimitExceeded, match=r"bias names 1025 tokens; 1024 are allowed \(what helps: a sampler of your own"
+    ):
         Sampler.argmax().biased(dict.fromkeys(range(1025), 1.0))
 
 
