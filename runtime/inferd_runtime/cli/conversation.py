@@ -119,7 +119,7 @@ class Conversation:
     async def follow(self, start: int = 0, live: int = 0) -> int:
         """Show the run from event ``start`` on, and answer where it waits at ``live`` or later; returns the exit code.
 
-        The first Ctrl+C cancels the run, a second one leaves at once.
+        The first Ctrl+C or SIGTERM cancels the run, a second one leaves at once.
         """
         code = 0
         async with anyio.create_task_group() as tasks:
@@ -142,13 +142,14 @@ class Conversation:
     def _heed_interrupt(self, tasks: anyio.abc.TaskGroup) -> None:
         loop = asyncio.get_running_loop()
 
-        def interrupt() -> None:
-            self._interrupted = True
-            loop.remove_signal_handler(signal.SIGINT)  # the next one is Python's own
+        def interrupt(number: signal.Signals) -> None:
+            self._interrupted = number is signal.SIGINT
+            loop.remove_signal_handler(number)  # the next one is Python's own
             tasks.start_soon(self._run.cancel)
 
-        if signal.getsignal(signal.SIGINT) is not signal.SIG_IGN:  # as in the background of a shell script
-            loop.add_signal_handler(signal.SIGINT, interrupt)
+        for number in (signal.SIGINT, signal.SIGTERM):
+            if signal.getsignal(number) is not signal.SIG_IGN:  # as in the background of a shell script
+                loop.add_signal_handler(number, interrupt, number)
 
     async def _file(self, told: Any) -> None:
         """Keep a file of the program's, or list it."""

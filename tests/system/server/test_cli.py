@@ -243,15 +243,18 @@ def test_a_server_that_stands_behind_the_program_is_not_ignored(
         assert inferd("launch", "fetch", "--url", "http://127.0.0.1:9").stdout == '"http://127.0.0.1:9"\n'
 
 
-def test_interrupting_a_launch_cancels_the_run_on_the_server(inferd: CommandLine, sleeper: str) -> None:
+@pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 4)])
+def test_interrupting_a_launch_cancels_the_run_on_the_server(
+    inferd: CommandLine, sleeper: str, number: signal.Signals, code: int
+) -> None:
     with server(inferd):
         inferd("upload", sleeper)
         with inferd.start("launch", "sleeper") as process:
             assert process.stdout is not None
             assert process.stdout.readline() == "asleep\n"
-            process.send_signal(signal.SIGINT)
+            process.send_signal(number)
             process.communicate(timeout=20)
-        assert process.returncode == 130
+        assert process.returncode == code
         assert [run["state"] for run in json.loads(inferd("ps", "--json").stdout)["runs"]] == ["cancelled"]
 
 
