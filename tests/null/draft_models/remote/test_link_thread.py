@@ -5,7 +5,8 @@ from __future__ import annotations
 import asyncio
 
 import pytest
-from draft_engines import KEY, TERMS, LoopThread, until
+from draft_engines import KEY, TERMS, LoopThread
+from waiting import wait_until
 
 from inferd_runtime.draft_models.remote import link_thread
 from inferd_runtime.draft_models.remote.frames import Kind
@@ -40,9 +41,9 @@ def test_answers_that_nobody_asked_for_do_not_fill_memory_while_a_step_lasts(mon
 
     engine = LoopThread()
     engine.start(listen())
-    until(lambda: bool(ports))
+    wait_until(lambda: bool(ports))
     link = LinkThread(LinkTarget("127.0.0.1", ports[0], KEY), lambda: None)
-    until(lambda: any(isinstance(event, Disconnected) for event in list(link.events)))
+    wait_until(lambda: any(isinstance(event, Disconnected) for event in list(link.events)))
     assert sum(isinstance(event, Arrived) for event in list(link.events)) == 5
     link.close()
     engine.close()
