@@ -276,8 +276,7 @@ class GrammarCompiler:
             with memoising(Memo()):
                 outcome = self._outcome(constraint, _read_bytes(key))
             undo.pop_all()
-        busy = isinstance(outcome, GrammarLimit) and outcome.limit == "wall_seconds"
-        if busy or isinstance(outcome, GrammarInterrupted):
+        if isinstance(outcome, GrammarInterrupted):
             self._cache.drop(key, future, outcome)  # not the grammar's doing
         else:
             if isinstance(outcome, Compiled):

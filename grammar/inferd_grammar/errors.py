@@ -43,7 +43,9 @@ class GrammarLimit(GrammarError):
 
 
 class GrammarInterrupted(GrammarError):
-    """What compiled the constraint was ended from outside, as by the kernel for want of memory: it may go well the next time."""
+    """What compiled the constraint was ended by the kernel for want of memory, or got too little of the processors: it may go
+    well the next time.
+    """
 
     def fresh(self) -> GrammarInterrupted:
         return GrammarInterrupted(self.reason, self.pointer)

@@ -42,7 +42,7 @@ class TrialLimits:
     Fields:
         cpu_seconds: of the child; slow schemas that people use need up to 2.5.
         memory_bytes: address space, over what the child holds when it is ready.
-        wall_seconds: for children that wait, or get no processor.
+        wall_seconds: for children that wait, or get no processor: says nothing about the grammar.
         mask_seconds: CPU time of the slowest of the masks that are tried: later ones stop all runs for as long.
     """
 
@@ -82,7 +82,9 @@ class TrialProcess:
         """Processor seconds of all attempts: as the child tells, or as long as it can have been before it was ended."""
 
     def attempt(self, table: TokenTable, backend: str, constraint: Constraint, limits: CompileLimits) -> Tried:
-        """Compile and fill some masks there. Raises GrammarError (GrammarLimit when it took too much)."""
+        """Compile and fill some masks there. Raises GrammarError (GrammarLimit when it took too much, GrammarInterrupted when
+        it was not the grammar's doing).
+        """
         late = threading.Event()
         started = time.monotonic()
 
@@ -186,7 +188,7 @@ class TrialProcess:
         """Return the reason of the child's end."""
         code, limits = self.close(), self._limits
         if late:
-            return GrammarLimit("compiling this grammar takes too long", "wall_seconds", limits.wall_seconds)
+            return GrammarInterrupted(f"the compiler got too little of the processors within {limits.wall_seconds:g} s: try again")
         if code == -signal.SIGPROF:
             return GrammarLimit("compiling this grammar takes too much", "cpu_seconds", limits.cpu_seconds)
         if code == -signal.SIGKILL:  # at its limit of memory it ends itself

@@ -205,12 +205,12 @@ def test_the_next_attempt_gets_a_new_child(limited: GrammarCompiler) -> None:
 
 
 @pytest.mark.parametrize("limited", [TrialLimits(wall_seconds=0.02)], indirect=True)
-def test_a_wall_clock_that_ran_out_is_not_remembered(limited: GrammarCompiler) -> None:
-    """No child is up in that time. It says nothing about the grammar."""
+def test_a_wall_clock_that_ran_out_is_not_the_grammars_fault_and_not_remembered(limited: GrammarCompiler) -> None:
+    """No child is up in that time. Clients got 400 for a schema of two fields on a machine that was busy, and did not try again."""
     counted = Counted(limited._trials)  # type: ignore[arg-type]
     limited._trials = counted
     for _ in range(2):
-        with pytest.raises(GrammarLimit, match="wall_seconds"):
+        with pytest.raises(GrammarInterrupted, match="try again"):
             limited.compile(LIGHT)
     assert len(counted.asked) == 2
 

@@ -41,7 +41,7 @@ STANDING = {
     "interface_bytes", "logit_bias", "mask_seconds", "matchers", "max_tokens", "memory", "memory_bytes", "message_bytes",
     "models_bytes", "parameters", "parse_cpu_s", "parse_memory_mb", "parts", "predicted", "probes", "render_seconds",
     "reply_numbers", "shown_tokens", "snapshot_bytes", "source_bytes", "source_lines",
-    "stop", "stop_tokens", "token_ids", "tool_calls", "wall_seconds", "answer_bytes",
+    "stop", "stop_tokens", "token_ids", "tool_calls", "answer_bytes",
     "candidates", "child_result_bytes", "data_bytes", "dependencies", "file_bytes", "http_body_bytes", "http_header_bytes",
     "http_headers", "http_request_bytes", "http_write_bytes", "mcp_call_s", "mcp_message_bytes", "mcp_message_containers",
     "mcp_pages", "mcp_reply_bytes", "mcp_tools", "note_bytes", "package_bytes", "package_files", "redirects", "run_event_bytes",
