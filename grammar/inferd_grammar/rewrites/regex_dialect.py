@@ -77,6 +77,7 @@ def foreign(pattern: str) -> str | None:
     return None
 
 
+@memoised(4_096)
 def as_library(pattern: str) -> str:
     """Return a schema's pattern as the library reads it. Raises Ambiguous."""
     if pattern == WITH_SPARED:
