@@ -188,7 +188,8 @@ class TrialProcess:
         """Return the reason of the child's end."""
         code, limits = self.close(), self._limits
         if late:
-            return GrammarInterrupted(f"the compiler got too little of the processors within {limits.wall_seconds:g} s: try again")
+            seconds = f"{limits.wall_seconds:g} s"
+            return GrammarInterrupted(f"the compiler got too little of the processors within {seconds}: try again")
         if code == -signal.SIGPROF:
             return GrammarLimit("compiling this grammar takes too much", "cpu_seconds", limits.cpu_seconds)
         if code == -signal.SIGKILL:  # at its limit of memory it ends itself

@@ -206,7 +206,7 @@ def test_the_next_attempt_gets_a_new_child(limited: GrammarCompiler) -> None:
 
 @pytest.mark.parametrize("limited", [TrialLimits(wall_seconds=0.02)], indirect=True)
 def test_a_wall_clock_that_ran_out_is_not_the_grammars_fault_and_not_remembered(limited: GrammarCompiler) -> None:
-    """No child is up in that time. Clients got 400 for a schema of two fields on a machine that was busy, and did not try again."""
+    """No child is up in that time. On a busy machine clients got 400 for small schemas."""
     counted = Counted(limited._trials)  # type: ignore[arg-type]
     limited._trials = counted
     for _ in range(2):
