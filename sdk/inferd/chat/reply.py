@@ -173,7 +173,7 @@ class Reply:
         """Finish an answer. ``used``: what the session has used so far; None: the runtime is asked."""
         self._check(choice)
         reason = reason or ("tool_calls" if self._calls.get(choice) else "stop")
-        events: list[ChatEvent] = [ChoiceFinished(reason, choice, stopped_by, stop_token)]
+        events = [*await self._early_report(), ChoiceFinished(reason, choice, stopped_by, stop_token)]
         self._open.discard(choice)
         if not self._open:
             events.append(self._report(used or await current_transport().call(GetUsage())))
@@ -186,7 +186,9 @@ class Reply:
         return ToolCallStarted(call, new_call_id(), name, choice)
 
     async def _early_report(self) -> list[ChatEvent]:
-        """Return the report of the prompt's length, once. It goes with the first text: what fails before is still refused."""
+        """Return the report of the prompt's length, once. It goes with the first text, or the end of an answer that
+        has none: what fails before is still refused.
+        """
         untold, self._untold = self._untold, None
         if untold is None:
             return []

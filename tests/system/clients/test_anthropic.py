@@ -44,9 +44,14 @@ def test_a_message_and_its_stream_say_the_same(client: anthropic.Anthropic) -> N
     assert whole._request_id
 
 
-def test_the_beginning_of_a_stream_does_not_say_that_the_prompt_is_empty(client: anthropic.Anthropic) -> None:
-    count = client.messages.count_tokens(model="tiny", messages=HELLO)
-    with client.messages.create(model="tiny", max_tokens=3, messages=HELLO, stream=True) as stream:
+@pytest.mark.parametrize(
+    "asked", [{}, {"tools": [TOOL], "tool_choice": {"type": "any"}}], ids=["text", "a call cut off"]
+)
+def test_the_beginning_of_a_stream_does_not_say_that_the_prompt_is_empty(
+    client: anthropic.Anthropic, asked: dict[str, Any]
+) -> None:
+    count = client.messages.count_tokens(model="tiny", messages=HELLO, **asked)
+    with client.messages.create(model="tiny", max_tokens=1, messages=HELLO, stream=True, **asked) as stream:
         begun = next(iter(stream))
     assert begun.message.usage.input_tokens == count.input_tokens > 0
 
