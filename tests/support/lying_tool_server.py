@@ -32,6 +32,10 @@ BAD_TOOLS = [
     {"name": "a b", "inputSchema": {"type": "object"}},
     {"name": "x" * 200, "inputSchema": {"type": "object"}},
     {"name": "wrong", "inputSchema": {"type": "object", "properties": {"a": {"type": "no such type"}}}},
+    {
+        "name": "repeated",
+        "inputSchema": {"type": "object", "properties": {"a": {"pattern": "a{99999999999999999999}"}}},
+    },
     {"name": "deep", "inputSchema": nested(50)},
     {"name": "large", "inputSchema": {"type": "object", "description": "x" * 100_000}},
     {"name": "echo", "inputSchema": {"type": "object"}},

@@ -86,7 +86,7 @@ def schema_problem(schema: Any) -> str:
         return problem
     try:
         jsonschema.Draft202012Validator.check_schema(schema)
-    except (jsonschema.SchemaError, RecursionError) as error:
+    except (jsonschema.SchemaError, RecursionError, OverflowError) as error:  # the last for a pattern's large numbers
         return f"is no JSON Schema: {cut(str(error), 200)}"
     return ""
 

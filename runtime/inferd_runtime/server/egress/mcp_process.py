@@ -142,7 +142,9 @@ class ToolServer:
             raise LimitExceeded(text, limit="mcp_call_s", value=seconds, raise_with="timeout=") from None
         except MCPError as error:
             raise self._refused(error) from None
-        except (RuntimeError, ValueError, TypeError, anyio.ClosedResourceError, anyio.BrokenResourceError) as error:
+        except InferdError:
+            raise
+        except Exception as error:  # noqa: BLE001 - the boundary of the client, which holds results against a server's schemas
             text = cut(f"{type(error).__name__}: {error}", 300)
             raise Unavailable(f"{self._name} answered what is no result of its kind: {text}") from None
 

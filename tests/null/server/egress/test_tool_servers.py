@@ -257,6 +257,28 @@ async def test_a_server_at_a_url_that_lies_is_a_typed_error(
     assert caught.value.detail.get("limit") != "mcp_call_s"  # what refuses it is not its time
 
 
+async def structured(connection: Connection, message: dict[str, Any]) -> None:
+    await reply_json(connection, message, {"content": [], "structuredContent": {"a": "b"}})
+
+
+ODD_RESULT_SCHEMAS = [
+    {"properties": {"a": {"pattern": "a{99999999999999999999}"}}},
+    {"$ref": "#/type/0"},
+    {"$schema": "http://json-schema.org/draft-03/schema#", "extends": {"$ref": "file:///nowhere"}},
+    {"$ref": "#"},
+    {"$id": "http://[::", "$ref": "x"},
+]
+
+
+@pytest.mark.parametrize("schema", ODD_RESULT_SCHEMAS, ids=str)
+async def test_a_schema_of_results_that_fails_in_the_client_is_the_servers_fault(schema: dict[str, Any]) -> None:
+    tool = {**lying_tool_server.ECHO, "outputSchema": {"type": "object", **schema}}
+    answer = over_http(structured, tool)
+    async with web_server(answer) as web, tool_server(ToolServerStart("", "web", "", url=web.url("/mcp"))) as tools:
+        with pytest.raises(Unavailable, match="no result of its kind"):
+            await tools.call_tool(call())
+
+
 async def test_a_server_that_ends_its_streams_is_not_asked_for_them_without_end(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
