@@ -7,6 +7,7 @@ from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 
 import anyio
+import anyio.lowlevel
 import httpcore
 
 from inferd.protocol import Cancelled, Forbidden, InferdError, InternalError, InvalidRequest, LimitExceeded, Unavailable
@@ -211,6 +212,7 @@ class Fetch:
         self, response: httpcore.Response, decoder: PlainBody | CompressedBody, length: int | None
     ) -> None:
         async for data in response.aiter_stream():
+            await anyio.lowlevel.checkpoint()  # thousands of chunks that mean nothing come in one read
             for piece in decoder.feed(data):
                 self._delivered += len(piece)
                 if self._delivered > self._order.most_bytes:

@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import anyio
+import anyio.lowlevel
 import pytest
 import trustme
 from hypothesis import given, strategies as st
@@ -342,6 +343,29 @@ async def test_a_server_without_end_is_left(what: str) -> None:
     async with fetching() as fetch, web_server(ENDLESS[what]) as web:
         with anyio.fail_after(5), pytest.raises((LimitExceeded, Unavailable)):
             await fetch.get(web.url(), timeout_s=0.4)
+
+
+async def test_chunks_that_mean_nothing_leave_other_fetches_their_turns() -> None:
+    """A byte each, of empty compressed blocks: a read of 64 KB held up everybody's fetches for 0.5 s."""
+    squeezed = gzip.compress(b"hello")
+    empty = squeezed[:10] + b"\0\0\0\xff\xff" * 1000 + squeezed[10:]
+    chunks = b"".join(b"1\r\n%c\r\n" % byte for byte in empty) + b"0\r\n\r\n"
+    turns = 0
+
+    async def answer(connection: Connection) -> None:
+        await connection.send(OK + b"Content-Encoding: gzip\r\nTransfer-Encoding: chunked\r\n\r\n" + chunks)
+
+    async def neighbour() -> None:
+        nonlocal turns
+        while True:
+            await anyio.lowlevel.checkpoint()
+            turns += 1
+
+    async with fetching() as fetch, web_server(answer) as web, anyio.create_task_group() as tasks:
+        tasks.start_soon(neighbour)
+        assert await fetch.get(web.url()) == b"hello"
+        tasks.cancel_scope.cancel()
+    assert turns > len(empty) / 2
 
 
 async def test_many_headers_are_refused() -> None:
