@@ -47,6 +47,8 @@ LIST_SECONDS = 30.0
 NICENESS = 5
 LINES_OF_AN_EVENT = 4
 """What an event and its type come to, with the blank line. One of fewer lines counts as less of a message."""
+LOST = (httpx2.HTTPError, OverflowError)
+"""What ends a session from within its client; the second for a time that a server asks it to wait for."""
 REFUSED_BY_SERVER = (mcp_types.INVALID_PARAMS, mcp_types.METHOD_NOT_FOUND, mcp_types.INVALID_REQUEST)
 
 
@@ -268,7 +270,7 @@ def first_of(group: BaseExceptionGroup[BaseException]) -> BaseException:
     """Return the error that a group of them is about: one of ours if there is one."""
     flat: Sequence[BaseException] = list(_flat(group))
     own = next((error for error in flat if isinstance(error, InferdError)), None)
-    return own or (_lost(flat[0]) if isinstance(flat[0], httpx2.HTTPError) else flat[0])
+    return own or (_lost(flat[0]) if isinstance(flat[0], LOST) else flat[0])
 
 
 def _flat(group: BaseExceptionGroup[BaseException]) -> Any:

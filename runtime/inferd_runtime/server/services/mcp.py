@@ -51,7 +51,8 @@ CALLS_PER_MINUTE = 600
 MAX_PROCESSES = 32
 OTHER_SECONDS = 50.0
 """What a call that has no time of its own may take: longer than the process gives the server."""
-MARGIN_SECONDS = 5.0
+MARGIN_SECONDS = 10.0
+"""Behind a call's time, until its process is taken for hung. Its client tries for 5 s to tell a server that does not read."""
 IDLE_SECONDS = 300.0
 """A server that nobody has asked anything for so long is ended."""
 LIFE_SECONDS = 3600.0

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gzip
+import json
 import sys
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
@@ -15,8 +16,9 @@ import pytest
 pytest.importorskip("mcp")
 
 import lying_tool_server
+from mcp.shared import jsonrpc_dispatcher
 from web_servers import Connection, web_server
-from web_tools import over_http, reply_json
+from web_tools import greeting, over_http, reply_json
 
 from inferd import InferdError, InvalidRequest, LimitExceeded, Unavailable
 from inferd.protocol.mcp import (
@@ -33,6 +35,7 @@ from inferd_runtime.server.egress.mcp_limits import MAX_DESCRIPTION, kept_tools,
 from inferd_runtime.server.egress.mcp_process import ToolServer, tool_server
 from inferd_runtime.server.egress.mcp_streams import MAX_MESSAGE_CONTAINERS, ContainerMeter, LineBuffer
 from inferd_runtime.server.egress.tool_start import ToolServerStart
+from inferd_runtime.server.services.mcp import MARGIN_SECONDS
 
 SCRIPT = str(Path(lying_tool_server.__file__))
 
@@ -255,6 +258,25 @@ async def test_a_server_at_a_url_that_lies_is_a_typed_error(
         async with web_tools(reply) as web:
             await web.call_tool(call(seconds=10.0))
     assert caught.value.detail.get("limit") != "mcp_call_s"  # what refuses it is not its time
+
+
+async def test_a_server_that_asks_for_a_wait_without_end_is_lost() -> None:
+    async def answer(connection: Connection) -> None:
+        if connection.head.startswith("GET"):
+            await connection.answer(b"retry: 1" + b"0" * 400 + b"\n\n", Content_Type="text/event-stream")
+            return
+        message = json.loads(await connection.reader.readexactly(int(connection.header("Content-Length") or 0)))
+        reply = {"jsonrpc": "2.0", "id": message.get("id", 0), "result": greeting(message) if "id" in message else {}}
+        await connection.answer(json.dumps(reply).encode(), Content_Type="application/json", Mcp_Session_Id="1")
+
+    with pytest.raises(Unavailable, match="is lost"):
+        async with web_server(answer) as web, tool_server(ToolServerStart("", "web", "", url=web.url("/mcp"))):
+            await anyio.sleep_forever()
+
+
+def test_a_call_that_a_server_does_not_read_ends_before_its_process_is_taken_for_hung() -> None:
+    """Its client goes on for a while behind the call's time; the process, once ended, took all other calls with it."""
+    assert MARGIN_SECONDS > jsonrpc_dispatcher._ABANDON_WRITE_TIMEOUT + 1
 
 
 async def structured(connection: Connection, message: dict[str, Any]) -> None:
