@@ -88,11 +88,11 @@ class ShownInterface(TypedDict):
 
 
 class Tenant(TypedDict):
-    """What a tenant may have, and has."""
+    """What a tenant may have, and has. Whole numbers stay whole, as a table shows them."""
 
     tenant: str
-    quotas: dict[str, float]
-    use: dict[str, float]
+    quotas: dict[str, int | float]
+    use: dict[str, int | float]
 
 
 class Tenants(TypedDict):

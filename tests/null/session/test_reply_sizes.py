@@ -11,6 +11,7 @@ import pytest
 from inferd import protocol as p
 from inferd_runtime.engine.jobs import step_probes
 from inferd_runtime.engine.sampling.probes import MAX_NUMBERS
+from inferd_runtime.session.constraints import held_grammars
 from inferd_runtime.session.reply_sizes import (
     BY_MODEL,
     FIXED,
@@ -127,8 +128,9 @@ def test_a_mask_and_what_must_come_are_no_larger_than_was_counted() -> None:
                 assert 0 < len(encode(reply)) <= most(call, form)
 
 
-def test_of_a_long_text_that_must_come_its_beginning_is_told() -> None:
+def test_of_a_long_text_that_must_come_its_beginning_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
     """A constraint of a hundred bytes forces half a megabyte, whose tokens take four times as much."""
+    monkeypatch.setattr(held_grammars, "ACCEPT_SECONDS", 60.0)  # whatever the machine
     session = DirectSession(null_model())
     grammar = session.call(p.CompileGrammar(p.ConstraintSpec("regex", "(ab){5000}"))).grammar
     matcher = session.call(p.OpenMatcher(grammar)).matcher

@@ -231,7 +231,7 @@ def test_a_tool_with_many_parameters_is_held() -> None:
     assert not accepts("lfm2", MUST, "<|tool_call_start|>[t(p1=1, p30=2)]<|tool_call_end|>", (needed,))
 
 
-@pytest.mark.parametrize(("tool_format", "number"), [("llama3", 199), ("mistral", 199), ("hermes", MAX_TOOLS)])
+@pytest.mark.parametrize(("tool_format", "number"), [("llama3", 128), ("mistral", 128), ("hermes", MAX_TOOLS)])
 def test_very_many_tools_are_held(tool_format: str, number: int) -> None:
     """Models that write calls without marks took 64: each of these has two openings."""
     tools = tuple(replace(WEATHER, name=f"{at:03}weather" * 6) for at in range(number))
