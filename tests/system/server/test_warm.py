@@ -152,7 +152,8 @@ def test_a_server_that_has_further_models_is_used_and_no_second_one_started(
 ) -> None:
     class Up:
         def get(self, path: str) -> dict[str, Any]:
-            return {"ready": True, "models": [{"name": name} for name in "abc"]}
+            models = [{"name": name, "vocab_size": 256, "max_context": 64} for name in "abc"]
+            return {"ready": True, "models": models}
 
     monkeypatch.setattr(Server, "of", lambda settings: Up())
     chosen = {"INFERD_SERVER": "auto", "INFERD_MODEL": asked, "INFERD_STATE_DIR": str(tmp_path)}
