@@ -74,6 +74,9 @@ async def test_an_admin_ends_a_tenants_runs_on_all_replicas_and_nobody_elses(clu
     while {RUN_ID.fullmatch(run)[1] for run in runs} != cluster.replicas.keys():
         assert len(runs) < 40
         runs.append((await client.post("/v1/runs", json={"program": "stopped"}, headers=bob)).json()["id"])
+    used = (await client.get("/v1/tenants", headers=bob)).json()["tenants"][0]["use"]
+    assert [type(used[what]) for what in ("runs", "waiting")] == [int, int], "whole numbers stay whole"
+    assert used["runs"] + used["waiting"] == len(runs)
     assert (await client.post("/v1/tenants/bob/stop", headers=bob)).status_code == 403
     stopped = await client.post("/v1/tenants/bob/stop", headers=root)
     assert stopped.status_code == 202

@@ -171,7 +171,7 @@ class _Runs(msgspec.Struct):
 
 class _TenantUse(msgspec.Struct):
     tenant: str
-    use: dict[str, float]
+    use: dict[str, int | float]
 
 
 class _Tenants(msgspec.Struct):
