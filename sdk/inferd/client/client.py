@@ -164,9 +164,8 @@ class Client:
 
     async def runs(self) -> list[dict[str, Any]]:
         """Return the runs that are kept, newest first, without their results."""
-        runs: list[dict[str, Any]] = fields_of(await self._link.request("GET", "/v1/runs", again=True), runs=list)[
-            "runs"
-        ]
+        answer = await self._link.request("GET", "/v1/runs", again=True)
+        runs: list[dict[str, Any]] = fields_of(answer, runs=list)["runs"]
         return runs
 
     async def programs(self) -> list[dict[str, Any]]:
