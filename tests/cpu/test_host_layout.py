@@ -249,10 +249,22 @@ def test_norms_and_activations_of_any_width(width: int) -> None:
     assert torch.allclose(layout.silu_mul(rows), plain.silu_mul(rows), 1e-5, 1e-6)
 
 
+def test_pages_may_have_any_size() -> None:
+    heads, states = heads_of(32, RULES["all"]), states_of(32)
+    spans = [Span(0, 1, 30, [2, 0, 1]), Span(1, 5, 7, [4])]
+    at = np.array([30, *range(7, 12)])
+    batch = Batch(at, at, np.array([18, *range(55, 60)]), np.arange(6), spans)
+    caches = [[random(5, 12, SHARED, 32, seed=seed) for seed in (1, 2)] for _ in range(2)]
+    assert kernels is not None
+    own_layout = HostLayout.of(kernels, batch, caches[0][:1], caches[0][1:], 12)
+    plain = lay_out(batch, caches[1][:1], caches[1][1:], 12)
+    found, wanted = (attended(layout, batch, heads, states) for layout in (own_layout, plain))
+    assert torch.allclose(found, wanted, 1e-4, 1e-5)
+
+
 def test_what_the_code_is_not_made_for_goes_through_pytorch() -> None:
     cache, usual = Cache(32), heads_of(32, RULES["all"])
-    assert host_kernels([usual], cache.keys, PAGE) is not None
-    assert host_kernels([usual], cache.keys, 12) is None
-    assert host_kernels([usual], [cache.keys[0].bfloat16()], PAGE) is None
-    assert host_kernels([heads_of(32, AttentionRule(None, None, 30.0))], cache.keys, PAGE) is None
-    assert host_kernels([heads_of(48, RULES["all"])], [random(4, PAGE, SHARED, 48)], PAGE) is None
+    assert host_kernels([usual], cache.keys) is not None
+    assert host_kernels([usual], [cache.keys[0].bfloat16()]) is None
+    assert host_kernels([heads_of(32, AttentionRule(None, None, 30.0))], cache.keys) is None
+    assert host_kernels([heads_of(48, RULES["all"])], [random(4, PAGE, SHARED, 48)]) is None

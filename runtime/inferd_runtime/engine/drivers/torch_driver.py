@@ -68,7 +68,7 @@ class TorchDriver:
         self._at_once: ModelPass = run
         self._host_kernels = None
         if isinstance(run, FusedPass) and not key_multiple:
-            self._host_kernels = host_kernels([layer.heads for layer in run.layers], self._keys, page_size)
+            self._host_kernels = host_kernels([layer.heads for layer in run.layers], self._keys)
             layers = self._host_kernels and host_layers(self._host_kernels, run.layers, self._keys, self._values)
             self._at_once = run.with_layers_together(layers.run) if layers else run
         self.token_bytes: Sequence[int] = [cache[0, 0].numel() * cache.element_size() for cache in self._caches()]

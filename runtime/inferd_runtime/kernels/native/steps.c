@@ -1,4 +1,5 @@
-// What a step computes between its products, in float32: norms, rotations, attention over pages, the activation.
+// What a step computes between its products, in float32: norms, rotations, attention over slots of a cache, the activation. And, with
+// products, all layers at once: layers.h.
 //
 // Every row is computed for itself, in an order that depends on its own position alone. So no bit of it depends on its company.
 // Widths are multiples of LANES.

@@ -90,9 +90,9 @@ def scaling_of(heads: ProjectedHeads) -> float:
     return heads.width**-0.5 if heads.rule.scaling is None else heads.rule.scaling
 
 
-def host_kernels(layers: Sequence[ProjectedHeads], keys: Sequence[Tensor], page_size: int) -> StepKernels | None:
+def host_kernels(layers: Sequence[ProjectedHeads], keys: Sequence[Tensor]) -> StepKernels | None:
     """Return the functions for layers with such heads over such a cache; None where they are not for them, or not here."""
-    fits = page_size & page_size - 1 == 0 and all(
+    fits = all(
         heads.width in WIDTHS
         and heads.queries % heads.keys == 0
         and cache.shape[2:] == (heads.keys, heads.width)
@@ -141,9 +141,9 @@ def _first_seen(positions: Ids, window: int | None, chunk: int | None) -> Ids:
 def _by_pages(batch: Batch, page_size: int, window: int | None, chunk: int | None) -> AttendedRows:
     """Return rows whose tables are all slots of the spans' pages."""
     counts = [-(-(span.start + span.count) // page_size) for span in batch.spans]
-    tables = np.zeros((len(counts), max(counts), page_size), np.int64)
+    tables, within = np.zeros((len(counts), max(counts), page_size), np.int64), np.arange(page_size)
     for table, span, count in zip(tables, batch.spans, counts, strict=True):
-        table[:count] = np.asarray(span.pages[:count], np.int64)[:, None] * page_size + np.arange(page_size)
+        table[:count] = np.asarray(span.pages[:count], np.int64)[:, None] * page_size + within
     which, at = np.empty_like(batch.positions), np.empty_like(batch.positions)
     for index, span in enumerate(batch.spans):
         rows = slice(span.first, span.first + span.count)
