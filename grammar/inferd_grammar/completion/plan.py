@@ -236,10 +236,11 @@ def opened_ends(
         for ways in () if outline.parts is None else opening_ways(outline.parts, outline.spell):
             searches = (ended(way) for way in islice(ways, WAYS))
             found = [splitter.split(text, check=clock.check) for text in searches if text is not None]
-            found = [end for end in found if matcher.ends_with(end.tokens(0))]
-            if not found:
+            found.sort(key=lambda end: end.count(0))
+            end = next((end for end in found if matcher.ends_with(end.tokens(0))), None)
+            if end is None:
                 return []
-            shortest.append(min(found, key=lambda end: end.count(0)))
+            shortest.append(end)
     except RecursionError:
         return []
     return shortest
