@@ -39,7 +39,7 @@ lint: $(STAMP)
 	$(BIN)/ruff format --check .
 
 types: $(STAMP)
-	$(BIN)/mypy sdk/inferd runtime/inferd_runtime grammar/inferd_grammar
+	$(BIN)/mypy -n 2 sdk/inferd runtime/inferd_runtime grammar/inferd_grammar
 
 runner: $(STAMP)
 	$(BIN)/inferd build-runner

@@ -6,6 +6,7 @@ tenant sends, however slow, takes one process of several.
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
@@ -18,8 +19,8 @@ from inferd_runtime.server.programs.parser_messages import ParsedUpload, ParseLi
 from inferd_runtime.server.programs.parser_process import ParserProcess
 
 PROCESSES = 4
-SPARE = 1
-"""Processes that are started and free, where there are fewer than PROCESSES."""
+SLOW_SECONDS = 0.1
+"""How long an upload is parsed until another process is started beside it: a start takes more than most uploads do."""
 MAX_LINE = 8
 """Uploads of one tenant that are read, wait, or are parsed."""
 
@@ -67,9 +68,11 @@ class ParserPool:
         """Return the parts of an upload's JSON. Raises what :meth:`ParserProcess.parse` raises."""
         async with self._places:
             process = self._take()
+            slow = asyncio.get_running_loop().call_later(SLOW_SECONDS, self.warm_up)
             try:
                 return await anyio.to_thread.run_sync(process.parse, upload, limiter=self._threads)
             finally:
+                slow.cancel()
                 self._give_back(process)
 
     @asynccontextmanager
@@ -83,8 +86,8 @@ class ParserPool:
                 del self._lines[tenant]
 
     def warm_up(self) -> None:
-        """Start the first processes, without waiting for them."""
-        while len(self._free) < 1 + SPARE:
+        """Have a free process, where there may be one more, without waiting for its start."""
+        if not self._free and len(self._busy) < PROCESSES and not self._closed:
             self._free.append(self._start())
 
     def close(self) -> None:
@@ -102,8 +105,6 @@ class ParserPool:
         self._free = [process for process in self._free if process.alive]
         process = self._free.pop(0) if self._free else self._start()  # the one that has rested longest
         self._busy.add(process)
-        if len(self._free) < SPARE and len(self._busy) < PROCESSES:
-            self._free.append(self._start())
         return process
 
     def _give_back(self, process: ParserProcess) -> None:

@@ -28,6 +28,7 @@ from inferd.protocol import (
     Unavailable,
 )
 from inferd_runtime.server.gateway.replies import program_json
+from inferd_runtime.server.programs import parser_pool
 from inferd_runtime.server.programs.bundles import Program, assemble_program
 from inferd_runtime.server.programs.parser_messages import ParsedUpload, ParseLimits
 from inferd_runtime.server.programs.parser_pool import MAX_LINE, ParserPool
@@ -221,6 +222,30 @@ async def test_hostile_uploads_of_one_tenant_delay_no_other_tenants() -> None:
     finally:
         pool.close()
     assert ended == ["warm", *(f"good {number}" for number in range(5)), *["slow limit"] * 2]
+
+
+async def test_another_process_is_started_only_beside_an_upload_that_takes_long(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(parser_pool, "SLOW_SECONDS", 0.7)  # a short upload takes less on a busy machine, too
+    started: list[ParserProcess] = []
+
+    def start() -> ParserProcess:
+        process = ParserProcess(SLOW_LIMITS)
+        process.parse(GOOD)  # it has started, however long that takes
+        started.append(process)
+        return process
+
+    pool = ParserPool(start)
+    try:
+        pool.warm_up()
+        await pool.parse(GOOD)
+        assert len(started) == 1
+        with pytest.raises(LimitExceeded):
+            await pool.parse(SLOW)
+        assert len(started) == 2
+    finally:
+        pool.close()
 
 
 async def test_a_tenants_line_is_short_and_gone_when_it_is_empty() -> None:
