@@ -23,6 +23,16 @@ def unpack_ids(packed: str) -> list[int]:
     return _unpacked(packed, "I")
 
 
+def packed_id(packed: str, at: int) -> int:
+    """Return the token id at index ``at`` of such a text, without unpacking the others."""
+    return int.from_bytes(base64.b64decode(packed)[4 * at : 4 * at + 4], "little")
+
+
+def count_packed(packed: str) -> int:
+    """Return how many numbers a text holds."""
+    return (len(packed) * 3 // 4 - packed.count("=")) // 4
+
+
 def _unpacked(packed: str, kind: str) -> list[Any]:
     data = base64.b64decode(packed)
     return list(struct.unpack(f"<{len(data) // 4}{kind}", data))

@@ -197,3 +197,23 @@ def test_probes_of_each_step() -> None:
         assert told == 12
 
     run_program(program)
+
+
+def test_a_draw_unpacks_no_tokens_but_the_one_that_it_returns() -> None:
+    drawn = []
+
+    def last(candidates: Candidates) -> int:
+        drawn.append(candidates.draw([0.0] * (len(candidates) - 1) + [1.0]))
+        assert not {"tokens", "logprobs"} & vars(candidates).keys()
+        assert len(candidates) == len(candidates.tokens) == len(candidates.logprobs)
+        assert drawn[-1] == candidates.tokens[-1]
+        return drawn[-1]
+
+    async def program() -> None:
+        for k in (1, 2, 5, 0):
+            assert (
+                await Context().append("abc").generate(CustomSampler.of(last, k), max_tokens=1).collect_tokens()
+                == drawn[-1:]
+            )
+
+    run_program(program)

@@ -168,7 +168,19 @@ def most_likely(scores: npt.NDArray[np.floating], k: int) -> npt.NDArray[np.int6
         candidates = np.flatnonzero(scores >= bound)
     else:
         candidates = np.arange(scores.size)
-    return np.asarray(candidates[np.argsort(-scores[candidates], kind="stable")][:k])
+    return np.asarray(candidates[_descending(scores[candidates])[:k]])
+
+
+def _descending(scores: npt.NDArray[np.floating]) -> npt.NDArray[np.int64]:
+    """Return ``argsort(-scores, kind="stable")``, faster: numpy sorts in vectors only what may be unstable."""
+    order = np.argsort(-scores)
+    ordered = scores[order]
+    rank = np.zeros(order.size, np.int64)
+    np.cumsum(ordered[1:] != ordered[:-1], out=rank[1:])
+    bits = order.size.bit_length()
+    keys = rank << bits | order
+    keys.sort()
+    return keys & (1 << bits) - 1
 
 
 def top_logprobs(logprobs: npt.NDArray[np.floating], k: int) -> tuple[list[int], list[float]]:
