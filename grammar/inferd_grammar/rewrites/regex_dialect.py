@@ -111,12 +111,28 @@ def with_classes_of_python(pattern: str) -> str:
     """
     if _BYTES.search(pattern):
         return pattern
-    return "".join(_no_other_i(_of_python(piece), pattern) for piece in _read(pattern))
+    written = _any_case if _IGNORES_CASE.search(pattern) else _of_python
+    return "".join(_no_other_i(written(piece), pattern) for piece in _read(pattern))
 
 
 def _no_other_i(piece: str, pattern: str) -> str:
     """Return a class without the letters of Turkish that are i for Python, and not for Rust, where case makes no difference."""
-    return rf"{piece[:-1]}\u0130\u0131]" if piece.startswith("[^") and _IGNORES_CASE.search(pattern) else piece
+    if not (piece.startswith("[^") and _IGNORES_CASE.search(pattern)):
+        return piece
+    return rf"{piece[:-1]}\u0130\u0131{'' if all(_has(piece, 0x130, 0x131)) else 'i'}]"
+
+
+def _any_case(piece: str) -> str:
+    """Return `_of_python(piece)` where case makes no difference. Rust puts U+0345 to its capital, a letter."""
+    members = [piece] if piece[0] == "\\" else re.findall(r"\\.|.", piece[1:-1], re.DOTALL)
+    words = [member for member in members if member in (r"\w", r"\W")]
+    if not words or piece.startswith("[^"):
+        return _of_python(piece)
+    alone = "(?-i:" + _of_python(f"[{''.join(words)}]") + ")"
+    others = "".join(member for member in members if member not in words)
+    if not others:
+        return alone
+    return f"(?:{alone}|" + _of_python("[" + (rf"\{others}" if others[0] == "^" else others) + "]") + ")"
 
 
 def _of_python(piece: str) -> str:
@@ -173,12 +189,17 @@ def _takes_spared(piece: str) -> bool:
         piece = _NO_CONTROLS.sub("_", piece)
     if len(piece) == 1 or piece[0] != "[":
         return piece.startswith((r"\p", r"\P")) or _SPARED_WRITTEN.fullmatch(piece) is not None
+    spared, *escaped = _has(piece, _SPARED, *_ESCAPED) or (True, False)
+    return spared and not all(escaped)
+
+
+def _has(piece: str, *codes: int) -> list[bool]:
+    """Return for each code whether a class has it; nothing for a class that is not understood."""
     try:
         (_, [(_, chars)]), _ = parse(f"^{piece}$")
     except NotUnderstood:
-        return True
-    spared, *escaped = [any(low <= code <= high for low, high in chars) for code in (_SPARED, *_ESCAPED)]
-    return spared and not all(escaped)
+        return []
+    return [any(low <= code <= high for low, high in chars) for code in codes]
 
 
 def _class(piece: str) -> str:

@@ -278,7 +278,7 @@ def test_comments_are_refused_beside_white_space_that_does_not_count(
         BYTES.compile(constraint)
 
 
-@pytest.mark.parametrize("pattern", ["(?i)^[^i]$", "^(?i:[^a-z])$"])
+@pytest.mark.parametrize("pattern", ["(?i)^[^i]$", "^(?i:[^a-z])$", "(?i)^[^\u0131]$", "(?i)^[^\\u012a-\\u0133]$"])
 def test_a_class_without_regard_to_case_has_no_letter_that_python_takes_for_an_i(pattern: str) -> None:
     for constraint in (JsonSchemaGrammar({"type": "string", "pattern": pattern}), RegexGrammar(pattern)):
         mark = '"' if isinstance(constraint, JsonSchemaGrammar) else ""
@@ -286,3 +286,17 @@ def test_a_class_without_regard_to_case_has_no_letter_that_python_takes_for_an_i
             matcher, data = BYTES.compile(constraint).matcher(), f"{mark}{letter}{mark}".encode()
             taken = matcher.accept([byte + 1 for byte in data]) == len(data) and matcher.may_end()
             assert taken == (re.search(pattern, letter) is not None), letter
+
+
+@pytest.mark.parametrize(
+    "pattern", [r"\w", r"\W", r"[\w]", r"[\w.]", r"[\w^]", r"[]\w]", r"[\W_]", r"[\w\u03b9]", r"[^\w.]"]
+)
+def test_a_mark_whose_capital_is_a_letter_is_no_character_of_a_word(pattern: str) -> None:
+    """Rust's expressions put U+0345 to its capital letter where case makes no difference."""
+    matcher = BYTES.compile(RegexGrammar(f"(?i){pattern}")).matcher()
+    for letter in "\u0345\u03b9\u0399aZ0_.^]! ":
+        data = letter.encode()
+        taken = matcher.accept([byte + 1 for byte in data]) == len(data) and matcher.may_end()
+        matcher.rollback(matcher.depth)
+        expected = re.fullmatch(f"(?i){pattern}", letter) is not None
+        assert taken == expected or (pattern.startswith("[^") and not taken), letter
