@@ -20,6 +20,7 @@ from inferd.protocol import (
     ProgramSyntaxError,
     to_plain,
 )
+from inferd_runtime.sandbox.runner.sdk_hints import hint_for
 
 OUT_OF_MEMORY = LimitExceeded("the program ran out of memory", limit="memory_mb")
 """The host adds the limit's value: only it knows the run's limits."""
@@ -101,6 +102,8 @@ def _known(error: BaseException, files: Container[str]) -> InferdError:
     text = _said(error)
     if isinstance(error, (ImportError, AttributeError, RuntimeError)):
         text = "; ".join(filter(None, (text, _instead_of(error))))
+    if hint := hint_for(error):
+        text = f"{text}; {hint}"
     if isinstance(error, ZoneInfoNotFoundError):
         text = f"{error.args[0]}; {NO_ZONES}"
     if isinstance(error, BaseExceptionGroup):

@@ -1,0 +1,83 @@
+"""What helps a program that asked the SDK for something that it has not, or called it in another way than it is called."""
+
+from __future__ import annotations
+
+import inspect
+import re
+import sys
+import traceback
+from collections.abc import Iterator
+from types import ModuleType
+
+_CALLED = re.compile(r"([\w.]+)\(\) (?:got |missing |takes )")
+_AWAITED = re.compile(r"(?:object (\w+)|'(\w+)' object) can't be (?:used in 'await'|awaited)")
+"""As Python says it up to 3.13, and from 3.14 on."""
+_IMPORTED = re.compile(r"cannot import name '(\w+)'")
+_MOST_NAMES = 40
+
+
+def hint_for(error: BaseException) -> str:
+    """Return what the SDK has instead of what a program asked of it; "" for an error about anything else."""
+    if isinstance(error, TypeError):
+        return _parameters_of(error) or _done_already(error)
+    if isinstance(error, ImportError) and error.name and _is_public(error.name):
+        wanted = _IMPORTED.match(str(error))
+        return _home_of(wanted[1]) if wanted else ""
+    if isinstance(error, AttributeError):
+        return _members_of(error)
+    return ""
+
+
+def _parameters_of(error: TypeError) -> str:
+    """Return which parameters a function of the SDK has, where it was called with others."""
+    called = _CALLED.match(str(error))
+    if called is None:
+        return ""
+    path = called[1].removesuffix(".__init__").split(".")
+    last = [frame for frame, _ in traceback.walk_tb(error.__traceback__)][-1:]
+    for module in _modules():
+        found = getattr(module, path[0], None)
+        owners = [frame.f_globals.get(path[0], found) for frame in last]
+        for name in path[1:]:
+            found = getattr(found, name, None)
+        if callable(found) and f"{found.__module__}".startswith("inferd.") and owners == [getattr(module, path[0])]:
+            return f"its parameters are {_written(inspect.signature(found))}"
+    return ""
+
+
+def _done_already(error: TypeError) -> str:
+    """Return what to do where something of the SDK was awaited that has nothing to wait for."""
+    awaited = _AWAITED.match(str(error))
+    name = awaited and (awaited[1] or awaited[2])
+    return f"what makes a {name} is done at once: leave out `await`" if name and _home_of(name) else ""
+
+
+def _written(signature: inspect.Signature) -> str:
+    """Return the names of parameters, those with a default with it, without types."""
+    parameters = [each.replace(annotation=each.empty) for each in signature.parameters.values() if each.name != "self"]
+    return str(signature.replace(parameters=parameters, return_annotation=signature.empty))
+
+
+def _members_of(error: AttributeError) -> str:
+    """Return where a name of the SDK is that a module of it has not, or what one of its objects has."""
+    if isinstance(error.obj, ModuleType):
+        return _home_of(error.name or "") if _is_public(error.obj.__name__) else ""
+    kind = error.obj if isinstance(error.obj, type) else type(error.obj)
+    if not _is_public(f"{kind.__module__}"):
+        return ""
+    names = [name for name in dir(kind) if not name.startswith("_")]
+    return f"a {kind.__name__} has {', '.join(names)}" if 0 < len(names) <= _MOST_NAMES else ""
+
+
+def _home_of(name: str) -> str:
+    """Return the import of a name that the SDK has somewhere."""
+    homes = [module.__name__ for module in _modules() if name in getattr(module, "__all__", ())]
+    return f"`from {homes[0]} import {name}` finds it" if homes else ""
+
+
+def _modules() -> Iterator[ModuleType]:
+    return (module for name, module in sorted(sys.modules.items()) if _is_public(name))
+
+
+def _is_public(module: str) -> bool:
+    return module.partition(".")[0] == "inferd"

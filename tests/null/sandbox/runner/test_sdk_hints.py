@@ -1,0 +1,58 @@
+"""What a program is told that uses the SDK in another way than it works."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+import inferd.tools
+from inferd import Choice, Context, Sampler
+from inferd_runtime.sandbox.runner.failure import describe
+
+
+def told(program: Callable[[], Any]) -> str:
+    with pytest.raises((TypeError, AttributeError, ImportError)) as caught:
+        program()
+    return describe(caught.value, {__file__}).message
+
+
+def awaited() -> None:
+    async def main() -> None:
+        await Context().user("Hi")  # type: ignore[misc]
+
+    asyncio.run(main())
+
+
+@pytest.mark.parametrize(
+    ("program", "remedy"),
+    [
+        (lambda: Context().generate(max_tokens=5), "; its parameters are (sampler, *, max_tokens=256,"),  # type: ignore[call-arg]
+        (lambda: Context().generate(Sampler.argmax(), top_k=1), "; its parameters are (sampler, *, max_tokens="),  # type: ignore[call-arg]
+        (lambda: Choice("yes", "no"), "; its parameters are (options)"),  # type: ignore[call-arg]
+        (lambda: Sampler.top_p(temp=1), "; its parameters are (temperature=0.6, p=0.95, "),  # type: ignore[call-arg]
+        (lambda: inferd.context.ToolRun, "; `from inferd.tools import ToolRun` finds it"),  # type: ignore[attr-defined]
+        (lambda: Context().generate(Sampler.argmax()).text(), "; a Generator has aclose, checked,"),  # type: ignore[attr-defined]
+        (awaited, "; what makes a Context is done at once: leave out `await`"),
+    ],
+)  # fmt: skip
+def test_a_call_that_does_not_fit_the_sdk_is_told_what_does(program: Callable[[], Any], remedy: str) -> None:
+    assert remedy in told(program)
+
+
+def test_a_name_that_stands_in_another_module_of_the_sdk_is_told_with_that_module() -> None:
+    def program() -> None:
+        from inferd import ToolRun  # noqa: F401
+
+    assert told(program).endswith("; `from inferd.tools import ToolRun` finds it")
+
+
+def test_a_programs_own_functions_and_classes_are_none_of_the_sdks() -> None:
+    class Person:
+        def generate(self, text: str) -> str:
+            return text
+
+    assert "parameters" not in told(lambda: Person().generate())  # type: ignore[call-arg]
+    assert ";" not in told(lambda: Person().txt)  # type: ignore[attr-defined]
