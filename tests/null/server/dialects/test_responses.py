@@ -417,6 +417,7 @@ def test_tool_choices(choice: Any, wanted: ToolChoice) -> None:
         ({"tool_choice": {"type": "file_search"}}, "tool_choice"),
         ({"tools": [TOOL], "tool_choice": {"type": "function", "name": "x"}}, "tool_choice"),
         ({"text": {"format": {"type": "xml"}}}, "text.format.type"),
+        ({"text": {"format": {"type": "json_schema", "name": "a" * 257, "schema": {}}}}, "text.format.name"),
         ({"text": {"format": {"type": "json_schema", "name": "a"}}}, "text.format.schema"),
         ({"text": {"verbosity": "low"}}, "text.verbosity"),
         ({"background": True, "store": False}, "store"),

@@ -38,10 +38,14 @@ class JsonObjectFormat(Struct, tag="json_object", tag_field="type", forbid_unkno
     value: dict[str, Any] | None = None
 
 
+SchemaName = Annotated[str, Meta(max_length=256)]
+"""Any text, as no one reads it: clients send that of a class, such as pydantic's ``Page[Item]``."""
+
+
 class NamedSchema(Struct, forbid_unknown_fields=True):
     """A JSON Schema; its name says nothing, and clients of services that ask for none send none."""
 
-    name: Annotated[str, Meta(pattern=r"^[a-zA-Z0-9_-]{1,64}\Z")] | None = None
+    name: SchemaName | None = None
     schema: dict[str, Any] | None = None
     description: str | None = None
     strict: bool | None = None

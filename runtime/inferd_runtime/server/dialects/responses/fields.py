@@ -12,7 +12,7 @@ from inferd.protocol.generation import MAX_PRIORITY, MAX_STOPS
 from inferd.protocol.sampling import MAX_BIASES, MAX_SEED
 from inferd_runtime.server.dialects.field_table import FieldTable, RequestField
 from inferd_runtime.server.dialects.openai.common_fields import StopString
-from inferd_runtime.server.dialects.openai.output_formats import StructuredOutputs
+from inferd_runtime.server.dialects.openai.output_formats import SchemaName, StructuredOutputs
 from inferd_runtime.server.dialects.reading import MAX_WHOLE
 from inferd_runtime.server.dialects.responses.items import FunctionName, ItemId
 
@@ -40,7 +40,7 @@ class ResponseSchemaFormat(
 ):
     """JSON of a schema, which always holds: ``strict`` says nothing new."""
 
-    name: Annotated[str, Meta(pattern=r"^[a-zA-Z0-9_-]{1,64}\Z")]
+    name: SchemaName
     schema: dict[str, Any]
     description: str | None = None
     strict: bool | None = None

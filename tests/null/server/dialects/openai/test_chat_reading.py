@@ -297,6 +297,8 @@ def test_log_probabilities_are_asked_for_in_two_fields() -> None:
         ({"response_format": {"type": "text"}}, None),
         ({"response_format": {"type": "json_object"}}, OutputFormat("json_object")),
         ({"response_format": JSON_SCHEMA}, OutputFormat("json_schema", json.dumps(SCHEMA))),
+        ({"response_format": {"type": "json_schema", "json_schema": {"name": "Page[Item]", "schema": SCHEMA}}},  # of pydantic
+         OutputFormat("json_schema", json.dumps(SCHEMA))),
         ({"response_format": {"type": "json_schema", "json_schema": {"schema": SCHEMA}}},  # Perplexity's clients name none
          OutputFormat("json_schema", json.dumps(SCHEMA))),
         ({"response_format": {"type": "json_object", "schema": SCHEMA}}, OutputFormat("json_schema", json.dumps(SCHEMA))),
@@ -488,7 +490,7 @@ REFUSED: list[tuple[dict[str, Any], str]] = [
     ({"response_format": {"type": "json_object", "schema": "{}"}}, "response_format.schema"),
     ({"response_format": {"type": "json_object", "schema": {}, "value": {}}}, "response_format.value"),
     ({"response_format": {"type": "text", "schema": {}}}, "response_format.schema"),
-    ({"response_format": {"type": "json_schema", "json_schema": {"name": "a b"}}}, "response_format.json_schema.name"),
+    ({"response_format": {"type": "json_schema", "json_schema": {"name": "a" * 257}}}, "response_format.json_schema.name"),
     ({"structured_outputs": {}}, "structured_outputs"),
     ({"structured_outputs": {"regex": "a", "choice": ["a"]}}, "structured_outputs"),
     ({"structured_outputs": {"regex": "a"}, "response_format": JSON_SCHEMA}, "structured_outputs"),
