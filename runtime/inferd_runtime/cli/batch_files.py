@@ -13,9 +13,9 @@ from typing import Any, BinaryIO, Literal
 
 import msgspec
 
-from inferd.protocol import InvalidRequest, Unavailable
+from inferd.protocol import InvalidRequest, Unavailable, shown
 
-ROUTES = Literal["/v1/chat/completions", "/v1/completions", "/v1/embeddings", "/v1/responses"]
+ROUTES = ("/v1/chat/completions", "/v1/completions", "/v1/embeddings", "/v1/responses")
 MAX_ID = 512
 PEEK_BYTES = 1 << 20
 
@@ -25,7 +25,7 @@ class BatchRequest(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
     custom_id: str
     method: Literal["POST"]
-    url: ROUTES
+    url: str
     body: msgspec.Raw
 
 
@@ -66,8 +66,12 @@ def requests(path: Path) -> Iterator[BatchRequest]:
         request = _decoded(path, number, line, BatchRequest)
         if not 0 < len(request.custom_id) <= MAX_ID:
             raise _wrong(path, number, f"custom_id must have 1 to {MAX_ID} characters")
-        if _decoded(path, number, bytes(request.body), dict[str, Any]).get("stream"):
-            raise _wrong(path, number, "body.stream: the answers of a batch come whole")
+        if request.url not in ROUTES:
+            raise _wrong(path, number, f"url must be one of {', '.join(ROUTES)}, not {shown(request.url)}")
+        body = _decoded(path, number, bytes(request.body), dict[str, Any])
+        for name in ("stream", "background"):
+            if body.get(name):
+                raise _wrong(path, number, f"body.{name}: the answers of a batch come whole")
         first = seen.setdefault(request.custom_id, number)
         if first != number:
             raise _wrong(path, number, f"custom_id {request.custom_id!r} is that of line {first}, too")

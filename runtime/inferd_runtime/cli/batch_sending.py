@@ -11,11 +11,12 @@ import httpx
 import msgspec
 
 from inferd.client.http_link import AS_IT_IS, whole_body
-from inferd.protocol import InferdError, Unavailable
+from inferd.protocol import InferdError, Unauthorized, Unavailable
 from inferd_runtime.cli.batch_files import BatchRequest, BatchResponse
 from inferd_runtime.cli.client import Server
 
 BUSY = frozenset({429, 503})
+UNAUTHORIZED = 401
 WAIT_SECONDS = 1.0
 """Where a busy server does not say how long to wait."""
 LEAST_WAIT_SECONDS, MOST_WAIT_SECONDS = 0.05, 60.0
@@ -37,10 +38,18 @@ class BatchClient:
         self._url = url
 
     async def answer(self, request: BatchRequest) -> BatchResponse:
-        """Return the answer, whatever its status; a busy server is asked again. Raises Unavailable if there is none."""
+        """Return the answer, whatever its status; a busy server is asked again.
+
+        Raises Unavailable if there is none, and Unauthorized where the server does not take the token: that is not the request's
+        fault, and an answer that is written down is not asked again.
+        """
         waited = 0.0
         while True:
             status, headers, body = await self._post(request)
+            if status == UNAUTHORIZED:
+                raise Unauthorized(
+                    f"{self._url} does not take the token; what is answered is kept: start again to go on"
+                )
             if status not in BUSY or waited >= PATIENCE_SECONDS:
                 return BatchResponse(status, headers.get("x-request-id", ""), _body(body))
             seconds = wait_seconds(headers.get("retry-after", ""))

@@ -138,6 +138,15 @@ def test_a_busy_server_is_asked_again(tmp_path: Path) -> None:
     assert answer["response"] == {"status_code": 200, "request_id": "", "body": {"ok": True}}
 
 
+def test_a_token_that_is_not_taken_ends_the_batch_instead_of_answering_every_line(tmp_path: Path) -> None:
+    write(tmp_path, chat(), chat(), chat())
+    with busy_server(200, 401, 200, 200) as url:
+        code, told = run(tmp_path, url, "--at-once", "1")
+        assert (code, told["error"]["code"]) == (2, "client.unauthorized")
+        assert len(answers(tmp_path)) == 1
+        assert run(tmp_path, url) == (0, {"requests": 3, "kept": 1, "answered": 2, "failed": 0})
+
+
 def test_a_server_that_is_gone_ends_the_batch_and_keeps_what_there_is(tmp_path: Path) -> None:
     write(tmp_path, chat(), chat())
     with busy_server(200, 200) as url:
