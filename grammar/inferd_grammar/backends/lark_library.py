@@ -25,7 +25,7 @@ from lark.load_grammar import (
     ValidateSymbols,
 )
 
-from inferd_grammar.backends.plain_lark import LITERALS
+from inferd_grammar.backends.plain_lark import LITERALS, NO_START
 from inferd_grammar.errors import GrammarError
 from inferd_grammar.limits import CompileLimits
 from inferd_grammar.rewrites.terminals import terminal
@@ -170,7 +170,7 @@ class _Reader:
         """Return the grammar. Raises GrammarError."""
         self._collect_rules()
         if "start" not in self._trees:
-            raise GrammarError("Lark grammar has no rule `start`: add one, as in `start: first_rule`")
+            raise GrammarError(NO_START)
         self._require("start")
         rules: dict[str, Item] = {}
         while self._waiting:

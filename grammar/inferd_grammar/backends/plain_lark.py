@@ -17,6 +17,10 @@ from inferd_grammar.schema import require_size
 
 LITERALS = re.compile(r'"(?:\\.|[^"\\\n])*"|/(?:\\.|[^/\\\n])+/|//[^\n]*|#[^\n]*')
 """Texts and expressions in a grammar, and comments."""
+NO_START = (
+    "Lark grammar has no rule `start`: add one, as in `start: first_rule`, or give the first one's name as `start=`"
+)
+_UNKNOWN = re.compile(r'unknown name: "([A-Z_]+)"')
 _LARK_SPECIAL = re.compile(r"<[^<>\n]*>")
 _LARK_RULE = re.compile(r"^[ \t]*[?!]*[A-Za-z_][^:\n]*:", re.MULTILINE)
 _LARK_OUTSIDE = re.compile(r"@\w+|%llguidance")
@@ -54,8 +58,17 @@ def _is_lazy(text: str) -> bool:
 def _as_it_stands(text: str, limits: CompileLimits) -> str:
     grammar = llguidance.LLMatcher.grammar_from_lark(plain_lark(text, limits))
     if reason := llguidance.LLMatcher.validate_grammar(grammar):
-        raise GrammarError(f"llguidance: {one_line(reason)}")
+        raise GrammarError(_with_remedy(one_line(reason)))
     return grammar
+
+
+def _with_remedy(reason: str) -> str:
+    """Return the library's reason, with what helps where a rule or a terminal is missing."""
+    if "no start rule found" in reason:
+        return NO_START
+    unknown = _UNKNOWN.search(reason)
+    remedy = f"; define {unknown[1]}, or write `%import common.{unknown[1]}` if it is one of Lark's" if unknown else ""
+    return f"llguidance: {reason}{remedy}"
 
 
 def plain_lark(text: str, limits: CompileLimits) -> str:

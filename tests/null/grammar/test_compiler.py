@@ -221,6 +221,8 @@ def test_what_guidance_writes_around_a_grammar_changes_no_text(compiler: Grammar
         ("start: a\na[temperature=0.5]: /x/", "'temperature' is not supported"),
         ('root ::= "a"', "with ::= is GBNF"),
         ("start: missing", "unknown name"),
+        ("start: NUMBER", "unknown name.*define NUMBER, or write `%import common.NUMBER`"),
+        ("expr: NUMBER", "no rule `start`: add one"),
         ("", "no rule `start`"),
         ("x" * 2_000_001, "max_bytes"),
     ],
