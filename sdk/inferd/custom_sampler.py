@@ -62,7 +62,7 @@ class Candidates:
         if not sums or not sums[-1] > 0:
             raise InvalidRequest("weights must hold a number above 0")
         goal = self.uniform * sums[-1]
-        return self._token(bisect_right(sums, goal))
+        return self._token(bisect_right(sums, goal, hi=len(sums) - 1))
 
     def _token(self, at: int) -> int:
         return self.tokens[at]
