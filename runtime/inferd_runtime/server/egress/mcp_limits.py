@@ -13,6 +13,7 @@ from inferd.program.json_values import is_carried
 from inferd.protocol import LimitExceeded, Unavailable, cut, shown
 from inferd.protocol.mcp import McpTool, McpTools
 from inferd_runtime.carriable import is_deeper, members
+from inferd_runtime.server.egress.check_time import CheckTooLong, processor_seconds
 
 MAX_TOOLS = 256
 MAX_PAGES = 16
@@ -22,6 +23,8 @@ MAX_SCHEMA_BYTES = 64 << 10
 MAX_SCHEMA_DEPTH = 32
 MAX_SCHEMA_PARTS = 8192
 """Lists, objects and booleans in the schemas of all tools together: finding out whether one is valid takes 0.25 ms for each."""
+CHECK_SECONDS = 4.0
+"""Processor time of finding out whether the schemas of all tools are valid: twice what honest ones of that size take."""
 MAX_REPLY_BYTES = 512 << 10
 """Of a result, or of a list of tools, resources or prompts, as JSON."""
 MAX_LEFT_OUT = 32
@@ -38,6 +41,19 @@ def kept_tools(offered: Iterable[Mapping[str, Any]]) -> McpTools:
     if len(found) > MAX_TOOLS:
         raise LimitExceeded(f"the server has more than {MAX_TOOLS} tools", limit="mcp_tools", value=MAX_TOOLS)
     _check_schemas([tool.get(name) for tool in found for name in ("inputSchema", "outputSchema")])
+    try:
+        with processor_seconds(CHECK_SECONDS):
+            kept = _valid_tools(found)
+    except CheckTooLong as error:
+        text = f"whether the schemas of the server's tools are valid takes {error} to find out"
+        raise LimitExceeded(
+            text, limit="mcp_check_s", value=CHECK_SECONDS, raise_with="fewer tools on a server"
+        ) from None
+    check_size([[tool.name, tool.description, tool.parameters, tool.result] for tool in kept.tools])
+    return kept
+
+
+def _valid_tools(found: list[Mapping[str, Any]]) -> McpTools:
     tools: dict[str, McpTool] = {}
     left_out: list[str] = []
     for one in found:
@@ -47,9 +63,7 @@ def kept_tools(offered: Iterable[Mapping[str, Any]]) -> McpTools:
         else:
             about = one.get("description") or ""
             tools[one["name"]] = McpTool(one["name"], cut_text(about), one["inputSchema"], one.get("outputSchema"))
-    kept = McpTools(list(tools.values()), left_out[:MAX_LEFT_OUT])
-    check_size([[tool.name, tool.description, tool.parameters, tool.result] for tool in kept.tools])
-    return kept
+    return McpTools(list(tools.values()), left_out[:MAX_LEFT_OUT])
 
 
 def _check_schemas(schemas: Iterable[Any]) -> None:

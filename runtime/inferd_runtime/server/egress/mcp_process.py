@@ -36,6 +36,7 @@ from inferd.protocol.mcp import (
     ReadMcpResource,
 )
 from inferd_runtime.isolation.child import Child
+from inferd_runtime.server.egress.check_time import BoundedSteps, CheckTooLong
 from inferd_runtime.server.egress.link_child import EgressHandlers, EgressServer
 from inferd_runtime.server.egress.mcp_limits import MAX_PAGES, checked_objects, cut_text, kept_tools
 from inferd_runtime.server.egress.mcp_streams import MAX_MESSAGE_BYTES, ContainerMeter, IncomingMeter, stdio_server
@@ -44,6 +45,8 @@ from inferd_runtime.server.processes.child_protocol import exit_code
 
 START_SECONDS = 15.0
 LIST_SECONDS = 30.0
+CHECK_SECONDS = 0.5
+"""Processor time of one check of a result against its tool's schema, in which no other call of the server goes on."""
 NICENESS = 5
 LINES_OF_AN_EVENT = 4
 """What an event and its type come to, with the blank line. One of fewer lines counts as less of a message."""
@@ -144,6 +147,9 @@ class ToolServer:
             raise LimitExceeded(text, limit="mcp_call_s", value=seconds, raise_with="timeout=") from None
         except MCPError as error:
             raise self._refused(error) from None
+        except CheckTooLong as error:
+            text = f"whether {self._name}'s result is one of its schema takes {error} to find out"
+            raise LimitExceeded(text, limit="mcp_check_s", value=CHECK_SECONDS) from None
         except InferdError:
             raise
         except Exception as error:  # noqa: BLE001 - the boundary of the client, which holds results against a server's schemas
@@ -211,7 +217,7 @@ async def serve_tools(start: ToolServerStart) -> None:
 async def _session(name: str, read: Any, write: Any) -> AsyncIterator[ClientSession]:
     """Open a session and greet. Raises Unavailable if the server does not greet as one should."""
     about = mcp_types.Implementation(name="inferd", version="1")
-    async with ClientSession(read, write, client_info=about) as session:
+    async with CheckedSession(read, write, about) as session:
         try:
             with anyio.fail_after(START_SECONDS):
                 await session.initialize()
@@ -219,6 +225,19 @@ async def _session(name: str, read: Any, write: Any) -> AsyncIterator[ClientSess
             why = cut(str(error), 300) or f"nothing came within {START_SECONDS:g} s"
             raise Unavailable(f"{name} does not greet as an MCP server does: {why}") from None
         yield session
+
+
+class CheckedSession(ClientSession):
+    """A session in which no check of a result takes long: a server's schema may have a pattern that backtracks."""
+
+    def __init__(self, read: Any, write: Any, about: mcp_types.Implementation) -> None:
+        super().__init__(read, write, client_info=about)
+        self._checks = anyio.Lock()
+
+    async def validate_tool_result(self, name: str, result: mcp_types.CallToolResult) -> None:
+        """Raise RuntimeError for a result that its tool's schema does not allow, CheckTooLong where that takes too long."""
+        async with self._checks:  # between two the loop has its turn, so that other calls end in their time
+            await BoundedSteps(super().validate_tool_result(name, result), CHECK_SECONDS)
 
 
 class BoundedTransport(httpx2.AsyncHTTPTransport):

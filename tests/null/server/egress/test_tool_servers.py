@@ -301,6 +301,62 @@ async def test_a_schema_of_results_that_fails_in_the_client_is_the_servers_fault
             await tools.call_tool(call())
 
 
+def many(schema: dict[str, Any]) -> dict[str, Any]:
+    """Return a schema that looks at a value 2 ** 40 times."""
+    twice = {f"d{number}": {"allOf": [{"$ref": f"#/$defs/d{number + 1}"}] * 2} for number in range(40)}
+    return {"$defs": {**twice, "d40": schema}, "$ref": "#/$defs/d0"}
+
+
+ENDLESS_CHECKS = {
+    "backtracks": ({"properties": {"a": {"pattern": "^(a+)+$"}}}, "a" * 60 + "b"),
+    "names_backtrack": ({"patternProperties": {"^(.*,)*x$": False}, "required": ["," * 60]}, ""),
+    "compares_all": ({"properties": {"a": {"uniqueItems": True}}}, [{"n": number} for number in range(20_000)]),
+    "refers_twice": (many({"required": ["a"]}), "a"),
+}
+
+
+@pytest.mark.parametrize("kind", ENDLESS_CHECKS)
+async def test_a_schema_of_results_that_takes_for_ever_to_check_ends_its_own_call_alone(
+    kind: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The other calls of the tenant ended with the process, which was taken for hung."""
+    monkeypatch.setattr(mcp_process, "CHECK_SECONDS", 0.1)
+    schema, value = ENDLESS_CHECKS[kind]
+    tools = [
+        lying_tool_server.ECHO,
+        {**lying_tool_server.ECHO, "name": "endless", "outputSchema": {"type": "object", **schema}},
+    ]
+
+    async def reply(connection: Connection, message: dict[str, Any]) -> None:
+        named = {"," * 60: value} if kind == "names_backtrack" else {"a": value}
+        await reply_json(connection, message, {"content": [], "structuredContent": named})
+
+    async def refused(web: ToolServer) -> None:
+        with pytest.raises(LimitExceeded) as caught:
+            await web.call_tool(call("endless"))
+        assert caught.value.detail["limit"] == "mcp_check_s"
+
+    answer = over_http(reply, *tools)
+    with anyio.fail_after(20):
+        async with (
+            web_server(answer) as server,
+            tool_server(ToolServerStart("", "web", "", url=server.url("/mcp"))) as web,
+        ):
+            async with anyio.create_task_group() as tasks:
+                for _ in range(3):
+                    tasks.start_soon(refused, web)
+                assert (await web.call_tool(call())).structured
+            await refused(web)
+
+
+def test_schemas_whose_patterns_take_long_to_read_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("inferd_runtime.server.egress.mcp_limits.CHECK_SECONDS", 0.05)
+    patterns = {f"p{number}": {"pattern": f"(?i)[\u0100-\uffff{number}]"} for number in range(500)}
+    with pytest.raises(LimitExceeded) as refused:
+        kept_tools([{"name": "slow", "inputSchema": {"type": "object", "properties": patterns}}])
+    assert refused.value.detail["limit"] == "mcp_check_s"
+
+
 async def test_a_server_that_ends_its_streams_is_not_asked_for_them_without_end(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
