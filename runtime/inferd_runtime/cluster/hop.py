@@ -1,7 +1,7 @@
 """How a front and its replicas know each other: by a key that no one else has, in the place of a token.
 
 A client shows its token to the front. The front shows the replica the cluster's key, with the tenant and the role that the
-token means; a replica accepts no tokens.
+token means; a replica accepts no tokens. The key is shown to nobody that has not proven to have it (``proof``).
 """
 
 from __future__ import annotations
@@ -13,6 +13,7 @@ from urllib.parse import quote, unquote
 from starlette.types import Scope
 
 from inferd.protocol import Forbidden, Unauthorized
+from inferd_runtime.cluster.proof import PROOF_PATH
 from inferd_runtime.server.gateway.auth import TENANT_KEY, AccessTokens
 from inferd_runtime.server.tenancy.quotas import Role
 from inferd_runtime.server.tenancy.tokens import TokenRights
@@ -33,6 +34,7 @@ class HopTokens(AccessTokens):
 
     def __init__(self, key: str) -> None:
         super().__init__({})
+        self.public_paths |= {PROOF_PATH}
         self._key = key.encode()
         self._seen_roles: dict[str, Role] = {}
 

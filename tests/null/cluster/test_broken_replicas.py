@@ -12,6 +12,7 @@ import httpcore
 import msgspec
 import pytest
 import websockets
+from unproven_peers import UnprovenPeers
 
 from inferd_runtime.cluster.front import hop_client
 from inferd_runtime.cluster.front.exchange import TenantExchange
@@ -78,7 +79,7 @@ async def test_a_frame_that_is_no_message_ends_its_connection_alone() -> None:
     parts: Any = None
     async with websockets.serve(answer, "127.0.0.1", 0) as server, anyio.create_task_group() as tasks:
         members = _members(f"http://127.0.0.1:{next(iter(server.sockets)).getsockname()[1]}")
-        relay = MessagesRelay(members, "key", parts, parts, tasks)
+        relay = MessagesRelay(members, UnprovenPeers(), "key", parts, parts, tasks)
         relay._linked.add("one")
         with anyio.fail_after(10):
             await relay._keep(members.live["one"])

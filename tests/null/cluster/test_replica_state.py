@@ -43,4 +43,4 @@ async def test_a_replica_tells_the_front_of_aliases_as_of_models() -> None:
         models = SimpleNamespace(models=[SimpleNamespace(name="tiny")])
         runtime: Any = SimpleNamespace(settings=settings, models=models, engine=SimpleNamespace(pid=pid))
         unused: Any = None
-        assert ReplicaApi(runtime, unused, unused, unused, unused, unused)._models() == names
+        assert ReplicaApi(runtime, unused, unused, unused, unused, unused, "key")._models() == names

@@ -10,6 +10,7 @@ import anyio
 import anyio.abc
 import pytest
 from starlette.websockets import WebSocket, WebSocketState
+from unproven_peers import UnprovenPeers
 from websockets.asyncio.server import ServerConnection, serve
 
 from inferd_runtime.cluster.front import socket_relay
@@ -56,7 +57,7 @@ async def _relayed(port: int, use: TenantUse) -> tuple[_Script, Members]:
     websocket = WebSocket(SCOPE, script.receive, script.send)
     with anyio.fail_after(10):
         await websocket.receive()
-        await relay_session(websocket, members, use, "Bearer x")
+        await relay_session(websocket, members, UnprovenPeers(), use, "Bearer x")
     return script, members
 
 
@@ -125,5 +126,5 @@ async def test_a_session_ends_with_its_script_though_messages_of_the_replica_are
     async with serve(send, "127.0.0.1", 0) as replica:
         members = _members(next(iter(replica.sockets)).getsockname()[1])
         with anyio.fail_after(5):
-            await relay_session(websocket, members, use, "Bearer x")
+            await relay_session(websocket, members, UnprovenPeers(), use, "Bearer x")
     assert not use.sockets.used

@@ -186,7 +186,7 @@ async def open_cluster(
     folder: Path, replicas: int = 2, *, real: bool = False, **changes: Any
 ) -> AsyncIterator[Cluster]:
     """``real``: with real engines and sandboxes."""
-    hop = HopClient()
+    hop = HopClient(KEY)
     program = ["-P", "-m", MODULE] if real else [str(HERE / "fake_process.py")]
     headers = {"Authorization": f"Bearer {ANN}"}
     async with httpx.AsyncClient(headers=headers, timeout=30) as client:

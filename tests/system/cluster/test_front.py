@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable
+import contextlib
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import asynccontextmanager
 
 import anyio
+import anyio.abc
+import anyio.to_thread
 import httpx
 import msgspec
 import pytest
@@ -12,8 +16,13 @@ import websockets
 from prometheus_client.parser import text_string_to_metric_families
 from waiting import until
 
+from inferd.protocol import Unavailable
+from inferd_runtime.cluster.front.hop_client import own_request
+from inferd_runtime.cluster.front.peers import ProvenPeers
 from inferd_runtime.cluster.hop import hop_authorization
-from inferd_runtime.cluster.messages import RUN_ID
+from inferd_runtime.cluster.messages import JOIN_PATH, RUN_ID, JoinCluster
+from inferd_runtime.cluster.proof import Unproven
+from inferd_runtime.cluster.replica.remote_programs import RemotePrograms
 from inferd_runtime.server.tenancy.quotas import Role
 from inferd_runtime.server.tenancy.tokens import TokenRights
 
@@ -130,6 +139,60 @@ async def test_a_replica_answers_nobody_who_has_not_the_clusters_key(cluster: Cl
             headers = {"Authorization": hop_authorization(KEY, rights)}
             answer = await stranger.post(f"{replica.url}/cluster/report", json={"front": "http://x"}, headers=headers)
             assert answer.status_code == 403
+
+
+@asynccontextmanager
+async def _impostor(serves: str) -> AsyncIterator[tuple[str, list[bytes]]]:
+    """Listen, and pass everything on to another process of the cluster. Yields the URL, and what came."""
+    came: list[bytes] = []
+
+    async def pass_on(source: anyio.abc.SocketStream, to: anyio.abc.SocketStream, told: list[bytes]) -> None:
+        async for part in source:
+            told.append(part)
+            await to.send(part)
+        await to.send_eof()
+
+    async def relay(client: anyio.abc.SocketStream) -> None:
+        target = httpx.URL(serves)
+        async with client, await anyio.connect_tcp(target.host, target.port or 0) as to:
+            with contextlib.suppress(anyio.BrokenResourceError, OSError):
+                async with anyio.create_task_group() as tasks:
+                    tasks.start_soon(pass_on, client, to, came)
+                    tasks.start_soon(pass_on, to, client, [])
+
+    listening = await anyio.create_tcp_listener(local_host="127.0.0.1")
+    async with listening as listener, anyio.create_task_group() as tasks:
+        tasks.start_soon(listener.serve, relay)
+        yield f"http://127.0.0.1:{listener.extra(anyio.abc.SocketAttribute.local_port)}", came
+        tasks.cancel_scope.cancel()
+
+
+async def test_who_listens_at_the_port_of_a_replica_that_has_ended_is_not_shown_the_key(cluster: Cluster) -> None:
+    """Whoever had it could be any tenant, and admin. Asking a replica that lives for its proof does not help."""
+    assert cluster.front is not None
+    ended = "0123abcd"
+    async with _impostor(next(iter(cluster.replicas.values())).url) as (url, came):
+        joining = own_request(KEY, JOIN_PATH, JoinCluster(ended, url))
+        with pytest.raises(Unavailable):
+            await cluster.hop.ask(cluster.front.private_url, joining, 10)
+        peers = ProvenPeers(KEY)
+        peers.names[url] = ended
+        with pytest.raises(Unproven):
+            await peers.socket_to(url, 10)
+        assert len(came) == 2
+        assert not [part for part in came if KEY.encode() in part or b"uthorization" in part]
+
+
+async def test_who_listens_at_the_port_of_a_front_that_has_ended_is_not_shown_the_key(cluster: Cluster) -> None:
+    assert cluster.front is not None
+    async with _impostor(cluster.front.private_url) as (url, came):
+        programs = RemotePrograms(KEY, lambda: url)
+        with pytest.raises(Unavailable, match="does not answer: another process listens there"):
+            await anyio.to_thread.run_sync(programs.entries, "ann")
+        assert came
+        assert not [part for part in came if KEY.encode() in part or b"uthorization" in part]
+    programs = RemotePrograms(KEY, lambda: str(cluster.front and cluster.front.private_url))
+    assert await anyio.to_thread.run_sync(programs.entries, "nobody") == []
 
 
 async def _is_running(cluster: Cluster, run: str) -> bool:

@@ -13,6 +13,7 @@ import msgspec
 from starlette.requests import HTTPConnection
 
 from inferd.protocol import ErrorInfo, Unavailable
+from inferd_runtime.cluster.front.peers import ProvenPeers
 from inferd_runtime.cluster.hop import hop_authorization
 from inferd_runtime.server.gateway.auth import ROLE_KEY, TENANT_KEY, TOKEN_KEY
 from inferd_runtime.server.tenancy.quotas import Role
@@ -87,10 +88,13 @@ def own_request(key: str, target: str, question: object = None) -> HopRequest:
 
 
 class HopClient:
-    """Belongs to one event loop; close it at the end."""
+    """Belongs to one event loop; close it at the end. Connections are made to ``peers``; without a key to whatever listens."""
 
-    def __init__(self) -> None:
-        self._pool = httpcore.AsyncConnectionPool(max_connections=None, keepalive_expiry=KEPT_SECONDS)
+    def __init__(self, key: str = "") -> None:
+        self.peers = ProvenPeers(key)
+        self._pool = httpcore.AsyncConnectionPool(
+            max_connections=None, keepalive_expiry=KEPT_SECONDS, network_backend=self.peers if key else None
+        )
 
     async def close(self) -> None:
         """Close all connections."""

@@ -17,6 +17,7 @@ from inferd_runtime.cluster.front.admission import Admission
 from inferd_runtime.cluster.front.cluster_offers import ClusterOffers
 from inferd_runtime.cluster.front.hop_client import CONNECT_SECONDS
 from inferd_runtime.cluster.front.members import Member, Members
+from inferd_runtime.cluster.front.peers import ProvenPeers
 from inferd_runtime.cluster.hop import hop_authorization
 from inferd_runtime.cluster.relayed import (
     ADMIT_LAUNCH,
@@ -46,6 +47,7 @@ class MessagesRelay:
     """Belongs to the front's event loop; ``tasks`` runs the operations. ``kept`` has the durable queues."""
 
     members: Members
+    peers: ProvenPeers
     key: str
     admission: Admission
     kept: KeptValues
@@ -77,8 +79,9 @@ class MessagesRelay:
         try:
             # What is no message of a replica's ends the connection, too: something else may listen there by now.
             with contextlib.suppress(OSError, InvalidHandshake, ConnectionClosed, msgspec.MsgspecError):
+                found = await self.peers.socket_to(member.url, CONNECT_SECONDS)
                 async with connect(
-                    target, additional_headers=headers, compression=None, max_size=None,
+                    target, sock=found, additional_headers=headers, compression=None, max_size=None,
                     open_timeout=CONNECT_SECONDS, proxy=None,
                 ) as connection:  # fmt: skip
                     await _ReplicaLink(self, member.name, connection).serve()

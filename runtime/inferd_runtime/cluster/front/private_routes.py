@@ -21,6 +21,7 @@ from inferd_runtime.cluster.messages import (
     ProgramKey,
     ProgramQuery,
 )
+from inferd_runtime.cluster.proof import proof_route
 from inferd_runtime.server.gateway.replies import JSON_TYPE, reply
 from inferd_runtime.server.programs.library import ProgramLibrary
 
@@ -35,6 +36,7 @@ class PrivateRoutes:
     def routes(self) -> list[BaseRoute]:
         """Return the routing table."""
         return [
+            proof_route(self.watcher.key, self.watcher.front),
             Route(RESOLVE_PATH, self.resolve, methods=["POST"]),
             Route(SOURCE_PATH, self.source, methods=["POST"]),
             Route(ENTRIES_PATH, self.entries, methods=["POST"]),

@@ -105,7 +105,8 @@ class ClusterApi:
 
     async def session(self, websocket: WebSocket) -> None:
         """Serve a script's session."""
-        await relay_session(websocket, self.members, self.use, authorization_of_hop(websocket, self.key))
+        asks = authorization_of_hop(websocket, self.key)
+        await relay_session(websocket, self.members, self.hop.peers, self.use, asks)
 
     async def anything(self, request: Request) -> Response:
         """Ask where the request's beginning is cached, else the least busy replica. Raises NotFound for the cluster's paths."""

@@ -17,6 +17,7 @@ from websockets.typing import Subprotocol
 from inferd.protocol import MAX_SCRIPT_MESSAGE, InferdError, LimitExceeded
 from inferd_runtime.cluster.front.hop_client import CONNECT_SECONDS, Failure, ReplicaGone
 from inferd_runtime.cluster.front.members import Members
+from inferd_runtime.cluster.front.peers import ProvenPeers
 from inferd_runtime.cluster.front.start_keys import Beginning
 from inferd_runtime.server.connections.connection_table import TRY_AGAIN_LATER
 from inferd_runtime.server.gateway.auth import TENANT_KEY
@@ -40,7 +41,9 @@ Holding = Callable[[int], AbstractContextManager[None]]
 """Counts a tenant's bytes while they are passed on. Raises LimitExceeded."""
 
 
-async def relay_session(websocket: WebSocket, members: Members, use: TenantUse, authorization: str) -> None:
+async def relay_session(
+    websocket: WebSocket, members: Members, peers: ProvenPeers, use: TenantUse, authorization: str
+) -> None:
     """Serve one WebSocket. Its handshake is refused as the replica, or a quota of the cluster, refuses it."""
     tenant = websocket.scope[TENANT_KEY]
     beginning = Beginning((), (), websocket.headers.get(SESSION_HEADER))
@@ -48,7 +51,7 @@ async def relay_session(websocket: WebSocket, members: Members, use: TenantUse, 
         with use.socket(tenant):
             async with members.placed(tenant, beginning) as member:
                 with members.watched(member):
-                    async with _session_at(member.url, websocket, authorization) as replica:
+                    async with _session_at(peers, member.url, websocket, authorization) as replica:
                         await websocket.accept(replica.subprotocol)
                         await _relay(websocket, replica, partial(use.outstanding.holding, tenant))
     except InferdError as error:
@@ -56,18 +59,20 @@ async def relay_session(websocket: WebSocket, members: Members, use: TenantUse, 
 
 
 @asynccontextmanager
-async def _session_at(url: str, websocket: WebSocket, authorization: str) -> AsyncIterator[ClientConnection]:
+async def _session_at(
+    peers: ProvenPeers, url: str, websocket: WebSocket, authorization: str
+) -> AsyncIterator[ClientConnection]:
     """Open the session at a replica. Raises ReplicaGone, and the error that it answers."""
     query = websocket.url.query
     target = "ws" + url.removeprefix("http") + websocket.url.path + (f"?{query}" if query else "")
     offered = [Subprotocol(name) for name in websocket.scope.get("subprotocols", []) if name == SUBPROTOCOL]
-    connecting = connect(
-        target, additional_headers={"authorization": authorization}, subprotocols=offered or None, compression=None,
-        max_size=MAX_SCRIPT_MESSAGE + ROOM, open_timeout=CONNECT_SECONDS, ping_interval=None, proxy=None,
-        max_queue=MOST_QUEUED, close_timeout=CLOSE_SECONDS,
-    )  # fmt: skip
     try:
-        replica = await connecting
+        replica = await connect(
+            target, sock=await peers.socket_to(url, CONNECT_SECONDS), additional_headers={"authorization": authorization},
+            subprotocols=offered or None, compression=None, max_size=MAX_SCRIPT_MESSAGE + ROOM,
+            open_timeout=CONNECT_SECONDS, ping_interval=None, proxy=None, max_queue=MOST_QUEUED,
+            close_timeout=CLOSE_SECONDS,
+        )  # fmt: skip
     except InvalidStatus as refused:
         raise _error_of(bytes(refused.response.body or b"")) from None
     except (TimeoutError, InvalidHandshake):  # something listens there, however slowly

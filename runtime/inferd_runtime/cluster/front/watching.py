@@ -93,6 +93,7 @@ class Watcher:
             member.asked = False
 
     async def _ask(self, name: str, url: str, order: FrontOrder) -> ReplicaReport:
+        self.hop.peers.names[url] = name
         answer = await self.hop.ask(url, own_request(self.key, REPORT_PATH, order), ANSWER_SECONDS)
         report = answer_of(answer, ReplicaReport)
         if report.name != name:

@@ -50,7 +50,7 @@ class ServeFront:
             key=key, settings=own, private_host=private_host or own_address(), listener=self._socket.fileno()
         )
         self._key = key
-        self._hop = HopClient()
+        self._hop = HopClient(key)
         await self._start_front()
         self._keeping = asyncio.get_running_loop().create_task(self._keep())
 

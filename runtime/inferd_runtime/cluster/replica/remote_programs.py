@@ -22,6 +22,7 @@ from inferd_runtime.cluster.messages import (
     ProgramKey,
     ProgramQuery,
 )
+from inferd_runtime.cluster.proof import check_peer_of
 from inferd_runtime.server.programs.bundles import Program
 from inferd_runtime.server.programs.library import ProgramLibrary
 from inferd_runtime.server.programs.parser_pool import ParserPool
@@ -74,12 +75,14 @@ class RemotePrograms:
 
     def _ask(self, path: str, question: object) -> bytes:
         """Return the answer of the front. Raises the error that it sends, and Unavailable."""
-        parts = urlsplit(self._front())
+        front = self._front()
+        parts = urlsplit(front)
         if not parts.hostname:
             raise Unavailable("this replica has not heard of its front yet")
         connection = http.client.HTTPConnection(parts.hostname, parts.port, timeout=ASK_SECONDS)
         with closing(connection):
             try:
+                check_peer_of(connection, self._key, front)
                 connection.request("POST", path, msgspec.json.encode(question), self._headers())
                 answer = connection.getresponse()
                 data, status = answer.read(), answer.status

@@ -28,6 +28,7 @@ from inferd_runtime.cluster.messages import (
     ReplicaReport,
     TakeOver,
 )
+from inferd_runtime.cluster.proof import proof_route
 from inferd_runtime.cluster.relayed import MESSAGES_PATH
 from inferd_runtime.cluster.replica.engine_exchange import EngineExchange
 from inferd_runtime.cluster.replica.quotas import ReplicaQuotas
@@ -56,6 +57,7 @@ class ReplicaApi:
     quotas: ReplicaQuotas
     exchange: EngineExchange
     messages: RelayedMessages
+    key: str
     _stats: EngineStats = field(default_factory=lambda: EngineStats(0, 0, 0, 0, 0))
     _asked_at: float = -STATS_SECONDS
     _taking_over: anyio.Lock = field(default_factory=anyio.Lock)
@@ -64,6 +66,7 @@ class ReplicaApi:
     def routes(self) -> list[BaseRoute]:
         """Return the routing table."""
         return [
+            proof_route(self.key, self.state.name),
             Route(REPORT_PATH, self.report, methods=["POST"]),
             Route(TAKE_OVER_PATH, self.take_over, methods=["POST"]),
             WebSocketRoute(MESSAGES_PATH, self.messages.serve),

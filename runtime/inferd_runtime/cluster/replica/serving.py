@@ -95,7 +95,7 @@ async def open_replica(order: ReplicaOrder, commands: Commands | None = None) ->
         settles_all=True,
         admit_child=messages.admit_launch,
         routes=lambda runtime, responses: ReplicaApi(
-            runtime, responses, state, quotas, EngineExchange(runtime.engine, quotas), messages
+            runtime, responses, state, quotas, EngineExchange(runtime.engine, quotas), messages, order.key
         ).routes(),
     )
     async with open_gateway(settings, commands, role) as gateway:

@@ -34,7 +34,10 @@ OWN = TokenRights(DEFAULT_TENANT, Role.ADMIN, "own")
 
 
 class AccessTokens:
-    """The tokens that are accepted: those of the settings, and those of the store, which may change at any time."""
+    """The tokens that are accepted: those of the settings, and those of the store, which may change at any time.
+
+    ``public_paths``: what may be asked without one.
+    """
 
     def __init__(
         self, known: Mapping[str, TokenRights], store: TokenStore | None = None, now: Callable[[], float] = time.time
@@ -44,6 +47,7 @@ class AccessTokens:
         self._now = now
         self._seen: Mapping[bytes, TokenRights] | None = None
         self._learn({})
+        self.public_paths = PUBLIC_PATHS
 
     @property
     def tenants(self) -> Mapping[str, Role]:
@@ -116,7 +120,7 @@ class BearerAuth:
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Check one request."""
-        if scope["type"] in ("http", "websocket") and scope["path"] not in PUBLIC_PATHS:
+        if scope["type"] in ("http", "websocket") and scope["path"] not in self._tokens.public_paths:
             try:
                 self._admit(scope)
             except InferdError as error:
