@@ -27,6 +27,8 @@ ACCEPT_PAUSE = 0.1
 """Seconds to wait when the system has no descriptors left."""
 MOST_PENDING = 8 << 20
 """Bytes of a session's requests that are not answered; with more, no more are read."""
+REQUEST_BYTES = 1024
+"""What a request counts for beside its frame's payload: one of 33 bytes takes 500 while it waits."""
 MOST_UNSENT = 4 << 20
 """Bytes of answers that a target may leave unread."""
 
@@ -194,8 +196,9 @@ class DraftService:
     def _ask(self, guest: _Guest, session: DraftSession, frame: Frame) -> None:
         request = unpack(frame.payload, AskDraft)
         check_ask(request, self._terms)
-        guest.pending += len(frame.payload)
-        done = partial(self._answered, guest, frame.ticket, len(frame.payload))
+        size = len(frame.payload) + REQUEST_BYTES
+        guest.pending += size
+        done = partial(self._answered, guest, frame.ticket, size)
         number = session.number(request)
         if number is None:
             return done(DraftAnswer(lost=True))

@@ -20,7 +20,7 @@ from inferd_runtime.draft_models.remote.frames import HEADER, Frame, FrameReader
 from inferd_runtime.draft_models.remote.handshake import TargetHandshake
 from inferd_runtime.draft_models.remote.link_thread import LinkTarget
 from inferd_runtime.draft_models.remote.network_drafts import NetworkDrafts
-from inferd_runtime.draft_models.remote.service import MOST_PENDING, MOST_UNSENT
+from inferd_runtime.draft_models.remote.service import MOST_PENDING, MOST_UNSENT, REQUEST_BYTES
 from inferd_runtime.draft_models.remote.sessions import HalfOpen, SessionTable
 from inferd_runtime.draft_models.remote.streams import FrameStream
 from inferd_runtime.engine.sampling.host_sampling import RowSampler
@@ -269,15 +269,21 @@ class Liar:
     def close(self) -> None: ...
 
 
-def test_requests_that_are_not_answered_yet_are_bounded_by_not_reading_more(make_host: MakeHost) -> None:
+@pytest.mark.parametrize("tokens", [500, 0])
+def test_requests_that_are_not_answered_yet_are_bounded_by_not_reading_more(make_host: MakeHost, tokens: int) -> None:
+    """Those without tokens counted for 33 bytes, and took 500: 8 MiB were 120, of each session."""
     engine, silent = Engine(make_host(0)), Silent()
     engine.service._transport = silent
     insider = Insider(engine)
     insider.connection.settimeout(0.5)
-    payload = pack(AskDraft(1, 0, [70000] * 500, 1, spec=SPEC))
+    payload = pack(
+        {"sequence": 1, "start": 0, "tokens": [70000] * tokens, "count": 1, **({"spec": SPEC} if tokens else {})}
+    )
+    if not tokens:
+        insider.send(Kind.ASK, pack(AskDraft(1, 0, [1], 1, spec=SPEC)))
     with pytest.raises(TimeoutError):
-        insider.flood(payload, 20 * MOST_PENDING // len(payload))
-    assert len(silent.asked) * len(payload) <= MOST_PENDING + len(payload)
+        insider.flood(payload, 20 * MOST_PENDING // (len(payload) + REQUEST_BYTES) + 400_000 * (not tokens))
+    assert len(silent.asked) * (len(payload) + REQUEST_BYTES) <= MOST_PENDING + 2 * (len(payload) + REQUEST_BYTES)
     drafts = connected(engine.port)
     drafts.close()
     insider.connection.close()
