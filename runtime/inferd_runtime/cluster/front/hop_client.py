@@ -13,6 +13,7 @@ import msgspec
 from starlette.requests import HTTPConnection
 
 from inferd.protocol import ErrorInfo, Unavailable
+from inferd_runtime.cluster.front.kept_connections import KeptConnections
 from inferd_runtime.cluster.front.peers import ProvenPeers
 from inferd_runtime.cluster.hop import hop_authorization
 from inferd_runtime.server.gateway.auth import ROLE_KEY, TENANT_KEY, TOKEN_KEY
@@ -92,13 +93,11 @@ class HopClient:
 
     def __init__(self, key: str = "") -> None:
         self.peers = ProvenPeers(key)
-        self._pool = httpcore.AsyncConnectionPool(
-            max_connections=None, keepalive_expiry=KEPT_SECONDS, network_backend=self.peers if key else None
-        )
+        self._connections = KeptConnections(KEPT_SECONDS, self.peers if key else None)
 
     async def close(self) -> None:
-        """Close all connections."""
-        await self._pool.aclose()
+        """Close all connections that nothing is asked on."""
+        await self._connections.close()
 
     @asynccontextmanager
     async def stream(
@@ -116,10 +115,11 @@ class HopClient:
         )
         times = {"connect": CONNECT_SECONDS, "read": seconds, "write": seconds}
         try:
-            async with self._pool.stream(
+            sent = httpcore.Request(
                 request.method, target, headers=[(b"host", host), *length, *request.headers], content=request.body,
                 extensions={"timeout": times},
-            ) as answer:  # fmt: skip
+            )  # fmt: skip
+            async with self._connections.stream(sent) as answer:
                 yield answer
         except (httpcore.ConnectError, httpcore.ConnectTimeout) as error:
             raise ReplicaGone(reached=False, late=isinstance(error, httpcore.ConnectTimeout)) from None
