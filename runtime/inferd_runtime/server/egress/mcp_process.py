@@ -58,7 +58,7 @@ REFUSED_BY_SERVER = (mcp_types.INVALID_PARAMS, mcp_types.METHOD_NOT_FOUND, mcp_t
 class ToolServer:
     """Answers the gateway's calls from an open session with a server."""
 
-    def __init__(self, name: str, session: ClientSession) -> None:
+    def __init__(self, name: str, session: CheckedSession) -> None:
         self._name = name
         self._session = session
 
@@ -83,7 +83,9 @@ class ToolServer:
 
     async def list_tools(self, asked: ListMcpTools) -> McpTools:
         """Return the server's tools, those that can be used."""
-        return kept_tools(await self._pages(self._session.list_tools, "tools"))
+        found = await self._pages(self._session.list_tools, "tools")
+        async with self._session.checks:
+            return kept_tools(found)
 
     async def call_tool(self, asked: CallMcpTool) -> McpToolResult:
         """Call a tool."""
@@ -214,7 +216,7 @@ async def serve_tools(start: ToolServerStart) -> None:
 
 
 @asynccontextmanager
-async def _session(name: str, read: Any, write: Any) -> AsyncIterator[ClientSession]:
+async def _session(name: str, read: Any, write: Any) -> AsyncIterator[CheckedSession]:
     """Open a session and greet. Raises Unavailable if the server does not greet as one should."""
     about = mcp_types.Implementation(name="inferd", version="1")
     async with CheckedSession(read, write, about) as session:
@@ -228,15 +230,18 @@ async def _session(name: str, read: Any, write: Any) -> AsyncIterator[ClientSess
 
 
 class CheckedSession(ClientSession):
-    """A session in which no check of a result takes long: a server's schema may have a pattern that backtracks."""
+    """A session in which no check of a result takes long: a server's schema may have a pattern that backtracks.
+
+    ``checks``: held by each check. Between two the loop has its turn, so that other calls end in their time.
+    """
 
     def __init__(self, read: Any, write: Any, about: mcp_types.Implementation) -> None:
         super().__init__(read, write, client_info=about)
-        self._checks = anyio.Lock()
+        self.checks = anyio.Lock()
 
     async def validate_tool_result(self, name: str, result: mcp_types.CallToolResult) -> None:
         """Raise RuntimeError for a result that its tool's schema does not allow, CheckTooLong where that takes too long."""
-        async with self._checks:  # between two the loop has its turn, so that other calls end in their time
+        async with self.checks:
             await BoundedSteps(super().validate_tool_result(name, result), CHECK_SECONDS)
 
 

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import anyio
+import anyio.lowlevel
 import pytest
 
 pytest.importorskip("mcp")
@@ -28,6 +29,7 @@ from inferd.protocol.mcp import (
     ListMcpPrompts,
     ListMcpResources,
     ListMcpTools,
+    McpTools,
     ReadMcpResource,
 )
 from inferd_runtime.server.egress import mcp_process
@@ -347,6 +349,35 @@ async def test_a_schema_of_results_that_takes_for_ever_to_check_ends_its_own_cal
                     tasks.start_soon(refused, web)
                 assert (await web.call_tool(call())).structured
             await refused(web)
+
+
+async def test_between_two_checks_of_a_servers_tools_other_calls_have_their_turn(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Sixteen lists that came at once were checked at once: calls whose time was up meanwhile were taken for hung."""
+    turns, checked_at = 0, []
+
+    def check(offered: Any) -> McpTools:
+        checked_at.append(turns)
+        return McpTools([])
+
+    monkeypatch.setattr(mcp_process, "kept_tools", check)
+    async with server() as liar, anyio.create_task_group() as tasks:
+        tools, ready = await liar._session.list_tools(), anyio.Event()
+
+        async def at_once(**page: Any) -> Any:
+            await ready.wait()
+            return tools
+
+        monkeypatch.setattr(liar._session, "list_tools", at_once)
+        for _ in range(4):
+            tasks.start_soon(liar.list_tools, ListMcpTools("liar"))
+        await anyio.wait_all_tasks_blocked()
+        ready.set()
+        while len(checked_at) < 4:
+            await anyio.lowlevel.checkpoint()
+            turns += 1
+    assert len(set(checked_at)) == 4
 
 
 def test_schemas_whose_patterns_take_long_to_read_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
