@@ -107,13 +107,16 @@ class TokenStore(SharedFile):
 
     def rotate(self, token_id: str, overlap_s: float = 0.0) -> NewToken:
         """Make a token like another one, with a life as long, which ends in ``overlap_s``. Raises NotFound, InvalidRequest."""
-        old, now = self._entry(token_id), self._now()
-        if not old.is_valid(now):
-            raise InvalidRequest(f"{token_id} is revoked or expired: make a new one with `inferd token create`")
-        lifetime = None if old.expires_at is None else old.expires_at - old.created_at
-        made = self.create(old.tenant, Role(old.role), lifetime, old.note)
-        end = now + overlap_s if old.expires_at is None else min(now + overlap_s, old.expires_at)
-        with self._typed():
+        with self._typed(), self._db:
+            self._db.execute(
+                "BEGIN IMMEDIATE"
+            )  # else a token that is rotated or revoked at once has several successors
+            old, now = self._entry(token_id), self._now()
+            if not old.is_valid(now):
+                raise InvalidRequest(f"{token_id} is revoked or expired: make a new one with `inferd token create`")
+            lifetime = None if old.expires_at is None else old.expires_at - old.created_at
+            made = self.create(old.tenant, Role(old.role), lifetime, old.note)
+            end = now + overlap_s if old.expires_at is None else min(now + overlap_s, old.expires_at)
             self._db.execute("UPDATE tokens SET expires_at = ? WHERE id = ?", (end, token_id))
         return made
 
