@@ -322,7 +322,7 @@ async def test_a_schema_of_results_that_takes_for_ever_to_check_ends_its_own_cal
     kind: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The other calls of the tenant ended with the process, which was taken for hung."""
-    monkeypatch.setattr(mcp_process, "CHECK_SECONDS", 0.1)
+    monkeypatch.setattr(mcp_process, "CHECK_SECONDS", 0.05)
     schema, value = ENDLESS_CHECKS[kind]
     tools = [
         lying_tool_server.ECHO,
