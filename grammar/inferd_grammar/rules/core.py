@@ -18,7 +18,7 @@ from inferd_grammar.completion.json_place import JsonPlace, Mode
 from inferd_grammar.errors import GrammarError, GrammarFailure, RuleBroken
 from inferd_grammar.matchers.matcher import AnySplit, Core
 from inferd_grammar.rules.items import ItemsPlace, UniqueItems, Written
-from inferd_grammar.rules.names import NamesPlace, NameTokens, spelt
+from inferd_grammar.rules.names import NamesPlace, NameTokens, OpeningTokens, spelt
 from inferd_grammar.rules.numbers import DigitMasks, NumberPlace, behind, is_too_large
 from inferd_grammar.rules.ways import PartsPlace, PartsRule
 from inferd_grammar.tokens import TokenTable, bit_mask
@@ -91,7 +91,7 @@ class RuleMasks:
         ]
         another = [i for i, token in enumerate(table.tokens) if _ENDS_ANOTHER.search(token)]
         self._another = bit_mask(another, table.vocab_size)
-        self.opening = [i for i in another if b"[" in table.tokens[i]]
+        self.opening = OpeningTokens(table, (i for i in another if b"[" in table.tokens[i]))
         """Those that may complete equal items of an array which they open themselves."""
 
     def ending(self, mode: Mode) -> NDArray[np.int32]:
@@ -161,7 +161,7 @@ class RuledCore:
         for mode in self._watched(place):
             self._forbid_items(row, place, mode)
         if (self._rules.unique or self._rules.parts) is not None:
-            self._forbid_each(row, self._masks.opening)
+            self._forbid_each(row, self._opening(place, self._masks.opening))
         if self._rules.whole is not None and place.json.depth <= self._masks.most_closed:
             self._forbid(row, self._masks.closing(place.json.mode, place.json.depth))
 
@@ -284,7 +284,12 @@ class RuledCore:
         closing = self._masks.names.closing
         if self._rules.parts is None:
             return closing(place.names)
-        return chain(self._masks.names.opening, *map(closing, place.parts.names))
+        return chain(self._opening(place, self._masks.names.opening), *map(closing, place.parts.names))
+
+    def _opening(self, place: TextPlace, tokens: OpeningTokens) -> Iterable[int]:
+        """Return the tokens that may break a rule in what they open themselves: outside of values, those that begin one."""
+        ends = None if self._rules.parts is None else place.parts.ends
+        return tokens.ids if ends is None else tokens.behind(ends)
 
     def _forbid_items(self, row: NDArray[np.int32], place: TextPlace, mode: Mode) -> None:
         """Mask the tokens that complete an item which is there already."""

@@ -83,6 +83,30 @@ def each_name(names: Names | None) -> Iterator[tuple[str, bytes]]:
         yield name, raw
 
 
+class OpeningTokens:
+    """Tokens that may open a bracket and break a rule inside of it, of one vocabulary. Immutable."""
+
+    def __init__(self, table: TokenTable, ids: Iterable[int]) -> None:
+        self.ids = list(ids)
+        self._starting: dict[bytes, list[int]] = {}
+        """By their first byte."""
+        self._holding: dict[bytes, list[int]] = {}
+        """By each byte and each two that stand before a bracket of theirs."""
+        for i in self.ids:
+            token = table.tokens[i]
+            before = token[: max(token.rfind(b"["), token.rfind(b"{"))]
+            self._starting.setdefault(before[:1], []).append(i)
+            for piece in {before[at : at + size] for size in (1, 2) for at in range(len(before) + 1 - size)}:
+                self._holding.setdefault(piece, []).append(i)
+
+    def behind(self, ends: Iterable[bytes]) -> Iterator[int]:
+        """Yield those in which one of these ends stands before a bracket, or a part of it where they begin."""
+        for end in {end[-2:] for end in ends}:
+            yield from self._holding.get(end, ())
+            if len(end) > 1:
+                yield from self._starting.get(end[-1:], ())
+
+
 class NameTokens:
     """The tokens that may close a name, for one vocabulary. Immutable."""
 
@@ -106,7 +130,7 @@ class NameTokens:
             else:
                 for text in between:
                     self._whole.setdefault(text, []).append(i)
-        self.opening = [i for i in self._repeating if b"{" in table.tokens[i]]
+        self.opening = OpeningTokens(table, (i for i in self._repeating if b"{" in table.tokens[i]))
         """Those that may repeat a name in an object which they open themselves."""
 
     def closing(self, place: NamesPlace) -> Iterator[int]:

@@ -100,6 +100,11 @@ class Fixed:
     text: bytes
     behind: Fork
 
+    @property
+    def last(self) -> list[bytes]:
+        """What it ends with."""
+        return [self.text]
+
 
 @dataclass(eq=False)
 class Free:
@@ -111,6 +116,11 @@ class Free:
     def longest(self) -> int:
         """The bytes of the longest end."""
         return max(len(end) for end, _ in self.ends)
+
+    @cached_property
+    def last(self) -> list[bytes]:
+        """What it may end with."""
+        return [end for end, _ in self.ends]
 
     @cached_property
     def any_end(self) -> re.Pattern[bytes]:

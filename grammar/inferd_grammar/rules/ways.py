@@ -56,6 +56,13 @@ class PartsPlace(NamedTuple):
         """The places in values whose objects have to be watched."""
         return [way.names for way in self.ways if isinstance(way.part, Value) and way.part.names]
 
+    @property
+    def ends(self) -> list[bytes] | None:
+        """What comes before a value can begin: one of these; None where the text may stand in a value."""
+        if any(isinstance(way.part, Value) for way in self.ways):
+            return None
+        return [end for way in self.ways if not isinstance(way.part, Value) for end in way.part.last]
+
 
 class PartsRule:
     """The rules for one constraint."""

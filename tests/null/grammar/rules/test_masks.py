@@ -9,7 +9,17 @@ import numpy as np
 import pytest
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 
-from inferd_grammar import JsonSchemaGrammar, TokenTable
+from inferd_grammar import (
+    Constraint,
+    ExactGrammar,
+    JsonSchemaGrammar,
+    RepeatedGrammar,
+    SequenceGrammar,
+    TaggedGrammar,
+    TagGrammar,
+    TextGrammar,
+    TokenTable,
+)
 from inferd_grammar.backends.llguidance import LlguidanceBackend
 from inferd_grammar.limits import DEFAULT_LIMITS
 from inferd_grammar.rules.core import RuledCore
@@ -17,6 +27,7 @@ from inferd_grammar.rules.core import RuledCore
 PIECES = [
     '","', 'a","a', '",', '"]', "]]", "],[", "],[1", ",1,", "1,1", "1,1,", "true,t", ',"a"', '"},{"', "}}", "}]", "]}", '"}}',
     '":["', '["a","a"]',
+    "<c>[1,1,", ">[t,t", '>{"a":1,"a":', 'c>{"a":1,"a"', ":[[],[]", 'at:{"":[],"":', ';at:[1,"1","1"', "<d", "at",
     '["', "[[", "[{", '\\"', 'b\\"', "\\u0061", 'a"', "aa", "true,true", "null,", ",{", "{}", "[],[]", "]]]]",
 ]  # fmt: skip
 UNIQUE: dict[str, Any] = {"type": "array", "uniqueItems": True}
@@ -56,17 +67,42 @@ def legal(core: Any, table: TokenTable) -> list[int]:
 
 @pytest.mark.parametrize("schema", SCHEMAS.values(), ids=SCHEMAS)
 def test_no_token_that_breaks_a_rule_is_left_unasked(pieces: TokenTable, schema: dict[str, Any]) -> None:
-    start = LlguidanceBackend(pieces).compile(JsonSchemaGrammar(schema), DEFAULT_LIMITS)
-    rng = random.Random(1)
+    refused_along(pieces, JsonSchemaGrammar(schema), b"")
+
+
+ITEMS = JsonSchemaGrammar(UNIQUE)
+CALLS = ExactGrammar(TaggedGrammar((TagGrammar("<c>", ITEMS, "</c>"), TagGrammar("<d>", JsonSchemaGrammar({}), ""))))
+LINES = RepeatedGrammar(SequenceGrammar((TextGrammar("at:"), ITEMS, TextGrammar(";"))))
+
+
+@pytest.mark.parametrize(
+    ("constraint", "begun"),
+    [(CALLS, b""), (CALLS, b"1<"), (CALLS, b"1<c"), (CALLS, b"<c>[1]</c><d"), (LINES, b"a"), (LINES, b"at:[1]")],
+)
+def test_no_token_that_begins_a_value_and_breaks_a_rule_in_it_is_left_unasked(
+    pieces: TokenTable, constraint: Constraint, begun: bytes
+) -> None:
+    assert refused_along(pieces, constraint, begun)
+
+
+def refused_along(pieces: TokenTable, constraint: Constraint, begun: bytes) -> int:
+    """Go on behind a text at random, and ask about every token; return how many broke a rule."""
+    start = LlguidanceBackend(pieces).compile(constraint, DEFAULT_LIMITS)
+    for token in pieces.splitter.split(begun).tokens(0):
+        start.push(token)
+    rng, refused = random.Random(1), 0
     for _ in range(40):
         core = start.copy()
         assert isinstance(core, RuledCore)
         for _ in range(12):
             allowed = legal(core, pieces)
             text = [i for i in legal(core._inner, pieces) if pieces.tokens[i]]
-            assert [i for i in text if core._behind(i) is not None] == [i for i in allowed if pieces.tokens[i]]
+            kept = [i for i in text if core._behind(i) is not None]
+            assert kept == [i for i in allowed if pieces.tokens[i]]
+            refused += len(text) - len(kept)
             likely = [i for i in allowed if len(pieces.tokens[i]) > 1] if rng.random() < 0.5 else []
             going = [i for i in likely or allowed if pieces.tokens[i]]
             if not going:
                 break
             core.push(rng.choice(going))
+    return refused
