@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from functools import cache
 from pathlib import Path
 
 TESTS = Path(__file__).resolve().parents[1]
@@ -21,6 +22,7 @@ TIERS = {
 QUICK_SHARE = 5
 
 
+@cache
 def tier_of(file: Path) -> str | None:
     """Return the marker that a test file carries, None for the quick tier."""
     path = file.relative_to(TESTS)
