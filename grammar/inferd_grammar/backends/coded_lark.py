@@ -32,6 +32,8 @@ from inferd_grammar.rewrites.regex_syntax import NotUnderstood
 from inferd_grammar.rewrites.regex_tree import Tree, literal, read_tree
 
 _NOTHING = '""'
+_FEW = 16
+"""Parts of a sequence that are written one after the other."""
 
 
 class _Place(NamedTuple):
@@ -243,10 +245,12 @@ class _Coder:
         if not items:
             yield _NOTHING
             return
-        rest = items[1] if len(items) == 2 else Joined(items[1:])
-        for middle in sorted(self._behind(items[0], first)):
+        # A long one in halves: from part to part, each would look at all that follow.
+        size = 1 if len(items) <= _FEW else len(items) // 2
+        part, rest = (half[0] if len(half) == 1 else Joined(half) for half in (items[:size], items[size:]))
+        for middle in sorted(self._behind(part, first)):
             if last in self._behind(rest, middle):
-                yield f"{self._written(items[0], first, middle)} {self._written(rest, middle, last)}"
+                yield f"{self._written(part, first, middle)} {self._written(rest, middle, last)}"
 
     def _repeated(self, item: Item, least: int, most: int | None, first: _Place, last: _Place) -> Iterator[str]:
         behind = self._behind(item, first)
