@@ -7,8 +7,10 @@ on them in a model. So a page that was computed behind another text is noticed w
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from functools import lru_cache
 
 import numpy as np
+from numpy.typing import NDArray
 
 from inferd_runtime.engine.sampling.host_sampling import LogitRows
 from inferd_runtime.engine.sampling.noise import mix
@@ -169,17 +171,23 @@ class NullDriver:
 
     def logits(self, history: list[int]) -> LogitRows:
         """float32[V] logits behind ``history``, of which only the last ``order`` tokens count."""
-        return (self._generator(history, 0).standard_normal(self.vocab_size) * self._scale).astype(np.float32)
+        return (self._normal(history, 0, self.vocab_size) * self._scale).astype(np.float32)
 
     def hidden(self, history: list[int]) -> FloatRows:
         """float32[HIDDEN], the final hidden state behind ``history``, of which only the last ``order`` tokens count."""
-        return self._generator(history, 1).standard_normal(HIDDEN).astype(np.float32)
+        return self._normal(history, 1, HIDDEN).astype(np.float32)
 
-    def _generator(self, history: list[int], stream: int) -> np.random.Generator:
+    def _normal(self, history: list[int], stream: int, count: int) -> NDArray[np.float64]:
         key = self._seed
         for token in history[-self._order :]:
             key = mix(key * 31 + token + 7)
-        return np.random.Generator(np.random.SFC64(key if stream == 0 else mix(key + stream)))
+        return _normal(key if stream == 0 else mix(key + stream), count)
+
+
+@lru_cache(maxsize=2048)
+def _normal(key: int, count: int) -> NDArray[np.float64]:
+    """Numbers of a normal distribution, of which each key has others; a test asks for many of them several times."""
+    return np.random.Generator(np.random.SFC64(key)).standard_normal(count)
 
 
 def checksums(values: Ids, placement: Placement | None, count: int) -> Ids:

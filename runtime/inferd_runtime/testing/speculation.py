@@ -183,7 +183,7 @@ class NearDriver(NullDriver):
 
     def logits(self, history: list[int]) -> LogitRows:
         """See :class:`NullDriver`."""
-        other = self._generator(history, 2).standard_normal(self.vocab_size).astype(np.float32)
+        other = self._normal(history, 2, self.vocab_size).astype(np.float32)
         return super().logits(history) + other * np.float32(0.5)
 
 

@@ -12,7 +12,6 @@ from inferd_runtime.engine.jobs.generation import Generation, GenerationSpec
 from inferd_runtime.engine.jobs.text import TextAssembler
 from inferd_runtime.engine.sampling.host_sampling import RowSampler
 from inferd_runtime.engine.scheduling.fairness import StepCost
-from inferd_runtime.engine.scheduling.queues import LOOKED_AT
 from inferd_runtime.engine.scheduling.scheduler import PATIENCE, REFUSALS
 from inferd_runtime.engine.scheduling.tenants import Tenancy, TenantLimits
 from inferd_runtime.engine.sequences.cached_sequence import CachedSequence
@@ -108,13 +107,22 @@ def test_no_more_streams_are_asked_for_drafts_than_a_step_has_tokens(monkeypatch
     assert len(asked) == 16
 
 
+@pytest.fixture
+def looked_at(monkeypatch: pytest.MonkeyPatch) -> int:
+    """How many jobs of a tenant are looked at in a round: fewer than in use, so that fewer are more."""
+    monkeypatch.setattr("inferd_runtime.engine.scheduling.queues.LOOKED_AT", 128)
+    return 128
+
+
 @pytest.mark.parametrize("reads", [True, False])
 def test_a_step_of_one_tenant_does_not_look_at_all_streams_of_another(
-    monkeypatch: pytest.MonkeyPatch, reads: bool
+    monkeypatch: pytest.MonkeyPatch, looked_at: int, reads: bool
 ) -> None:
     """Whether they run, or wait for a reader that never comes."""
-    count = 3 * LOOKED_AT
-    engine = Engine(NullDriver(vocab_size=16, pages=2 * count, max_context=400), EngineOptions(cost=StepCost(8.0)))
+    count = 3 * looked_at
+    engine = Engine(
+        NullDriver(vocab_size=16, pages=2 * count, max_context=400), EngineOptions(looked_at, cost=StepCost(8.0))
+    )
     many = [start(engine, [1], tenant="many") for _ in range(count)]
     for _ in range(0 if reads else 3 * 17):
         engine.step()
@@ -123,17 +131,17 @@ def test_a_step_of_one_tenant_does_not_look_at_all_streams_of_another(
     looked = counted(monkeypatch, "ready")
     rounds = 20
     assert sum(steps(engine, rounds, lone)) > rounds // 3
-    assert len(looked) < rounds * (2 * LOOKED_AT + 50)
+    assert len(looked) < rounds * (2 * looked_at + 50)
     for _ in range(40):
         steps(engine, 20, lone)
         steps(engine, 1, *many)
     assert all(one.delivered_length > 2 for one in many), "each has its turn, those that slept, too"
 
 
-def test_a_stream_that_wakes_up_is_found_among_thousands_that_sleep() -> None:
+def test_a_stream_that_wakes_up_is_found_among_hundreds_that_sleep(looked_at: int) -> None:
     """Nobody else wants anything, so that the engine would rest."""
-    engine = Engine(NullDriver(vocab_size=16, pages=8 * LOOKED_AT, max_context=400), EngineOptions())
-    many = [start(engine, [1]) for _ in range(2 * LOOKED_AT)]
+    engine = Engine(NullDriver(vocab_size=16, pages=8 * looked_at, max_context=400), EngineOptions(looked_at))
+    many = [start(engine, [1]) for _ in range(2 * looked_at)]
     while engine.step():
         pass
     for one in (many[5], many[-1]):
