@@ -45,6 +45,8 @@ from inferd_grammar.conformance.matcher_checks import (
 from inferd_grammar.keys import constraint_key
 from inferd_grammar.matchers.product import is_regular
 
+from .conftest import byte_level
+
 
 def test_an_intersection_is_regular_from_two_expressions_on() -> None:
     one, other = RegexGrammar("a+"), ChoiceGrammar(("a", "b"))
@@ -229,6 +231,7 @@ def test_constraints_nest_only_so_deep(compiler: GrammarCompiler) -> None:
         compiler.compile(constraint)
 
 
+@pytest.mark.parametrize("tokenizer", [byte_level], indirect=True)  # the search knows none, and compiling takes long
 def test_parts_that_repeat_each_other_a_million_times_have_no_known_end_and_raise_nothing(
     compiler: GrammarCompiler,
 ) -> None:

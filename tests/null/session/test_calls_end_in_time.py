@@ -85,7 +85,7 @@ def ended(compiled: Compiled, wanted: bytes, room: int) -> bytes:
     row, text = np.empty(matcher.words, np.int32), b""
     for left in range(room, 0, -1):
         matcher.fill(row)
-        legal = [byte for byte in range(256) if row[(byte + 1) >> 5] >> ((byte + 1) & 31) & 1]
+        legal = np.flatnonzero(np.unpackbits(row.view(np.uint8), bitorder="little")[1:257]).tolist()
         want = wanted[len(text)] if wanted.startswith(text) and len(text) < len(wanted) else -1
         token = planner.admit((want if want in legal else legal[-1]) + 1 if legal else table.eos_ids[0], left)
         if token in table.eos_ids:
