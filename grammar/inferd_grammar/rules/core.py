@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from itertools import chain
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, cast
 
 import numpy as np
 from numpy.typing import NDArray
@@ -174,8 +174,7 @@ class RuledCore:
 
     def consume(self, tokens: Sequence[int]) -> int:
         """Take tokens in any split, up to the first one that the grammar or a rule refuses."""
-        assert isinstance(self._inner, AnySplit)
-        taken = self._inner.consume(tokens)
+        taken = cast(AnySplit, self._inner).consume(tokens)  # asking for the protocol would take as long as that
         for count, token in enumerate(tokens[:taken]):
             place = self._behind(token)
             if place is None:
@@ -231,10 +230,10 @@ class RuledCore:
 
     def _behind(self, token: int) -> TextPlace | None:
         """Return the place behind a token; None if a rule forbids it."""
-        place = self._places[-1]
-        text = self._json_of(place, token)
+        place, written = self._places[-1], self._written(token)
+        text = written[max(0, self._rules.skip - place.size) :]
         try:
-            return self._behind_text(place, text, place.size + len(self._written(token)))
+            return self._behind_text(place, text, place.size + len(written))
         except RuleBroken:
             return None
 
