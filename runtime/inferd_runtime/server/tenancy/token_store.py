@@ -108,9 +108,8 @@ class TokenStore(SharedFile):
     def rotate(self, token_id: str, overlap_s: float = 0.0) -> NewToken:
         """Make a token like another one, with a life as long, which ends in ``overlap_s``. Raises NotFound, InvalidRequest."""
         with self._typed(), self._db:
-            self._db.execute(
-                "BEGIN IMMEDIATE"
-            )  # else a token that is rotated or revoked at once has several successors
+            # Else a token that is rotated or revoked at once has several successors.
+            self._db.execute("BEGIN IMMEDIATE")
             old, now = self._entry(token_id), self._now()
             if not old.is_valid(now):
                 raise InvalidRequest(f"{token_id} is revoked or expired: make a new one with `inferd token create`")
