@@ -34,7 +34,7 @@ def tight_forms(
     yield lambda: without_empty(named)
     with suppress(GrammarError):
         joined = named._replace(schema=inlined(named.schema))
-        yield lambda: joined
+        yield lambda: without_empty(joined)
         if and_loosened:
             yield lambda: without_empty(joined._replace(schema=loosened(joined.schema)))
     if and_loosened:

@@ -31,7 +31,7 @@ def load(limit: int | None) -> list[dict[str, Any]]:
 
 @pytest.mark.parametrize(
     ("tokenizer", "third", "compiled", "invalid", "valid"),
-    [(byte_level, 0, (20, 20), 38, 26), (byte_fallback, 1, (20, 20), 38, 19), (unigram, 2, (18, 19), 27, 22)],
+    [(byte_level, 0, (20, 20), 38, 26), (byte_fallback, 1, (20, 20), 38, 19), (unigram, 2, (18, 20), 27, 22)],
     indirect=["tokenizer"],
 )
 @pytest.mark.parametrize("mode", ["strict", "best_effort"])
