@@ -254,8 +254,10 @@ async def no_end_of_notes(connection: Connection, message: dict[str, Any]) -> No
     ],
 )  # fmt: skip
 async def test_a_server_at_a_url_that_lies_is_a_typed_error(
-    reply: Callable[[Connection, dict[str, Any]], Awaitable[None]],
+    reply: Callable[[Connection, dict[str, Any]], Awaitable[None]], monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    # Each takes the client a millisecond to read.
+    monkeypatch.setattr("inferd_runtime.server.egress.mcp_streams.MESSAGES_PER_MINUTE", 1000)
     with pytest.raises((Unavailable, LimitExceeded, InvalidRequest)) as caught:
         async with web_tools(reply) as web:
             await web.call_tool(call(seconds=10.0))
