@@ -3,59 +3,17 @@
 The same calls work in a program that runs inside the runtime and in a script connected by :func:`connect`.
 """
 
+# ruff: noqa: F403, F405 - names that come with a star are loaded late, and listed in `public` alone
+
 from __future__ import annotations
 
+import importlib
 from typing import TYPE_CHECKING, Any
 
-from inferd import files, http, mcp, queue, session, topic
-from inferd.adapter import Adapter
-from inferd.attention import AttentionMask
-from inferd.children import Child, launch
-from inferd.constraints import AllOf, Exact, Gbnf, JsonText, Lark, StepConstraint, Tag, Tagged, TaggedSpan
-from inferd.context import Context
-from inferd.custom_sampler import Candidates, CustomSampler
-from inferd.generation import Generator
-from inferd.grammar import Grammar, Matcher
-from inferd.masks import TokenMask
-from inferd.model import Model, Tokenizer
-from inferd.partial import Partial
-from inferd.probes import Distribution, Entropy, Logits, Logprob, Logprobs
-from inferd.protocol import (
-    Cancelled,
-    CheckedKeyword,
-    ClientError,
-    ConstraintError,
-    ConstraintViolated,
-    EndOfMessages,
-    Forbidden,
-    IdempotencyKeyReused,
-    InferdError,
-    InternalError,
-    InvalidRequest,
-    LimitExceeded,
-    NotFound,
-    ProgramError,
-    ProgramSyntaxError,
-    ReasoningSpec,
-    SnapshotDamaged,
-    SnapshotForeign,
-    Step,
-    TokenLogprob,
-    Truncated,
-    Unauthorized,
-    Unavailable,
-)
-from inferd.protocol.speculation import Verification
-from inferd.sampling import Sampler
-from inferd.schema import AnyJson, Choice, JsonSchema, Regex
-from inferd.spec_config import SpecConfig
-from inferd.speculation import DraftTree, Speculator
-from inferd.speculation_stats import SourceStats, SpeculationCycle, SpeculationStats
-from inferd.tools import tool
-from inferd.vocabulary import TokenVocabulary
-
 if TYPE_CHECKING:
+    from inferd import files, http, mcp, queue, session, topic
     from inferd.client import Client as Client, SyncClient as SyncClient
+    from inferd.public import *
     from inferd.transport.websocket import Connection
 
 __all__ = [
@@ -71,15 +29,29 @@ __all__ = [
 ]  # fmt: skip
 DEFAULT_URL = "ws://127.0.0.1:7070"
 CLIENTS = frozenset({"Client", "SyncClient"})
+MODULES = frozenset({"files", "http", "mcp", "queue", "session", "topic"})
 
 
 def __getattr__(name: str) -> Any:
-    """Import the clients of runs when they are asked for: inside the sandbox neither they nor what they import exist."""
-    if name not in CLIENTS:
-        raise AttributeError(f"module 'inferd' has no attribute {name!r}")
-    from inferd import client
+    """Import what is asked for first: processes of the runtime need the protocol and little else. The clients of runs, and what
+    they import, do not exist inside the sandbox.
+    """
+    home = "client" if name in CLIENTS else "public" if name in __all__ and name not in MODULES else ""
+    if home:
+        globals()[name] = getattr(importlib.import_module(f"inferd.{home}"), name)
+        return globals()[name]
+    if not name.startswith("_"):
+        try:
+            return importlib.import_module(f"inferd.{name}")
+        except ModuleNotFoundError as error:
+            if error.name != f"inferd.{name}":
+                raise
+    raise AttributeError(f"module 'inferd' has no attribute {name!r}")
 
-    return getattr(client, name)
+
+def __dir__() -> list[str]:
+    """Return what there is, loaded or not."""
+    return sorted({*globals(), *__all__, *CLIENTS})
 
 
 def connect(url: str = DEFAULT_URL, token: str | None = None, *, ca: str | None = None) -> Connection:

@@ -9,6 +9,8 @@ dataclass: the SDK calls it before it sends, the runtime when it receives.
 
 from __future__ import annotations
 
+# Every family of operations is known where the protocol is: each registers its own.
+from inferd.protocol import files as files, http as http, launches as launches, mcp as mcp, topics as topics
 from inferd.protocol.adapters import (
     AdapterInfo as AdapterInfo,
     Adapters as Adapters,

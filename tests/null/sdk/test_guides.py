@@ -98,7 +98,11 @@ def check_constraints(names: dict[str, Any]) -> None:
 
 def test_every_example_of_the_table_of_constraints_compiles() -> None:
     examples = re.findall(r"^\|[^|]*\| `[A-Z]\w*` \| `(.*)` \|$", (GUIDES / "constraints.md").read_text(), re.MULTILINE)
-    names = {**vars(inferd), "call": {"type": "object"}, "schema": {"type": "object"}}
+    names = {
+        **{name: getattr(inferd, name) for name in inferd.__all__},
+        "call": {"type": "object"},
+        "schema": {"type": "object"},
+    }
     found = [eval(example.replace("\\|", "|"), names) for example in examples]
 
     async def program() -> None:

@@ -59,6 +59,21 @@ def test_every_public_name_exists_and_is_listed_in_order() -> None:
     assert wanted <= set(inferd.__all__)
 
 
+def test_the_protocol_is_imported_without_the_rest() -> None:
+    """Every process of the runtime needs it: the rest took half as long again as all that a worker imports."""
+    loaded = "import inferd.protocol, sys; print([n for n in ('inferd.context', 'inferd.chat', 'asyncio') if n in sys.modules])"
+    there = "import inferd; print(inferd.Context.__name__, inferd.http.__name__, inferd.chat.__name__, hasattr(inferd, 'nix'))"
+    run = subprocess.run([sys.executable, "-c", f"{loaded}; {there}"], capture_output=True, text=True, check=True)
+    assert run.stdout == "[]\nContext inferd.http inferd.chat False\n"
+    assert {*inferd.__all__, "Client"} <= {*dir(inferd)}
+
+
+def test_every_operation_is_known_where_the_protocol_is() -> None:
+    said = "import inferd.protocol as p; print(*sorted({*p.OPERATIONS, *p.GATEWAY_OPERATIONS}))"
+    run = subprocess.run([sys.executable, "-c", said], capture_output=True, text=True, check=True)
+    assert run.stdout.split() == sorted({*protocol.OPERATIONS, *protocol.GATEWAY_OPERATIONS})
+
+
 def test_the_whole_error_tree_is_public() -> None:
     tree = {cls.__name__ for cls in protocol.ERRORS.values()} | {"InferdError"}
     assert tree <= set(inferd.__all__)

@@ -49,7 +49,9 @@ def test_the_readme(server: LiveServer, capsys: pytest.CaptureFixture[str]) -> N
     returned = run_as_script(server, README, [program])["returned"]
     assert (type(returned).__name__, returned.age) == ("Person", 36)
     here = script.replace("ws://127.0.0.1:7070", server.url).replace("token=...", f"token={TOKEN!r}")
-    asyncio.run(run_block(README, (line, here), {**vars(inferd), "inferd": inferd}))
+    asyncio.run(
+        run_block(README, (line, here), {**{name: getattr(inferd, name) for name in inferd.__all__}, "inferd": inferd})
+    )
     assert capsys.readouterr().out
 
 
