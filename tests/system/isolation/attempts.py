@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+import fcntl
 import mmap
 import os
 import resource
@@ -151,7 +152,7 @@ def against(pid: int) -> dict[str, Callable[[], Any]]:
         "slow down": lambda: os.setpriority(os.PRIO_PROCESS, pid, 19),
         "limit": lambda: resource.prlimit(pid, resource.RLIMIT_NOFILE, (1, 1)),
         "move": lambda: os.sched_setaffinity(pid, {0}),
-        "have signals sent to": lambda: __import__("fcntl").fcntl(0, 8, pid),
+        "have signals sent to": lambda: fcntl.fcntl(0, 8, pid),
     }
 
 
