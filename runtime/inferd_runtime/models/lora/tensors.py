@@ -7,7 +7,6 @@ from dataclasses import dataclass
 
 import torch
 from torch import Tensor, nn
-from transformers.pytorch_utils import Conv1D
 
 from inferd.protocol import InvalidRequest
 from inferd_runtime.models.batch import Batch, Span
@@ -25,6 +24,8 @@ DOWN, UP = ".lora_A.weight", ".lora_B.weight"
 PROBE_TOKENS = 12
 MODULE_BYTES = 1 << 10
 """Of a file's header, for each of the model's modules: more names tensors of none, and tens of thousands take half a second."""
+CONV1D = "transformers.pytorch_utils.Conv1D"
+"""By its name: a start that finds the model's proof does not import transformers."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,7 +62,7 @@ class LinearModules:
 
 def linear_modules(model: nn.Module) -> dict[str, nn.Module]:
     """Return linear modules by path: nn.Linear and transformers' Conv1D. Subclasses may compute something else."""
-    return {name: part for name, part in model.named_modules() if type(part) in (nn.Linear, Conv1D)}
+    return {name: part for name, part in model.named_modules() if type(part) is nn.Linear or _is_conv1d(part)}
 
 
 def plain_modules(model: nn.Module, kv: KvShape) -> LinearModules:
@@ -75,11 +76,15 @@ def plain_modules(model: nn.Module, kv: KvShape) -> LinearModules:
     return LinearModules(usable, {name: NOT_EVERY_ROW for name in linear if name not in usable})
 
 
+def _is_conv1d(module: nn.Module) -> bool:
+    return f"{type(module).__module__}.{type(module).__qualname__}" == CONV1D
+
+
 def _widths(module: nn.Module) -> tuple[int, int]:
     """Return (inputs, outputs): transformers' Conv1D keeps its weight as [in, out], Linear as [out, in]."""
     weight = module.weight
     assert isinstance(weight, Tensor)
-    return (weight.shape[0], weight.shape[1]) if isinstance(module, Conv1D) else (weight.shape[1], weight.shape[0])
+    return (weight.shape[0], weight.shape[1]) if _is_conv1d(module) else (weight.shape[1], weight.shape[0])
 
 
 @torch.inference_mode()
