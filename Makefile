@@ -68,8 +68,10 @@ gpu-check: $(STAMP)
 
 $(STAMP): pyproject.toml constraints.txt
 	test -d .venv || $(PYTHON) -m venv .venv
-	$(BIN)/python -m pip install --quiet -c constraints.txt torch
-	$(BIN)/python -m pip install --quiet -c constraints.txt -e '.[runtime,outlines,dev]'
+	$(BIN)/python -m pip install --quiet --no-compile -c constraints.txt torch
+	$(BIN)/python -m pip install --quiet --no-compile -c constraints.txt -e '.[runtime,outlines,dev]'
+	@# pip compiles on one core. A file for newer versions of Python, which some packages have, is no error.
+	$(BIN)/python -m compileall -qq -j 0 .venv/lib || true
 	touch $@
 
 clean:
