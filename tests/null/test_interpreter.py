@@ -1,7 +1,8 @@
-"""Threads of a process take turns at the interpreter: one that computes does not hold up the loop."""
+"""Threads take turns at the interpreter: one that computes does not hold up the loop. What is loaded is not collected."""
 
 from __future__ import annotations
 
+import gc
 import sys
 import threading
 import time
@@ -9,7 +10,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from inferd_runtime.interpreter import SWITCH_SECONDS, share_interpreter
+from inferd_runtime.interpreter import SWITCH_SECONDS, loading, share_interpreter
 
 TURNS = 100
 ROUNDS = 5
@@ -47,3 +48,22 @@ def test_a_thread_that_computes_does_not_keep_the_interpreter_from_the_loop() ->
     share_interpreter()
     assert sys.getswitchinterval() == pytest.approx(SWITCH_SECONDS)
     assert min(seconds() for _ in range(ROUNDS)) < kept / 4
+
+
+def test_what_is_loaded_is_not_looked_at_by_collections() -> None:
+    frozen = gc.get_freeze_count()
+    try:
+        with loading():
+            assert not gc.isenabled()
+            kept = [[] for _ in range(1000)]
+        assert gc.isenabled()
+        assert gc.get_freeze_count() >= frozen + len(kept)
+    finally:
+        gc.unfreeze()
+
+
+def test_an_import_that_fails_leaves_the_collector_as_it_was() -> None:
+    with pytest.raises(ModuleNotFoundError), loading():
+        import a_module_that_is_not_there  # type: ignore[import-not-found] # noqa: F401
+    assert gc.isenabled()
+    assert gc.get_freeze_count() == 0

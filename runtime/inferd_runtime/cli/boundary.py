@@ -13,6 +13,7 @@ import traceback
 
 from inferd.protocol import Cancelled, ErrorInfo, InferdError, InternalError, Unavailable
 from inferd_runtime.cli.output import print_json, say
+from inferd_runtime.interpreter import loading
 
 EXIT_CODES = {"program": 1, "client": 2, "limit": 3, "cancelled": 4, "unavailable": 5, "internal": 70}
 EXIT_INTERRUPTED = 130
@@ -25,7 +26,9 @@ def guarded(module: str, function: str, arguments: list[str]) -> int:
         if isinstance(stream, io.TextIOWrapper):
             stream.reconfigure(errors="backslashreplace")  # half of a surrogate pair must not end the command
     try:
-        code: int = getattr(importlib.import_module(module), function)(arguments)
+        with loading():
+            verb = importlib.import_module(module)
+        code: int = getattr(verb, function)(arguments)
         sys.stdout.flush()
         return code
     except InferdError as error:

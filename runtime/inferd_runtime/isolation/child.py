@@ -11,6 +11,7 @@ from typing import Any, TypeVar
 import msgspec
 
 from inferd.protocol import Unavailable
+from inferd_runtime.interpreter import loading
 from inferd_runtime.isolation.kinds import ChildKind
 from inferd_runtime.isolation.layers import Confinement, Layer
 from inferd_runtime.isolation.order import Access, ResourceLimits
@@ -54,7 +55,9 @@ def run_child(order: Mapping[str, Any]) -> int:
     child = Child(confinement, require_all=order["require_all"])
     target = order["target"]
     if not target.endswith(".py"):
-        code: int = importlib.import_module(target).child_main(child)
+        with loading():
+            module = importlib.import_module(target)
+        code: int = module.child_main(child)
         return code
     sys.argv = [target, *order["arguments"]]
     runpy.run_path(target, run_name="__main__", init_globals={"child": child})

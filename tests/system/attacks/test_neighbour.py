@@ -15,7 +15,7 @@ from .test_hoards import HOARDS
 from .test_services import SERVICES
 from .test_uploads import UPLOADS
 
-ROUNDS = 3
+ROUNDS = 2
 LEAST_SECONDS = 2.0
 SETTLE_GENERATIONS = 6
 SLACK_MB = 40.0
@@ -55,7 +55,7 @@ def test_two_hostile_tenants_leave_a_third(arena: Arena) -> None:
 
 
 def test_memory_comes_back(arena: Arena) -> None:
-    """Attacks that fill memory leave no more behind the third time than the first, and little at all in a worker.
+    """Attacks that fill memory leave no more behind the second time than the first, and little at all in a worker.
 
     Workers are held to that alone: the largest of one moment is a new process, that of another has served many runs.
     """

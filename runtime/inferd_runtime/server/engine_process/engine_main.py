@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from inferd_runtime.interpreter import loading
 from inferd_runtime.isolation.child import Child
 from inferd_runtime.log_lines import configure_logging
 from inferd_runtime.phases import Phases
@@ -15,7 +16,8 @@ def serve(start: EngineStart) -> None:
     # The gateway takes the lines over.
     configure_logging("json", "info" if start.settings.timings else "warning")
     stop = StopRequest()
-    from inferd_runtime.server.engine_process.boot import serve as serve_engine
+    with loading():
+        from inferd_runtime.server.engine_process.boot import serve as serve_engine
 
     phases.end("imports")
     serve_engine(start, stop, phases)
