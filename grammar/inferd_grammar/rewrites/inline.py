@@ -27,6 +27,9 @@ _MEMBERS = (*_NAMED, "additionalProperties", "prefixItems", "items")
 _AT_VALUE = ("$ref", *_BRANCHES)
 _MAX_LOOKS, _SEARCH = 200_000, 100
 """What one document may cost, 4 us each: a schema in a choice of branches, or a name under it; and a search for a pattern."""
+_TOO_MANY = "the schemas that hold together are too many to write out"
+_MAX_WRITTEN = 50_000
+"""Schemas that are written out: llguidance takes no document of more."""
 _Parts = dict[int, dict[str, Any]]
 """Keywords of the schemas that meet, less references and branches; by the ids of those, which the document keeps alive."""
 
@@ -41,6 +44,7 @@ class Joiner:
         self._names: dict[frozenset[int], str] = {}
         self._waiting: list[tuple[str, list[Schema]]] = []
         self._looks = 0
+        self._written = 0
 
     def document(self) -> Schema:
         """Return the whole document. Raises GrammarError where too much meets, or it is not known what a pattern matches."""
@@ -84,7 +88,11 @@ class Joiner:
                 rest.append({key: value})
             elif key not in _MEMBERS:
                 whole[key] = value
-        return all_of([whole | self._properties(parts) | self._items(parts), *rest])
+        members = self._properties(parts) | self._items(parts)
+        self._written += 1 + sum(len(value) for value in members.values() if not isinstance(value, bool))
+        if self._written > _MAX_WRITTEN:
+            raise GrammarError(_TOO_MANY)
+        return all_of([whole | members, *rest])
 
     def _properties(self, parts: list[dict[str, Any]]) -> dict[str, Any]:
         names = dict.fromkeys(name for words in parts for name in words.get("properties", ()))
@@ -128,7 +136,7 @@ class Joiner:
     def _look(self, count: int) -> None:
         self._looks += count
         if self._looks > _MAX_LOOKS:
-            raise GrammarError("the schemas that hold together are too many to write out")
+            raise GrammarError(_TOO_MANY)
 
     def _target(self, schema: dict[str, Any]) -> Schema:
         target = self._defs.get(schema["$ref"].removeprefix("#/$defs/"))

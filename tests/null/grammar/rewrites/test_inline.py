@@ -10,6 +10,7 @@ import pytest
 from byte_texts import compact, taken
 
 from inferd_grammar import GrammarCompiler, GrammarError, JsonSchemaGrammar, TokenTable
+from inferd_grammar.rewrites import inline
 from inferd_grammar.rewrites.inline import Joiner
 
 BYTES = GrammarCompiler(TokenTable.of_bytes())
@@ -130,5 +131,13 @@ def test_definitions_that_meet_without_an_end_are_written_out_once(value: Any) -
 
 def test_too_many_schemas_that_hold_together_are_not_written_out() -> None:
     unions = [{"anyOf": [{"required": [f"{side}{n}"]} for side in "ab"]} for n in range(13)]
+    with pytest.raises(GrammarError, match="too many to write out"):
+        Joiner({"allOf": unions}).document()
+
+
+def test_more_than_the_library_takes_is_not_written_out(monkeypatch: pytest.MonkeyPatch) -> None:
+    unions = [{"anyOf": [{"prefixItems": [*[True] * n, {"const": each}]} for n in range(8)]} for each in "abc"]
+    assert Joiner({"allOf": unions}).document() is not False
+    monkeypatch.setattr(inline, "_MAX_WRITTEN", 1000)
     with pytest.raises(GrammarError, match="too many to write out"):
         Joiner({"allOf": unions}).document()
