@@ -145,8 +145,8 @@ class BundleLoader(importlib.abc.ExecutionLoader):
         return self._path
 
     def get_source(self, fullname: str) -> str:
-        """Return the module's text."""
-        return importlib.util.decode_source(self._program.read(self._path))
+        """Return the module's text. Of the program's own that is what was uploaded and checked, whatever encoding it names."""
+        return self._program.files.get(self._path) or importlib.util.decode_source(self._program.read(self._path))
 
     def is_package(self, fullname: str) -> bool:
         """True if the module is a package's ``__init__``."""
