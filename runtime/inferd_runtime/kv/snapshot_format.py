@@ -27,13 +27,18 @@ MAX_NOISE = 1 << 64
 LARGEST = 1 << 31
 MAX_MARKS = 100_000
 """Lists and objects in the header of bytes that anybody may have made."""
+MAX_NAME = 256
+"""Characters of a salt, or of an adapter's key: a context holds both for as long as it is open, and nobody counts them."""
 Pages = npt.NDArray[np.uint8]
+Index = Annotated[int, msgspec.Meta(ge=0, lt=LARGEST)]
+Shift = Annotated[int, msgspec.Meta(gt=-LARGEST, lt=LARGEST)]
+Name = Annotated[str, msgspec.Meta(max_length=MAX_NAME)]
 
 
 class TurnMark(msgspec.Struct, frozen=True, array_like=True):
     """Where the conversation stood when the context held ``at`` tokens."""
 
-    at: int
+    at: Index
     empty: bool
     answering: bool
     asked: bool
@@ -42,8 +47,8 @@ class TurnMark(msgspec.Struct, frozen=True, array_like=True):
 class PlaceMark(msgspec.Struct, frozen=True, array_like=True):
     """Token ``at`` begins a shift of positions (None: it does not), and sees what its row of bits says (None: all before)."""
 
-    at: int
-    shift: int | None
+    at: Index
+    shift: Shift | None
     seen: bytes | None
 
 
@@ -63,10 +68,10 @@ class Facts(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
     lineage: int
     forks: int
     turns: tuple[TurnMark, ...]
-    adapter: str = ""
+    adapter: Name = ""
     irregular_from: int | None = None
     places: tuple[PlaceMark, ...] = ()
-    salt: str = ""
+    salt: Name = ""
 
 
 class Snapshot(msgspec.Struct, frozen=True):
@@ -84,7 +89,7 @@ class Snapshot(msgspec.Struct, frozen=True):
 
 class _Entry(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     dtype: str
-    shape: Annotated[list[Annotated[int, msgspec.Meta(ge=0, lt=LARGEST)]], msgspec.Meta(max_length=2)]
+    shape: Annotated[list[Index], msgspec.Meta(max_length=2)]
     data_offsets: tuple[int, int]
 
 

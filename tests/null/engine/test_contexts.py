@@ -19,7 +19,7 @@ from inferd_runtime.engine.jobs.text import TextAssembler
 from inferd_runtime.engine.sampling.host_sampling import RowSampler
 from inferd_runtime.engine.scheduling.tenants import Tenancy, TenantLimits
 from inferd_runtime.engine.sequences.cached_sequence import CachedSequence
-from inferd_runtime.engine.sequences.snapshots import export_kv, restore
+from inferd_runtime.engine.sequences.snapshots import export_kv, ready, restore
 from inferd_runtime.kv.snapshot_format import decode
 from inferd_runtime.speculation.ngram import NgramDrafter
 from inferd_runtime.testing.null_driver import NullDriver
@@ -189,7 +189,7 @@ class Contexts(RuleBasedStateMachine):
         """Room is made for it as far as there is any; the rest is computed again."""
         snapshot = decode(data)
         try:
-            context, restored = restore(self.engine, tenant, snapshot, trusted=trusted)
+            context, restored = restore(self.engine, tenant, ready(snapshot), trusted=trusted)
         except LimitExceeded:
             assert snapshot.facts.irregular_from is not None
             context, restored = self.engine.create_context(tenant), 0

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import dataclasses
+import sys
+import threading
 from collections import Counter
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -17,9 +19,12 @@ from inferd import protocol as p
 from inferd.calls.forward_arguments import attention_runs
 from inferd_runtime.engine.engine import Engine, EngineOptions
 from inferd_runtime.engine.scheduling.tenants import Tenancy, TenantLimits
+from inferd_runtime.engine.sequences.snapshots import ready, restore
 from inferd_runtime.kv.snapshot_folder import SnapshotFolder
 from inferd_runtime.kv.snapshot_format import PlaceMark, Snapshot, decode, encode
 from inferd_runtime.kv.snapshots import SnapshotStore
+from inferd_runtime.lanes import Lanes
+from inferd_runtime.session.operations import snapshots
 from inferd_runtime.testing.byte_tokenizer import VOCAB_SIZE
 from inferd_runtime.testing.direct import DirectSession
 from inferd_runtime.testing.null_driver import NullDriver
@@ -567,3 +572,72 @@ def test_any_bytes_are_a_context_or_a_typed_error(connect: Connect) -> None:
 
     check()
     assert {"opened", "client.invalid", "client.snapshot_damaged"} <= set(outcomes)
+
+
+def blind_rows(session: DirectSession, count: int) -> bytes:
+    """An exported context each of whose tokens sees itself alone, at a position of its own."""
+    made = decode(session.call(p.ExportContext(session.text("a" * count))).data)
+    rows = [np.packbits(np.arange(at + 1) == at).tobytes() for at in range(count)]
+    places = tuple(PlaceMark(at, at % 2, row) for at, row in enumerate(rows))
+    return encode(Snapshot(msgspec.structs.replace(made.facts, places=places), made.tokens, made.pages))
+
+
+def test_places_of_an_import_are_not_read_in_the_step_loop(connect: Connect, monkeypatch: pytest.MonkeyPatch) -> None:
+    """4,090 of them held all streams for 2.6 s, each time that such a context was imported or opened."""
+    session = connect()
+    readied = ready(decode(blind_rows(session, 400)))
+    calls = list[str]()
+    sys.setprofile(lambda frame, event, _: calls.append(frame.f_code.co_name) if event == "call" else None)
+    restored = restore(session.engine, "ann", readied, trusted=False)
+    sys.setprofile(None)
+    assert len(calls) < 100
+    restored.context.release()
+    used = list[str]()
+    monkeypatch.setattr(snapshots, "ready", lambda snapshot: used.append(threading.current_thread().name) or readied)
+    lanes = Lanes(1, "text")
+    session.session._state.texts = lanes
+    _, replies = session.submit(p.ImportContext(blind_rows(session, 400)))
+    while not replies and lanes.wait(10):
+        lanes.poll()
+    session.call(p.SaveContext(replies[0].context, "a"))
+    session.call(p.OpenSaved("a"))
+    session.call(p.TakeSaved("a"))
+    lanes.close()
+    assert (len(used), threading.current_thread().name in used) == (3, False)
+
+
+def test_what_tokens_see_counts_among_the_tokens_of_a_tenant(connect: Connect, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A row of its own took up to 500 bytes for each token, which counted as nothing: 7 GiB for one tenant."""
+    session = connect()
+    data = blind_rows(session, 40)
+    context = session.call(p.ImportContext(data)).context
+    held = session.engine.accounts.of("ann").tokens
+    assert held > 40 * 40
+    fork = session.call(p.ForkContext(context, 20)).context
+    session.call(p.TruncateContext(context, 10))
+    session.engine.check_integrity()
+    monkeypatch.setattr("inferd_runtime.session.state.MAX_TOKENS", held)
+    with pytest.raises(p.LimitExceeded) as refused:
+        session.call(p.ImportContext(data))
+    assert refused.value.detail["limit"] == "held_tokens"
+    for handle in (context, fork):
+        session.call(p.ReleaseContext(handle))
+    session.engine.check_integrity()
+
+
+@pytest.mark.parametrize("name", ["salt", "adapter"])
+def test_a_forged_snapshot_has_no_long_names(connect: Connect, name: str) -> None:
+    """A context held them for as long as it was open, 7 MB each, and counted its tokens alone."""
+    session = connect()
+    made = decode(session.call(p.ExportContext(session.text("ab"))).data)
+    forgery = encode(Snapshot(msgspec.structs.replace(made.facts, **{name: "x" * 257}), made.tokens, made.pages))
+    with pytest.raises(p.SnapshotDamaged, match="length <= 256"):
+        session.call(p.ImportContext(forgery))
+
+
+@pytest.mark.parametrize("width", [0, 7])
+def test_pages_of_another_size_are_refused_also_where_there_are_none(connect: Connect, width: int) -> None:
+    session = connect()
+    made = decode(session.call(p.ExportContext(session.text("ab"))).data)
+    with pytest.raises(p.SnapshotDamaged, match="another size"):
+        session.call(p.ImportContext(encode(Snapshot(made.facts, made.tokens, np.empty((0, width), np.uint8)))))

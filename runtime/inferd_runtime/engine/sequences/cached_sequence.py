@@ -81,7 +81,7 @@ class SequenceSet:
             assert account.used == held + parked + paid, (
                 f"{account}: {held} pages held, {parked} parked, {paid} paid for"
             )
-            tokens = sum(len(context.tokens) for context in mine)
+            tokens = sum(len(context.tokens) + context.positions.weight for context in mine)
             assert account.tokens == tokens, f"{account}: {tokens} tokens held"
         buffers = {
             id(c.parked.buffer): c.parked.buffer for c in self if c.parked is not None and c.parked.buffer is not None
@@ -223,9 +223,10 @@ class CachedSequence:
         if not 0 <= length <= len(self.tokens):
             raise InvalidRequest(f"cannot truncate to {length} tokens: the context holds {len(self.tokens)}")
         self.cuts += length < len(self.tokens)
-        self.account.tokens -= len(self.tokens) - length
+        self.account.tokens -= len(self.tokens) - length + self.positions.weight
         del self.tokens[length:]
         self.positions.truncate(length)
+        self.account.tokens += self.positions.weight
         self.uncompute(length)
         self._marks.cut(length)
         if self.irregular_from is not None and length <= self.irregular_from:
@@ -261,6 +262,7 @@ class CachedSequence:
         child.adapter = self.adapter
         child._extend(self.tokens[:length])
         child.positions = self.positions.copy(len(child.tokens))
+        self.account.tokens += child.positions.weight
         if self.parked is not None:
             size = self._family.pool.page_size
             child.parked = self._family.parking.share(self.parked, len(child.tokens), size)
@@ -299,8 +301,8 @@ class CachedSequence:
     def release(self) -> None:
         """Free the pages, and forget the tokens."""
         self.drop_computed()
-        self.account.tokens -= len(self.tokens)
-        self.tokens = []
+        self.account.tokens -= len(self.tokens) + self.positions.weight
+        self.tokens, self.positions = [], Positions()
         self.memory = None
         self._family.forget(self)
 
@@ -321,8 +323,19 @@ class CachedSequence:
 
     def place(self, start: int, positions: Sequence[int], visible: Sequence[RunEnds]) -> None:
         """Set positions and visibility of the tokens from ``start`` on, all pending. Empty: as in plain text."""
+        self.account.tokens -= self.positions.weight
         self.positions.place(start, positions)
         self.positions.restrict(start, visible)
+        self.account.tokens += self.positions.weight
+        self._mark_placed()
+
+    def place_all(self, positions: Positions) -> None:
+        """Set positions and visibility of all tokens, all pending."""
+        self.account.tokens += positions.weight - self.positions.weight
+        self.positions = positions
+        self._mark_placed()
+
+    def _mark_placed(self) -> None:
         first = self.positions.irregular_from
         if first is not None:
             self.mark_irregular(first)

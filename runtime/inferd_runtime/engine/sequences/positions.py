@@ -3,11 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from itertools import islice
 
 import numpy as np
 
 from inferd_runtime.engine.sequences.visibility import KeptRow, RunEnds, bools_of, keep
 from inferd_runtime.models.batch import Ids, Placement
+
+TOKEN_BYTES = 8
+"""Of a token in the list of a context."""
+MARK_BYTES = 200
+"""Of a shift, or of a row beside what it says."""
 
 
 def tree_placement(start: int, count: int, parents: Sequence[int]) -> Placement:
@@ -33,22 +39,28 @@ class Positions:
 
     A shift holds from its index on: position = index + shift. So tokens after explicit positions go on from the last one. A row
     says which tokens one token sees, itself included and none with a higher index: causality is the order of writing, whatever
-    the positions are.
+    the positions are. Both are added in order. ``weight``: the memory of all marks, in tokens of a context.
     """
 
     def __init__(self) -> None:
+        self.weight = 0
         self._shifts: list[tuple[int, int]] = []
         self._seen: dict[int, KeptRow] = {}
 
     @property
     def irregular_from(self) -> int | None:
         """The first token with a mark; None if there is none."""
-        return min((*(index for index, _ in self._shifts[:1]), *self._seen), default=None)
+        return min((*(index for index, _ in self._shifts[:1]), *islice(self._seen, 1)), default=None)
 
     @property
     def shift(self) -> int:
         """Position minus index of the next token to be appended."""
         return self._shifts[-1][1] if self._shifts else 0
+
+    def reach(self, length: int) -> tuple[int, int]:
+        """Return the lowest and the highest position of the first ``length`` tokens; 0 for none."""
+        positions = self._of(np.arange(max(length, 1)))
+        return int(positions.min()), int(positions.max())
 
     def marks(self) -> Iterator[tuple[int, int | None, KeptRow | None]]:
         """Yield each token with a mark, in order: its index, the shift that begins there, and its row."""
@@ -61,6 +73,7 @@ class Positions:
         for index, position in enumerate(positions, start):
             if position - index != self.shift:
                 self._shifts.append((index, position - index))
+                self.weight += MARK_BYTES // TOKEN_BYTES
 
     def restrict(self, start: int, rows: Sequence[RunEnds]) -> None:
         """Set what the tokens from ``start`` on see: a row each, of at least index + 1 tokens."""
@@ -68,6 +81,7 @@ class Positions:
             kept = keep(row, index + 1)
             if kept is not None:
                 self._seen[index] = kept
+                self.weight += _weight(kept)
 
     def placement(self, start: int, count: int) -> Placement | None:
         """Return the placement of ``count`` tokens from ``start`` on; None if neither they nor those before have a mark."""
@@ -90,7 +104,9 @@ class Positions:
         """Keep the marks on the first ``length`` tokens."""
         while self._shifts and self._shifts[-1][0] >= length:
             self._shifts.pop()
+            self.weight -= MARK_BYTES // TOKEN_BYTES
         if self._seen:
+            self.weight -= sum(_weight(row) for index, row in self._seen.items() if index >= length)
             self._seen = {index: row for index, row in self._seen.items() if index < length}
 
     def copy(self, length: int) -> Positions:
@@ -98,5 +114,10 @@ class Positions:
         child = Positions()
         child._shifts = list(self._shifts)
         child._seen = dict(self._seen)
+        child.weight = self.weight
         child.truncate(length)
         return child
+
+
+def _weight(row: KeptRow) -> int:
+    return (MARK_BYTES + row.nbytes) // TOKEN_BYTES

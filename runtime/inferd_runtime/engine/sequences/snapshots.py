@@ -12,12 +12,13 @@ from typing import NamedTuple
 import numpy as np
 from msgspec.structs import astuple
 
-from inferd.protocol import ModelInfo, SnapshotDamaged, SnapshotForeign
+from inferd.protocol import InvalidRequest, ModelInfo, SnapshotDamaged, SnapshotForeign
 from inferd_runtime.engine.driver import Driver
 from inferd_runtime.engine.engine import Engine
-from inferd_runtime.engine.jobs.forward_pass import check_placement
+from inferd_runtime.engine.jobs.forward_pass import check_rows
 from inferd_runtime.engine.sequences.cached_sequence import CachedSequence
 from inferd_runtime.engine.sequences.parking import start_reading
+from inferd_runtime.engine.sequences.positions import Positions
 from inferd_runtime.engine.sequences.prompt_meter import PromptMeter
 from inferd_runtime.engine.sequences.visibility import bits_of, bools_of, ends_of_bools
 from inferd_runtime.kv import snapshot_format
@@ -32,6 +33,15 @@ class Capture(NamedTuple):
 
     nbytes: int
     finish: Callable[[], Snapshot]
+
+
+class Readied(NamedTuple):
+    """A snapshot, the positions and visibility of its tokens, and the ``lowest`` and ``highest`` of these positions."""
+
+    snapshot: Snapshot
+    positions: Positions
+    lowest: int
+    highest: int
 
 
 class Restored(NamedTuple):
@@ -55,7 +65,7 @@ def import_kv(engine: Engine, model: ModelInfo, tenant: str, data: bytes) -> Res
     """
     snapshot = snapshot_format.decode(data)
     find_model(snapshot, [model])
-    return restore(engine, tenant, snapshot, trusted=False)
+    return restore(engine, tenant, ready(snapshot), trusted=False)
 
 
 def capture(engine: Engine, model: ModelInfo, context: CachedSequence, turns: Sequence[TurnMark]) -> Capture:
@@ -91,8 +101,24 @@ def find_model(snapshot: Snapshot, served: Sequence[ModelInfo]) -> ModelInfo:
     return max(same, key=lambda model: model.name == facts.model)
 
 
+def ready(snapshot: Snapshot) -> Readied:
+    """Read a snapshot's places, in any thread: that takes long where every token has one.
+
+    Raises InvalidRequest for a token that does not see itself.
+    """
+    positions = Positions()
+    for at, shift, seen in map(astuple, snapshot.facts.places):
+        if shift is not None:
+            positions.place(at, [at + shift])
+        if seen is not None:
+            rows = [ends_of_bools(bools_of(np.frombuffer(seen, np.uint8), at + 1))]
+            check_rows(at, 1, rows)
+            positions.restrict(at, rows)
+    return Readied(snapshot, positions, *positions.reach(len(snapshot.tokens)))
+
+
 def restore(
-    engine: Engine, tenant: str, snapshot: Snapshot, *, trusted: bool = True, meter: PromptMeter | None = None
+    engine: Engine, tenant: str, readied: Readied, *, trusted: bool = True, meter: PromptMeter | None = None
 ) -> Restored:
     """Return a new context that starts as the snapshot, of a model with the same fingerprint.
 
@@ -101,11 +127,12 @@ def restore(
     model cannot have, LimitExceeded for more tokens than its context holds, SnapshotDamaged for KV that cannot be right.
     ``meter`` counts its prompt tokens.
     """
+    snapshot = readied.snapshot
     context = engine.create_context(tenant, snapshot.facts.salt, meter)
     with ExitStack() as undo:
         undo.callback(context.release)
         context.use_adapter(snapshot.facts.adapter)
-        _append(context, snapshot)
+        _append(context, readied)
         context.lineage, context.forks = snapshot.facts.lineage, snapshot.facts.forks
         restored = Restored(context, _restore_pages(engine, context, snapshot, trusted))
         undo.pop_all()
@@ -117,18 +144,15 @@ def _place_marks(context: CachedSequence) -> Iterator[PlaceMark]:
         yield PlaceMark(at, shift, None if seen is None else bits_of(seen, at + 1).tobytes())
 
 
-def _append(context: CachedSequence, snapshot: Snapshot) -> None:
-    """Append the tokens with their positions and visibility, checked as those of a forward pass."""
-    done = 0
-    for at, shift, seen in map(astuple, snapshot.facts.places):
-        positions = [] if shift is None else [at + shift]
-        visible = [] if seen is None else [ends_of_bools(bools_of(np.frombuffer(seen, np.uint8), at + 1))]
-        context.append(snapshot.tokens[done:at])
-        check_placement(context, 1, positions, visible)
-        context.append(snapshot.tokens[at : at + 1])
-        context.place(at, positions, visible)
-        done = at + 1
-    context.append(snapshot.tokens[done:])
+def _append(context: CachedSequence, readied: Readied) -> None:
+    """Append the tokens with their positions and visibility, which are checked."""
+    context.append(readied.snapshot.tokens)
+    if readied.lowest < 0 or readied.highest >= context.model_length:
+        raise InvalidRequest(
+            f"the positions {readied.lowest} to {readied.highest} are outside 0 to {context.model_length - 1}, the model's "
+            "context"
+        )
+    context.place_all(readied.positions)
 
 
 def _start_reading(driver: Driver, context: CachedSequence) -> Callable[[], PageData]:
@@ -158,7 +182,7 @@ def _restore_pages(engine: Engine, context: CachedSequence, snapshot: Snapshot, 
     """Write the snapshot's pages into the cache, as far as they fit. Returns how many tokens have their K and V."""
     facts, driver = snapshot.facts, engine.driver
     fits = facts.kv_layout == driver.kv_layout and facts.page_size == driver.page_size
-    if fits and len(snapshot.pages) and snapshot.pages.shape[1] != driver.page_bytes:
+    if fits and snapshot.pages.shape[1] != driver.page_bytes:
         raise SnapshotDamaged("the snapshot is damaged: its pages have another size than its layout says")
     if fits and not trusted and not driver.bearable(snapshot.pages):
         raise SnapshotDamaged("the KV holds numbers that no model computes: not finite, or far too large")

@@ -24,7 +24,7 @@ def ends_of(lengths: Sequence[int]) -> RunEnds:
 def ends_of_bools(row: Seen) -> RunEnds:
     """Return the ends of a row's runs, bool[L]."""
     changes = np.flatnonzero(np.diff(row)) + 1
-    return np.asarray([*([0] if row.size and row[0] else []), *changes, row.size], np.int32)
+    return np.concatenate([np.zeros(int(row[:1].any())), changes, [row.size]]).astype(np.int32)
 
 
 def length_of(ends: RunEnds) -> int:

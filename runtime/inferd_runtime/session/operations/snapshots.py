@@ -6,11 +6,12 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from inferd import protocol as p
-from inferd_runtime.engine.sequences.snapshots import Capture, capture, export_kv, find_model, restore
+from inferd_runtime.engine.sequences.snapshots import Capture, Readied, capture, export_kv, find_model, ready, restore
 from inferd_runtime.kv.snapshot_format import Snapshot, TurnMark, decode
 from inferd_runtime.kv.snapshot_place import SnapshotPlace, Taken
 from inferd_runtime.kv.snapshots import SnapshotStore
 from inferd_runtime.session.state import Call, OpenContext, SessionState, guarded
+from inferd_runtime.session.texts import answer_with
 from inferd_runtime.session.transcript import Turn
 
 SnapshotReply = Callable[[Any], Any]
@@ -51,9 +52,11 @@ def open_saved(state: SessionState, call: Call) -> None:
     p.check_snapshot_name(request.name)
     tenant, models = state.tenant, _wanted(state, request.model)
     state.check_room()
-    _await(
-        state, call, lambda place: place.load(tenant, request.name), lambda snapshot: _opened(state, snapshot, models)
-    )
+
+    def load(place: SnapshotPlace) -> Readied:
+        return ready(place.load(tenant, request.name))
+
+    _await(state, call, load, lambda readied: _opened(state, readied, models))
 
 
 def take(state: SessionState, call: Call) -> None:
@@ -63,8 +66,14 @@ def take(state: SessionState, call: Call) -> None:
     tenant, store, models = state.tenant, _store(state), _wanted(state, request.model)
     state.check_room()
 
+    readied: list[Readied] = []
+
+    def check(snapshot: Snapshot) -> None:
+        find_model(snapshot, models)
+        readied.append(ready(snapshot))
+
     def withdraw(place: SnapshotPlace) -> Taken:
-        return place.take(tenant, request.name, lambda snapshot: find_model(snapshot, models))
+        return place.take(tenant, request.name, check)
 
     def finish(taken: Taken, used: bool) -> None:
         store.submit(tenant, lambda place: place.finish_take(taken, used=used), lambda _: None)
@@ -72,7 +81,7 @@ def take(state: SessionState, call: Call) -> None:
     def reply(taken: Taken) -> p.Opened:
         used = False
         try:
-            opened = _opened(state, taken.snapshot, models)
+            opened = _opened(state, readied[-1], models)
             used = True
             return opened
         finally:
@@ -108,12 +117,15 @@ def export(state: SessionState, call: Call) -> None:
 
 
 def import_bytes(state: SessionState, call: Call) -> None:
-    """Create a context from bytes, which are not trusted."""
+    """Create a context from bytes, which are not trusted, and are read beside the step loop."""
     request: p.ImportContext = call.request
     p.check_import(request)
+    models = _wanted(state, request.model)
     state.check_room()
-    snapshot = decode(request.data)
-    call.respond(_opened(state, snapshot, _wanted(state, request.model), trusted=False))
+    answer_with(
+        state, call, len(request.data), lambda: ready(decode(request.data)),
+        lambda readied: _opened(state, readied, models, trusted=False),
+    )  # fmt: skip
 
 
 def _store(state: SessionState) -> SnapshotStore:
@@ -155,12 +167,11 @@ def _wanted(state: SessionState, name: str) -> Sequence[p.ModelInfo]:
     return [state.model(name).info] if name else [model.info for model in state.models.values()]
 
 
-def _opened(
-    state: SessionState, snapshot: Snapshot, models: Sequence[p.ModelInfo], *, trusted: bool = True
-) -> p.Opened:
+def _opened(state: SessionState, readied: Readied, models: Sequence[p.ModelInfo], *, trusted: bool = True) -> p.Opened:
     """Restore a snapshot on one of the models and give it a handle."""
+    snapshot = readied.snapshot
     model = state.model(find_model(snapshot, models).name)
-    restored = restore(model.engine, state.tenant, snapshot, trusted=trusted, meter=state.meter)
+    restored = restore(model.engine, state.tenant, readied, trusted=trusted, meter=state.meter)
     turns = [(mark.at, Turn(mark.empty, mark.answering, mark.asked)) for mark in snapshot.facts.turns]
     entry = OpenContext(model, restored.context, *turns)
     new = state.open_context(entry)
