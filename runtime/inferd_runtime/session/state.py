@@ -19,11 +19,12 @@ from inferd_runtime.engine.sequences.prompt_meter import PromptMeter
 from inferd_runtime.engine.uploads import Uploads
 from inferd_runtime.kv.snapshots import SnapshotStore
 from inferd_runtime.lanes import Lanes
-from inferd_runtime.session import transcript
 from inferd_runtime.session.constraints.compile_queue import CompileQueue
 from inferd_runtime.session.constraints.held_grammars import HeldGrammars
 from inferd_runtime.session.generation.open_generation import OpenGeneration
 from inferd_runtime.session.served_model import ServedModel
+from inferd_runtime.session.transcript import Turn
+from inferd_runtime.session.turn_marks import TurnMarks
 
 Respond = Callable[[Any], None]
 MAX_HANDLES = 4096
@@ -54,37 +55,28 @@ class Call:
 class OpenContext:
     """A context handle: the engine's context, its model, and where the conversation stands."""
 
-    def __init__(self, model: ServedModel, context: CachedSequence, *turns: tuple[int, transcript.Turn]) -> None:
+    def __init__(self, model: ServedModel, context: CachedSequence, turns: TurnMarks | None = None) -> None:
         self.model = model
         self.context = context
-        self._turns = list(turns) or [(0, transcript.Turn())]
+        self.turns = turns or TurnMarks()
 
     @property
-    def turns(self) -> Sequence[tuple[int, transcript.Turn]]:
-        """Return where the conversation stood at which lengths, each once."""
-        return self._turns
-
-    @property
-    def turn(self) -> transcript.Turn:
+    def turn(self) -> Turn:
         """Return where the conversation stands at the end of the context."""
-        return self._turns[-1][1]
+        return self.turns.last
 
-    def stand_at(self, turn: transcript.Turn) -> None:
-        """Note where the conversation stands now: of each length once, or appending nothing again and again would take memory."""
-        length = len(self.context.tokens)
-        if self._turns[-1][0] == length:
-            self._turns.pop()
-        self._turns.append((length, turn))
+    def stand_at(self, turn: Turn) -> None:
+        """Note where the conversation stands now."""
+        self.turns.set(len(self.context.tokens), turn)
 
     def stand_from(self, length: int) -> None:
         """Note that the conversation stands from ``length`` on where it stands now: the rest may be rewritten in fewer tokens."""
-        turn = self.turn
-        self._turns = [*(mark for mark in self._turns if mark[0] < length), (length, turn)]
+        self.turns.set(length, self.turn)
 
     def truncate(self, length: int) -> None:
         """Cut the context; the conversation stands where it stood then."""
         self.context.truncate(length)
-        self._turns = [self._turns[0], *(mark for mark in self._turns[1:] if mark[0] <= length)]
+        self.turns.cut(length)
 
     def fork(self, length: int | None = None, behind: Sequence[int] = (), *, own_noise: bool = True) -> OpenContext:
         """Return a copy of the first ``length`` tokens (None: all) with the tokens ``behind`` them, at the same place in the
@@ -92,7 +84,7 @@ class OpenContext:
         """
         child = self.context.fork(length, own_noise=own_noise)
         child.append(behind)
-        return OpenContext(self.model, child, *(mark for mark in self._turns if mark[0] <= len(child.tokens)))
+        return OpenContext(self.model, child, self.turns.copy(len(child.tokens)))
 
     @contextmanager
     def leased(self, adapter: str) -> Iterator[AdapterLease]:

@@ -457,7 +457,7 @@ def test_appending_nothing_again_and_again_leaves_nothing(caller: DirectSession)
     held = caller.call(p.AppendContext(context, [p.Part("cue")])).length
     for _ in range(50):
         caller.call(p.AppendContext(context, [p.Part("text", text="")]))
-    turns = caller.session._state.contexts[caller.call(p.ForkContext(context)).context].turns
+    turns = list(caller.session._state.contexts[caller.call(p.ForkContext(context)).context].turns)
     assert [at for at, _ in turns] == sorted({at for at, _ in turns})
     assert len(turns) <= 3
     assert turns[-1][0] == held

@@ -13,6 +13,7 @@ from inferd_runtime.kv.snapshots import SnapshotStore
 from inferd_runtime.session.state import Call, OpenContext, SessionState, guarded
 from inferd_runtime.session.texts import answer_with
 from inferd_runtime.session.transcript import Turn
+from inferd_runtime.session.turn_marks import TurnMarks
 
 SnapshotReply = Callable[[Any], Any]
 
@@ -172,8 +173,8 @@ def _opened(state: SessionState, readied: Readied, models: Sequence[p.ModelInfo]
     snapshot = readied.snapshot
     model = state.model(find_model(snapshot, models).name)
     restored = restore(model.engine, state.tenant, readied, trusted=trusted, meter=state.meter)
-    turns = [(mark.at, Turn(mark.empty, mark.answering, mark.asked)) for mark in snapshot.facts.turns]
-    entry = OpenContext(model, restored.context, *turns)
+    turns = TurnMarks((mark.at, Turn(mark.empty, mark.answering, mark.asked)) for mark in snapshot.facts.turns)
+    entry = OpenContext(model, restored.context, turns)
     new = state.open_context(entry)
     return p.Opened(
         new.context, new.length, new.pending, restored.restored, snapshot.facts.computed - restored.restored,
