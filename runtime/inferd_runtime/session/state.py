@@ -11,7 +11,7 @@ from typing import Any
 from inferd import protocol as p
 from inferd_runtime.engine.adapters import AdapterLease
 from inferd_runtime.engine.jobs.boundary import typed_error
-from inferd_runtime.engine.jobs.generation import Generation, GenerationSpec
+from inferd_runtime.engine.jobs.generation import Generation
 from inferd_runtime.engine.sampling.host_sampling import RowSampler
 from inferd_runtime.engine.sampling.probes import check_vocabulary
 from inferd_runtime.engine.sequences.cached_sequence import CachedSequence
@@ -34,7 +34,9 @@ MAX_CONTEXTS = 1 << 14
 MAX_TOKENS = 1 << 24
 """Of a tenant's contexts together, those that they share counted for each: lists of 128 MiB."""
 MAX_HELD_NUMBERS = 1 << 26
-"""What probes of steps found, and rows that programs choose from, over all generations of a tenant: 256 MiB as float32."""
+"""What probes of steps found, rows that programs choose from, and what the requests brought, over all generations of a tenant:
+256 MiB as float32.
+"""
 Publish = Callable[[int, int, Sequence[p.Step]], None]
 """Called with delivered steps: a generation's handle, the number of the first step, the steps."""
 
@@ -139,6 +141,7 @@ class SessionState:
         """True while a request is carried out that all later ones of the session have to wait for."""
         self.contexts: dict[int, OpenContext] = {}
         self.generations: dict[int, OpenGeneration] = {}
+        self.held_numbers = 0
         self.grammars = HeldGrammars(lambda: (state.grammars for state in self.siblings))
         self.waiting: dict[int, Callable[[], None]] = {}
         self.uploads: set[tuple[Uploads, int]] = set()
@@ -201,7 +204,12 @@ class SessionState:
         """Give a generation a handle."""
         self._last_handle += 1
         self.generations[self._last_handle] = opened
+        self.held_numbers += opened.held_numbers
         return self._last_handle
+
+    def drop_generation(self, handle: int) -> None:
+        """Forget the handle of a closed generation."""
+        self.held_numbers -= self.generations.pop(handle).held_numbers
 
     def generation(self, handle: int) -> OpenGeneration:
         """Return the generation of a handle. Raises NotFound."""
@@ -244,14 +252,11 @@ class SessionState:
                 raise_with="releasing some",
             )  # fmt: skip
 
-    def check_numbers(self, spec: GenerationSpec, vocab_size: int) -> None:
-        """Raise LimitExceeded if what this generation may hold for its reader, with the open ones', is too much."""
-        if spec.probes is None and spec.choice is None:
-            return
-        held = self._of_all(lambda state: sum(opened.held_numbers for opened in state.generations.values()))
-        if held + spec.held_numbers(vocab_size) > MAX_HELD_NUMBERS:
+    def check_numbers(self, more: int) -> None:
+        """Raise LimitExceeded if a generation that holds ``more`` numbers is too much beside the open ones."""
+        if self._of_all(lambda state: state.held_numbers) + more > MAX_HELD_NUMBERS:
             raise p.LimitExceeded(
-                f"the generations of a tenant may hold {MAX_HELD_NUMBERS} numbers of probes and candidates for their readers",
+                f"the generations of a tenant may hold {MAX_HELD_NUMBERS} numbers of probes, candidates, predictions and biases",
                 limit="held_numbers", value=MAX_HELD_NUMBERS, raise_with="fewer such generations at a time",
             )  # fmt: skip
 

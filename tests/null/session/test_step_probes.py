@@ -122,10 +122,22 @@ def test_bad_probes_are_refused_by_name(caller: DirectSession, asked: list[p.Pro
         caller.call(p.StartGenerate(caller.text("abc"), probes=asked))
 
 
-@pytest.mark.parametrize("fields", [{"probes": [p.Probe("logits")]}, {"candidates": 1}, {"candidates": 0}])
-def test_what_waits_for_readers_is_bounded_over_a_session(
-    caller: DirectSession, monkeypatch: pytest.MonkeyPatch, fields: dict[str, Any]
+@pytest.mark.parametrize(
+    ("fields", "most"),
+    [
+        ({"probes": [p.Probe("logits")]}, 3),
+        ({"candidates": 1}, 8),
+        ({"candidates": 0}, 3),
+        ({"predicted": [5] * 40, "system_speculation": True}, 5),
+        ({"predicted_text": "a" * 40, "system_speculation": True}, 5),
+        ({"sampling": p.Sampling(bias_tokens=tuple(range(10)), bias_values=(0.5,) * 10)}, 4),
+        ({"sampling": p.Sampling(allowed_tokens=tuple(range(40)))}, 5),
+    ],
+)
+def test_what_waits_for_readers_and_what_requests_bring_is_bounded_over_a_session(
+    caller: DirectSession, monkeypatch: pytest.MonkeyPatch, fields: dict[str, Any], most: int
 ) -> None:
+    """16,384 generations with 1,024 biases each took 3.3 GB, with predictions of a long context tens of them."""
     monkeypatch.setattr(step_probes, "UNDELIVERED_NUMBERS", 3 * VOCAB_SIZE)
     monkeypatch.setattr(state, "MAX_HELD_NUMBERS", 9 * VOCAB_SIZE)
     opened, refused = list[int](), 0
@@ -134,8 +146,7 @@ def test_what_waits_for_readers_is_bounded_over_a_session(
             opened.append(caller.call(p.StartGenerate(caller.text("abc"), **fields)).generation)
         except p.LimitExceeded as error:
             refused += error.detail["limit"] == "held_numbers"
-    assert len(opened) == {"probes": 3, "candidates": 3 if fields.get("candidates") == 0 else 8}[next(iter(fields))]
-    assert refused == 12 - len(opened)
+    assert (len(opened), refused) == (most, 12 - most)
     assert caller.generate(caller.text("abc"), max_tokens=3).tokens
     caller.call(p.CloseGenerate(opened[0]))
     caller.call(p.StartGenerate(caller.text("abc"), **fields))

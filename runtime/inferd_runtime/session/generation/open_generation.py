@@ -75,7 +75,7 @@ class ProgramInputs:
 
 
 class OpenGeneration:
-    """A generation handle. ``delivered_steps``: how many steps were handed out.
+    """A generation handle. ``delivered_steps``: how many steps were handed out. ``held_numbers``: what it counts for in memory.
 
     ``turns`` is told whose turn it is. ``closing`` is closed with it. ``healing`` cut the end of its prompt. ``finished`` checks
     its text when it is complete.
@@ -87,6 +87,7 @@ class OpenGeneration:
         inputs: ProgramInputs,
         turns: ProgramTurns,
         closing: ExitStack,
+        held_numbers: int = 0,
         healing: Healing | None = None,
         finished: BestEffortCheck | None = None,
     ) -> None:
@@ -94,6 +95,7 @@ class OpenGeneration:
         self._inputs = inputs
         self._turns = turns
         self._closing = closing
+        self.held_numbers = held_numbers
         self._healing = healing
         self._finished = finished
         self.delivered_steps = 0
@@ -143,11 +145,6 @@ class OpenGeneration:
         if length < 0 or length >= delivered:
             return left
         return (length, ()) if self._healing is None else self._healing.keep(length)
-
-    @property
-    def held_numbers(self) -> int:
-        """The most numbers that wait for its reader."""
-        return self.generation.spec.held_numbers(self.generation.context.vocab_size)
 
     def usage(self) -> p.Usage:
         """Return what this generation has used."""

@@ -31,6 +31,9 @@ from inferd_runtime.session.state import Call, OpenContext, SessionState
 from inferd_runtime.session.texts import check_text, run_with
 from inferd_runtime.speculation.sources import SourceSet
 
+TOKEN_NUMBERS, BIAS_NUMBERS = 10, 50
+"""What a token of a prediction, and a bias in its table, was measured to take, in numbers of four bytes."""
+
 
 def start(state: SessionState, call: Call) -> None:
     """Put a generation into the batch, as soon as its prediction is tokenized and its constraint compiled."""
@@ -88,7 +91,8 @@ def _submit(
             if sources is not None:
                 undo.callback(sources.drop)
             spec = _spec(request, model, sampler, masks, sources)
-            state.check_numbers(spec, model.info.vocab_size)
+            held = spec.held_numbers(model.info.vocab_size) + _brought_numbers(request)
+            state.check_numbers(held)
             spec = replace(spec, grammar=_narrowed(masks, request, spec, model.info.vocab_size))
             generation = Generation(context, spec, _text(request, model, healing))
             generation.timeline = model.generations.begin(state.name, context.pending, asked)
@@ -97,10 +101,17 @@ def _submit(
     if healing is not None:
         entry.stand_from(healing.start)
     opened = OpenGeneration(
-        generation, inputs, model.turns, closing, healing, _finished_check(state, request, compiled)
+        generation, inputs, model.turns, closing, held, healing, _finished_check(state, request, compiled)
     )
     prompt, learns = list(context.tokens), request.program_speculation or request.candidates is not None
     return p.GenerationStarted(state.open_generation(opened), len(prompt), prompt if learns else [])
+
+
+def _brought_numbers(request: p.StartGenerate) -> int:
+    """Return as how many numbers of four bytes the long lists of a request count while its generation is open."""
+    sampling = request.sampling
+    tokens = len(request.predicted) + len(sampling.allowed_tokens)
+    return TOKEN_NUMBERS * tokens + BIAS_NUMBERS * len(sampling.bias_tokens)
 
 
 def _constrained(

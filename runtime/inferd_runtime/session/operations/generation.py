@@ -52,7 +52,7 @@ def _closed(state: SessionState, generation: int, keep: int = -1) -> p.ContextSt
     opened.close(keep)
     if opened.generation.listener is not None:
         opened.generation.listener()
-    del state.generations[generation]
+    state.drop_generation(generation)
     state.count(opened.usage())
     context = opened.generation.context
     handle = next((handle for handle, entry in state.contexts.items() if entry.context is context), None)
