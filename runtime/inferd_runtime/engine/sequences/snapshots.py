@@ -10,7 +10,7 @@ from contextlib import ExitStack
 from typing import NamedTuple
 
 import numpy as np
-from msgspec.structs import astuple
+from msgspec.structs import astuple, replace
 
 from inferd.protocol import InvalidRequest, ModelInfo, SnapshotDamaged, SnapshotForeign
 from inferd_runtime.engine.driver import Driver
@@ -69,7 +69,10 @@ def import_kv(engine: Engine, model: ModelInfo, tenant: str, data: bytes) -> Res
 
 
 def capture(engine: Engine, model: ModelInfo, context: CachedSequence, turns: Sequence[TurnMark]) -> Capture:
-    """Start copying a context as a snapshot. The context can be used, and released, at once."""
+    """Start copying a context as a snapshot. The context can be used, and released, at once.
+
+    What its tokens see is written out by ``finish``: that takes long where each has a row of its own.
+    """
     facts = Facts(
         model=model.name,
         fingerprint=model.fingerprint,
@@ -82,11 +85,15 @@ def capture(engine: Engine, model: ModelInfo, context: CachedSequence, turns: Se
         adapter=context.adapter,
         salt=context.salt,
         irregular_from=context.irregular_from,
-        places=tuple(_place_marks(context)),
     )
     tokens, pages = list(context.tokens), _start_reading(engine.driver, context)
+    positions = context.positions.copy(len(tokens))
     size = -(-context.computed // engine.driver.page_size) * engine.driver.page_bytes
-    return Capture(size + 4 * len(tokens), lambda: Snapshot(facts, tokens, pages()))
+
+    def finish() -> Snapshot:
+        return Snapshot(replace(facts, places=tuple(_place_marks(positions))), tokens, pages())
+
+    return Capture(size + 4 * len(tokens), finish)
 
 
 def find_model(snapshot: Snapshot, served: Sequence[ModelInfo]) -> ModelInfo:
@@ -139,8 +146,8 @@ def restore(
     return restored
 
 
-def _place_marks(context: CachedSequence) -> Iterator[PlaceMark]:
-    for at, shift, seen in context.positions.marks():
+def _place_marks(positions: Positions) -> Iterator[PlaceMark]:
+    for at, shift, seen in positions.marks():
         yield PlaceMark(at, shift, None if seen is None else bits_of(seen, at + 1).tobytes())
 
 

@@ -6,8 +6,8 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from inferd import protocol as p
-from inferd_runtime.engine.sequences.snapshots import Capture, Readied, capture, export_kv, find_model, ready, restore
-from inferd_runtime.kv.snapshot_format import Snapshot, TurnMark, decode
+from inferd_runtime.engine.sequences.snapshots import Capture, Readied, capture, find_model, ready, restore
+from inferd_runtime.kv.snapshot_format import Snapshot, TurnMark, decode, encode
 from inferd_runtime.kv.snapshot_place import SnapshotPlace, Taken
 from inferd_runtime.kv.snapshots import SnapshotStore
 from inferd_runtime.session.state import Call, OpenContext, SessionState, guarded
@@ -106,15 +106,20 @@ def list_saved(state: SessionState, call: Call) -> None:
 
 
 def export(state: SessionState, call: Call) -> None:
-    """Answer with a context as bytes."""
+    """Answer with a context as bytes, which are made beside the step loop."""
     request: p.ExportContext = call.request
     entry = state.free_context(request.context)
     driver = entry.model.engine.driver
     pages = -(-entry.context.computed // driver.page_size)
     p.check_export_size(pages * driver.page_bytes)
-    data = export_kv(entry.model.engine, entry.model.info, entry.context, _marks(entry))
-    p.check_export_size(len(data))
-    call.respond(p.Exported(data))
+    captured = _capture(entry)
+
+    def encoded() -> p.Exported:
+        data = encode(captured.finish())
+        p.check_export_size(len(data))
+        return p.Exported(data)
+
+    answer_with(state, call, captured.nbytes, encoded, lambda exported: exported)
 
 
 def import_bytes(state: SessionState, call: Call) -> None:
