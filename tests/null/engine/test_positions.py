@@ -15,6 +15,7 @@ from inferd_runtime.engine.sequences.visibility import (
     ends_of,
     ends_of_bools,
     keep,
+    keep_bits,
     length_of,
     sees,
     sees_from,
@@ -111,6 +112,8 @@ def test_runs_are_kept_as_what_is_smaller_and_say_what_bools_say(seen: list[bool
     for length in range(1, size + 1):
         kept = keep(ends, length)
         assert (kept is None) == all(seen[:length])
+        as_bits = keep_bits(np.packbits(row), length)
+        assert (as_bits is None, np.array_equal(as_bits, kept)) == (kept is None, True)
         if kept is not None:
             assert bools_of(kept, length).tolist() == seen[:length]
             assert np.unpackbits(bits_of(kept, length), count=length).tolist() == seen[:length]

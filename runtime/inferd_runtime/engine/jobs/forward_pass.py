@@ -196,12 +196,7 @@ def check_placement(context: CachedSequence, count: int, positions: Sequence[int
             raise InvalidRequest(
                 f"positions[{at}] = {position} is outside 0 to {context.model_length - 1}, the model's context"
             )
-    check_rows(len(context.tokens), count, visible)
-
-
-def check_rows(start: int, count: int, visible: Sequence[RunEnds]) -> None:
-    """Check what ``count`` tokens from ``start`` on see. Raises InvalidRequest that names what is wrong."""
-    length = start + count
+    start, length = len(context.tokens), len(context.tokens) + count
     for at, row in enumerate(visible):
         if not start + at < length_of(row) <= length:
             raise InvalidRequest(

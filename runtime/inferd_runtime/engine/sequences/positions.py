@@ -78,10 +78,13 @@ class Positions:
     def restrict(self, start: int, rows: Sequence[RunEnds]) -> None:
         """Set what the tokens from ``start`` on see: a row each, of at least index + 1 tokens."""
         for index, row in enumerate(rows, start):
-            kept = keep(row, index + 1)
-            if kept is not None:
-                self._seen[index] = kept
-                self.weight += _weight(kept)
+            self.see(index, keep(row, index + 1))
+
+    def see(self, index: int, row: KeptRow | None) -> None:
+        """Set what one token sees, behind all for which that was set; None is all before it."""
+        if row is not None:
+            self._seen[index] = row
+            self.weight += _weight(row)
 
     def placement(self, start: int, count: int) -> Placement | None:
         """Return the placement of ``count`` tokens from ``start`` on; None if neither they nor those before have a mark."""

@@ -15,12 +15,11 @@ from msgspec.structs import astuple, replace
 from inferd.protocol import InvalidRequest, ModelInfo, SnapshotDamaged, SnapshotForeign
 from inferd_runtime.engine.driver import Driver
 from inferd_runtime.engine.engine import Engine
-from inferd_runtime.engine.jobs.forward_pass import check_rows
 from inferd_runtime.engine.sequences.cached_sequence import CachedSequence
 from inferd_runtime.engine.sequences.parking import start_reading
 from inferd_runtime.engine.sequences.positions import Positions
 from inferd_runtime.engine.sequences.prompt_meter import PromptMeter
-from inferd_runtime.engine.sequences.visibility import bits_of, bools_of, ends_of_bools
+from inferd_runtime.engine.sequences.visibility import bits_of, keep_bits
 from inferd_runtime.kv import snapshot_format
 from inferd_runtime.kv.snapshot_format import Facts, PlaceMark, Snapshot, TurnMark
 from inferd_runtime.models.batch import PageData
@@ -118,9 +117,10 @@ def ready(snapshot: Snapshot) -> Readied:
         if shift is not None:
             positions.place(at, [at + shift])
         if seen is not None:
-            rows = [ends_of_bools(bools_of(np.frombuffer(seen, np.uint8), at + 1))]
-            check_rows(at, 1, rows)
-            positions.restrict(at, rows)
+            bits = np.frombuffer(seen, np.uint8)
+            if not bits[at // 8] << at % 8 & 0x80:
+                raise InvalidRequest(f"token {at} of the snapshot does not see itself")
+            positions.see(at, keep_bits(bits, at + 1))
     return Readied(snapshot, positions, *positions.reach(len(snapshot.tokens)))
 
 

@@ -50,6 +50,15 @@ def keep(ends: RunEnds, length: int) -> KeptRow | None:
     return cut if cut.nbytes <= -(-length // 8) else bits_of(cut, length)
 
 
+def keep_bits(bits: npt.NDArray[np.uint8], length: int) -> KeptRow | None:
+    """Return what :func:`keep` does of a row of ``length`` tokens that comes as bits."""
+    row = bools_of(bits, length)
+    if row.all():
+        return None
+    ends = ends_of_bools(row)
+    return ends if ends.nbytes <= -(-length // 8) else np.packbits(row)
+
+
 def bits_of(row: KeptRow, length: int) -> npt.NDArray[np.uint8]:
     """Return a kept row of ``length`` tokens as bits."""
     return row.view(np.uint8) if row.dtype == np.uint8 else np.packbits(bools_of(row, length))
