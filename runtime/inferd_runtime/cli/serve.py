@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import logging
 import os
+from concurrent.futures import ThreadPoolExecutor
 
 from inferd.protocol import Cancelled
 from inferd_runtime.cli.interrupts import on_first_sigterm, run_async
@@ -39,16 +40,16 @@ def serve(argv: list[str]) -> int:
     configure_logging(settings.log_format, settings.log_level)
     check_names(model.name for model in settings.engine.models)
     prepare_runner()
-    found = report()
-    if settings.require_isolation:
-        check_all(found)
+    with ThreadPoolExecutor(1) as beside, contextlib.suppress(KeyboardInterrupt, Cancelled):
+        found = beside.submit(report)  # two processes: the server starts meanwhile
+        if settings.require_isolation:
+            check_all(found.result())
 
-    def ready(gateway: Gateway) -> None:
-        on_first_sigterm(gateway.stopping.set)
-        _announce(gateway, settings, parsed.as_json)
-        log.info("layers: %s", described(found))
+        def ready(gateway: Gateway) -> None:
+            on_first_sigterm(gateway.stopping.set)
+            _announce(gateway, settings, parsed.as_json)
+            log.info("layers: %s", described(found.result()))
 
-    with contextlib.suppress(KeyboardInterrupt, Cancelled):
         run_async(serve_gateway, settings, ready)
     return 0
 
