@@ -41,8 +41,17 @@ def _parameters_of(error: TypeError) -> str:
         for name in path[1:]:
             found = getattr(found, name, None)
         if callable(found) and f"{found.__module__}".startswith("inferd.") and owners == [getattr(module, path[0])]:
-            return f"its parameters are {_written(inspect.signature(found))}"
+            return f"its parameters are {_written(inspect.signature(found))}{_makers(found)}"
     return ""
+
+
+def _makers(found: object) -> str:
+    """Return which class methods make an instance of a class, if any do."""
+    if not isinstance(found, type):
+        return ""
+    methods = [name for name, each in vars(found).items() if isinstance(each, classmethod) and not name.startswith("_")]
+    makers = [name for name in methods if getattr(found, name).__annotations__.get("return") == found.__name__]
+    return f"; {', '.join(f'{found.__name__}.{name}' for name in makers)} make one" if makers else ""
 
 
 def _done_already(error: TypeError) -> str:
@@ -65,7 +74,7 @@ def _members_of(error: AttributeError) -> str:
     kind = error.obj if isinstance(error.obj, type) else type(error.obj)
     if not _is_public(f"{kind.__module__}"):
         return ""
-    names = [name for name in dir(kind) if not name.startswith("_")]
+    names = [name for name in dir(error.obj) if not name.startswith("_")]  # of a dataclass, fields without a default, too
     return f"a {kind.__name__} has {', '.join(names)}" if 0 < len(names) <= _MOST_NAMES else ""
 
 
