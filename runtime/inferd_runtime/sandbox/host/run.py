@@ -193,9 +193,12 @@ def explain_trap(message: str, memory_bytes: int, limits: Limits) -> InferdError
         return out_of_memory(limits)
     if "exit status" in cause:
         return ProgramError("the program ended its process, as os._exit does", trap=cause)
-    return ProgramError(
-        f"the program ended abnormally, as os.abort or a crash of the interpreter does: {cause}", trap=cause
-    )
+    if "unreachable" in cause:
+        return ProgramError(f"the program ended abnormally, as os.abort does: {cause}", trap=cause)
+    # CPython 3.14 calls a null pointer behind a failed `text += more`, wherever that is: the memory in use says little.
+    used = f"{memory_bytes // MIB} of {limits.memory_mb} MiB in use"
+    hint = "Python does so where `text += more` gets no memory for the longer text (memory_mb gives the program more)"
+    return ProgramError(f"the interpreter crashed with {used}: {hint}: {cause}", trap=cause)
 
 
 def out_of_memory(limits: Limits) -> LimitExceeded:
