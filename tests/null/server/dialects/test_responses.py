@@ -391,6 +391,11 @@ def test_tool_choices(choice: Any, wanted: ToolChoice) -> None:
     assert read({"tools": [TOOL], "tool_choice": choice}).tool_choice == wanted
 
 
+def test_a_part_that_is_refused_is_told_which_ones_are_taken() -> None:
+    with pytest.raises(InvalidRequest, match="parts of type 'input_image' are not supported here, only input_text$"):
+        read({"input": [{"role": "user", "content": [{"type": "input_image", "image_url": "data:"}]}]})
+
+
 @pytest.mark.parametrize(
     ("body", "param"),
     [

@@ -237,7 +237,8 @@ def _part(value: Any, kinds: Mapping[str, type[Any]], at: str) -> dict[str, Any]
     if not isinstance(value, dict) or not isinstance(kind := value.get("type"), str):
         raise invalid(f"{at}.type", f"{at}.type: a part is an object with a type")
     if kind not in kinds:
-        raise not_supported(f"{at}.type", f"parts of type {cut(kind, MAX_SHOWN)!r} here are")
+        refused = f"parts of type {cut(kind, MAX_SHOWN)!r} are not supported here, only {' and '.join(kinds)}"
+        raise invalid(f"{at}.type", f"{at}.type: {refused}")
     part = as_kind(value, kinds[kind], at)  # type: Any
     check_means_nothing(part, PART_MEANS_NOTHING.get(kind, {}), f"{at}.")
     return {"type": kind, "refusal": part.refusal} if isinstance(part, OutputRefusal) else _text_part(kind, part.text)
