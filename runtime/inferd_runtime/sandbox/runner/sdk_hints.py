@@ -74,7 +74,8 @@ def _members_of(error: AttributeError) -> str:
     kind = error.obj if isinstance(error.obj, type) else type(error.obj)
     if not _is_public(f"{kind.__module__}"):
         return ""
-    names = [name for name in dir(error.obj) if not name.startswith("_")]  # of a dataclass, fields without a default, too
+    # dir of the object: a dataclass's fields without a default are not in its class.
+    names = [name for name in dir(error.obj) if not name.startswith("_")]
     return f"a {kind.__name__} has {', '.join(names)}" if 0 < len(names) <= _MOST_NAMES else ""
 
 

@@ -22,7 +22,7 @@ TRAP = "error while executing at wasm backtrace:\n    0: 0x1 - libc.so!abort\n\n
         ("Exited with i32 exit status 1", 50, "program", "os._exit"),
         ("wasm trap: wasm `unreachable` instruction executed", 50, "program", "abnormally"),
         ("wasm trap: wasm `unreachable` instruction executed", 99, "limit", "100 MiB"),
-        ("wasm trap: uninitialized element", 66, "program", "66 of 100 MiB in use: Python does so where `text += more`"),
+        ("wasm trap: uninitialized element", 66, "program", "66 of 100 MiB in use: Python does so"),
     ],
 )
 def test_a_trap_is_explained(cause: str, memory: int, code: str, words: str) -> None:

@@ -34,7 +34,7 @@ def awaited() -> None:
         (lambda: Choice("yes", "no"), "; its parameters are (options)"),  # type: ignore[call-arg]
         (lambda: Sampler.top_p(temp=1), "; its parameters are (temperature=0.6, p=0.95, "),  # type: ignore[call-arg]
         (lambda: Sampler(temperature=1), "; its parameters are (sampling); Sampler.argmax, Sampler.multinomial, "),  # type: ignore[call-arg]
-        (lambda: Step([1], "a").token, "; a Step has accepted, drafted, filtered, joined, logprobs, probes, saved_us, sources, text, tokens"),  # type: ignore[attr-defined]
+        (lambda: Step([1], "a").token, ", saved_us, sources, text, tokens, truncated"),  # type: ignore[attr-defined]
         (lambda: inferd.context.ToolRun, "; `from inferd.tools import ToolRun` finds it"),  # type: ignore[attr-defined]
         (lambda: Context().generate(Sampler.argmax()).text(), "; a Generator has aclose, checked,"),  # type: ignore[attr-defined]
         (awaited, "; what makes a Context is done at once: leave out `await`"),

@@ -392,7 +392,7 @@ def test_tool_choices(choice: Any, wanted: ToolChoice) -> None:
 
 
 def test_a_part_that_is_refused_is_told_which_ones_are_taken() -> None:
-    with pytest.raises(InvalidRequest, match="parts of type 'input_image' are not supported here, only input_text$"):
+    with pytest.raises(InvalidRequest, match=r"parts of type 'input_image' are not supported here, only input_text$"):
         read({"input": [{"role": "user", "content": [{"type": "input_image", "image_url": "data:"}]}]})
 
 
