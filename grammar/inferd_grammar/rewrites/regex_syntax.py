@@ -15,7 +15,10 @@ Chars = tuple[tuple[int, int], ...]
 RegexNode = tuple[str, Any]
 
 EVERYTHING: Chars = ((0, 0xD7FF), (0xE000, 0x10FFFF))
-_LINE_ENDS: Chars = ((0x0A, 0x0A), (0x0D, 0x0D), (0x85, 0x85), (0x2028, 0x2029))
+_LINE_FEED: Chars = ((0x0A, 0x0A),)
+_OTHER_LINE_ENDS: Chars = ((0x0D, 0x0D), (0x85, 0x85), (0x2028, 0x2029))
+"""What a dot takes in some dialects."""
+_LINE_ENDS: Chars = (*_LINE_FEED, *_OTHER_LINE_ENDS)
 ASCII: Chars = ((0x00, 0x7F),)
 _BEYOND_ASCII: Chars = ((0x80, 0xD7FF), (0xE000, 0x10FFFF))
 _DIGITS: Chars = ((0x30, 0x39),)
@@ -327,8 +330,8 @@ class _Parser:
         if char == "." and "s" in self._flags:
             return "chars", EVERYTHING
         if char == ".":
-            self.doubtful.append(_LINE_ENDS)
-            return "chars", EVERYTHING if self._wide else subtraction(EVERYTHING, _LINE_ENDS)
+            self.doubtful.append(_OTHER_LINE_ENDS)
+            return "chars", subtraction(EVERYTHING, _LINE_FEED if self._wide else _LINE_ENDS)
         if char == "\\":
             return "chars", self._in_cases(self._escape())
         if char in "^*+?{":
