@@ -12,10 +12,11 @@ import llguidance
 from inferd_grammar.backends.text import one_line
 from inferd_grammar.errors import GrammarError
 from inferd_grammar.limits import CompileLimits
+from inferd_grammar.rewrites.regex_dialect import Ambiguous, with_classes_of_python
 from inferd_grammar.rewrites.terminals import is_lazy
 from inferd_grammar.schema import require_size
 
-LITERALS = re.compile(r'"(?:\\.|[^"\\\n])*"|/(?:\\.|[^/\\\n])+/|//[^\n]*|#[^\n]*')
+LITERALS = re.compile(r'"(?:\\.|[^"\\\n])*"|/(?P<expression>(?:\\.|[^/\\\n])+)/(?P<flags>[imslux]*)|//[^\n]*|#[^\n]*')
 """Texts and expressions in a grammar, and comments."""
 NO_START = (
     "Lark grammar has no rule `start`: add one, as in `start: first_rule`, or give the first one's name as `start=`"
@@ -89,4 +90,17 @@ def plain_lark(text: str, limits: CompileLimits) -> str:
     for bracket in _LARK_BRACKETS.finditer(bare):
         if attribute := _LARK_ATTRIBUTE.search(bracket[0]):
             raise GrammarError(f"Lark rule attribute {attribute[1]!r} is not supported")
-    return text
+    return LITERALS.sub(_of_python, text)
+
+
+def _of_python(literal: re.Match[str]) -> str:
+    """Return a literal in which the classes of an expression are Python's, as they are for Lark. Raises GrammarError."""
+    expression, flags = literal["expression"], literal["flags"]
+    if expression is None:
+        return literal[0]
+    begin = f"(?{flags})" if flags else ""
+    try:
+        written = with_classes_of_python(begin + expression)
+    except Ambiguous as error:
+        raise GrammarError(f"dialects of regular expressions differ about this: {error}; write it without") from error
+    return f"/{written.removeprefix(begin)}/{flags}"

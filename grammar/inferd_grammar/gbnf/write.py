@@ -12,6 +12,7 @@ from collections.abc import Mapping
 from inferd_grammar.errors import GrammarError
 from inferd_grammar.gbnf.nodes import Alternatives, CharacterClass, GbnfNode, Reference, Repeat, Sequence, references
 from inferd_grammar.gbnf.parse import parse_gbnf
+from inferd_grammar.rewrites.regex_dialect import joined
 
 # Deeper than this no regular expression is tried; each level takes a few frames of Python's stack.
 _MAX_DEPTH = 150
@@ -119,4 +120,4 @@ def _class(chars: CharacterClass) -> str:
     if not chars.ranges:
         return "(?s:.)"
     inside = "".join(f"\\x{{{low:X}}}-\\x{{{high:X}}}" for low, high in chars.ranges)
-    return f"[{'^' if chars.negated else ''}{inside}]"
+    return joined(f"[{'^' if chars.negated else ''}{inside}]")

@@ -17,6 +17,8 @@ _PIECE_OUTSIDE = re.compile(
     r"\\[pPux]\{[^}]*\}|\\x[0-9a-fA-F]{2}|\\u[0-9a-fA-F]{4}|\\.|\(\?|\{\d+(?:,\d*)?\}", re.DOTALL
 )
 _PIECE = re.compile(rf"{_PIECE_OUTSIDE.pattern}|\[\^?\]?(?:\\.|[^\\\]])*+\]", re.DOTALL)
+CLASS_INSIDE = r"\[(?:\\.|[^\\\]])*+\]"
+_PIECE_OF_RUST = re.compile(rf"{_PIECE_OUTSIDE.pattern}|\[\^?\]?(?:\\.|{CLASS_INSIDE}|[^\\\]])*+\]", re.DOTALL)
 _FROM_NOTHING = re.compile(r"\{,\d+\}")
 _BYTES = re.compile(r"\(\?[a-z]*-[a-z]*u")
 _IGNORES_CASE = re.compile(r"\(\?[a-z]*i")
@@ -30,11 +32,27 @@ LINE_ENDS = r"\n\r\x85\u2028\u2029"
 _TAKES_LINE_ENDS = re.compile(r"\(\?[a-z]*s")
 _WIDE = {"d": r"\d\p{Nd}", "s": r"\s\x1C-\x1F\uFEFF", "w": r"\w\p{L}\p{N}"}
 """All characters that are in a class in any dialect."""
-_PYTHON = {"s": r"\s\x1C-\x1F", "S": r"[^\s\x1C-\x1F]", "w": r"\p{L}\p{N}_", "W": r"[^\p{L}\p{N}_]"}
-"""Classes as Python's `re` has them, inside of a class."""
+OLDEST = r"&&\p{Age:14.0}"
+"""What cuts a class to the characters of Python 3.11, whose `re` finds no digits and letters in those that came later."""
+_SPACES_OF_PYTHON = {"s": r"\s\x1C-\x1F", "S": r"[^\s\x1C-\x1F]"}
+_PYTHON = {
+    **_SPACES_OF_PYTHON,
+    "w": rf"[\p{{L}}\p{{N}}_{OLDEST}]",
+    "W": r"[^\p{L}\p{N}_]",
+    "d": rf"[\d{OLDEST}]",
+    "D": r"\D",
+}
+"""Classes as Python's `re` has them, inside of a class; they hold what they do for every version of it."""
+_PYTHON_INVERTED = {
+    **_SPACES_OF_PYTHON,
+    "w": r"\p{L}\p{N}_",
+    "W": rf"[^\p{{L}}\p{{N}}_{OLDEST}]",
+    "D": rf"[^\d{OLDEST}]",
+}
+"""The same inside of a class that is all others."""
 _OF_PYTHON = {"<": "<", ">": ">", "Z": r"\z"}
 """Escapes that Rust's dialect reads as edges of words, or does not know."""
-_IN_CLASS = {**_PYTHON, "<": "<", ">": ">", "b": r"\x08"}
+_IN_CLASS = {"<": "<", ">": ">", "b": r"\x08"}
 _SET_MARKS = ("--", "&&", "~~")
 _NAMED = {"0": r"\x00", "<": "<", ">": ">"}
 _SPARED = 1
@@ -46,6 +64,7 @@ WITH_SPARED = r"\x01"
 _SPARED_WRITTEN = re.compile(r"\x01|\\(?:x01|u0001|[ux]\{0*1\})")
 _NO_CONTROLS = re.compile(r"\\p\{[LMNPSZ][a-z]?\}")
 _ESCAPED = (ord('"'), ord("\\"))
+_CODES = re.compile(r"\\[xu]\{0*([0-9a-fA-F]{1,6})\}|\\u([0-9a-fA-F]{4})|\\.|.", re.DOTALL)
 
 
 _CLASS = r"\[\^?\]?(?:\\.|[^\\\]])*+\]?"
@@ -141,15 +160,26 @@ def _of_python(piece: str) -> str:
         mark = next((mark for mark in ("[", *_SET_MARKS) if mark in inside), None)
         if mark is not None:
             raise Ambiguous(f"{mark!r} inside of a class")
-        return re.sub(r"\\(.)", lambda escape: _IN_CLASS.get(escape[1], escape[0]), piece, flags=re.DOTALL)
+        table = _IN_CLASS | (_PYTHON_INVERTED if piece.startswith("[^") else _PYTHON)
+        return joined(re.sub(r"\\(.)", lambda escape: table.get(escape[1], escape[0]), piece, flags=re.DOTALL))
     if piece[0] == "\\" and piece[1:] in _PYTHON:
-        return f"[{_PYTHON[piece[1]]}]"
+        return written if (written := _PYTHON[piece[1]]).startswith("[") else f"[{written}]"
     return r"\{" if piece == "{" else _OF_PYTHON.get(piece[1:], piece)
 
 
-def split_regex(pattern: str) -> Iterator[str]:
-    """Yield escapes, classes, counts, beginnings of groups and single characters. Raises Ambiguous for a count of a count."""
-    at, counts, pieces = 0, 0, _PIECE
+def joined(piece: str) -> str:
+    """Return a class as the library complements it right: what lies between U+D7FF and U+E000 it turns round, and takes both."""
+    codes = {int(code, 16) if (code := found[1] or found[2]) else ord(found[0][-1]) for found in _CODES.finditer(piece)}
+    both = piece.startswith("[^") and {0xD7FF, 0xE000} <= codes
+    return f"{piece[:-1]}\ud7ff-\ue000]" if both else piece
+
+
+def split_regex(pattern: str, *, of_rust: bool = False) -> Iterator[str]:
+    """Yield escapes, classes, counts, beginnings of groups and single characters; `of_rust`: classes may have classes in them.
+
+    Raises Ambiguous for a count of a count.
+    """
+    at, counts, pieces = 0, 0, _PIECE_OF_RUST if of_rust else _PIECE
     while at < len(pattern):
         found = pieces.match(pattern, at)
         if found is None and pattern[at] == "[":
@@ -214,7 +244,7 @@ def _class(piece: str) -> str:
     both = {letter for letter in "dsw" if {letter, letter.upper()} <= letters}
     table = _WIDE if start == "[^" else _NARROW
     written = [member if member[1:].lower() in both else table.get(member[1:]) or _member(member) for member in members]
-    return f"{start}{''.join(written)}]"
+    return joined(f"{start}{''.join(written)}]")
 
 
 def _member(member: str) -> str:

@@ -12,7 +12,7 @@ from typing import NamedTuple, TypeAlias
 from unicodedata import category
 
 from inferd_grammar.memo import memoised
-from inferd_grammar.rewrites.regex_dialect import split_regex
+from inferd_grammar.rewrites.regex_dialect import CLASS_INSIDE, OLDEST, split_regex
 from inferd_grammar.rewrites.regex_syntax import NotUnderstood
 
 _GROUP = re.compile(r"(?:P?<\w+>|(?P<on>[imsu]*)(?:-(?P<off>[ims]+))?(?P<end>[:)]))")
@@ -22,6 +22,7 @@ _CODE = re.compile(r"\\[xu]\{([0-9A-Fa-f]{1,6})\}")
 _KIND = re.compile(r"\\([pP])\{([A-Z][a-z]?)\}")
 _KINDS = re.compile(r"[CLMNPSZ]|C[cfon]|L[ultmo]|M[nce]|N[dlo]|P[cdseifo]|S[mcko]|Z[slp]")
 _BEYOND_ASCII = "\\u0250"
+_CLASS_INSIDE = re.compile(CLASS_INSIDE)
 _ASCII = "".join(map(chr, range(0x80)))
 _FAR = re.compile(r"\[\^|\\[dDsSwWpPuUx]")
 """What may stand for characters beyond ASCII, or for any."""
@@ -175,7 +176,7 @@ class _Reader:
     """Recursive descent over the pieces of one expression."""
 
     def __init__(self, pattern: str) -> None:
-        self._pieces = list(split_regex(pattern))
+        self._pieces = list(split_regex(pattern, of_rust=True))
         self._at = 0
         self._depth = 0
         self._flags = frozenset[str]()
@@ -281,12 +282,18 @@ def _compiled(piece: str) -> re.Pattern[str]:
     if piece in _EDGES:
         raise NotUnderstood(f"{piece!r} in an expression")
     is_class = len(piece) > 1 and piece[0] == "["
-    inside = piece[1:-1] if is_class else f"\\{piece}" if piece in ("[", "]") else piece
+    inside = piece[1:-1].replace(OLDEST, "") if is_class else f"\\{piece}" if piece in ("[", "]") else piece
+    inside = _CLASS_INSIDE.sub(_of_class, inside)
     inside = _KIND.sub(_of_kind, _CODE.sub(lambda code: f"\\U{int(code[1], 16):08X}", inside)).replace("||", "|")
     try:
         return re.compile(f"[{inside}]")
     except re.error as error:
         raise NotUnderstood(f"{piece!r} in an expression") from error
+
+
+def _of_class(found: re.Match[str]) -> str:
+    chars = (match[0] for match in _compiled(found[0]).finditer(_ASCII))
+    return "".join(f"\\x{ord(char):02x}" for char in chars) + _BEYOND_ASCII
 
 
 def _of_kind(found: re.Match[str]) -> str:

@@ -9,8 +9,19 @@ from itertools import product
 from typing import Any
 
 import pytest
+from byte_texts import takes
 
-from inferd_grammar import Constraint, GrammarCompiler, GrammarError, JsonSchemaGrammar, RegexGrammar, TokenTable
+from inferd_grammar import (
+    Constraint,
+    GbnfGrammar,
+    GrammarCompiler,
+    GrammarError,
+    JsonSchemaGrammar,
+    JsonTextGrammar,
+    LarkGrammar,
+    RegexGrammar,
+    TokenTable,
+)
 
 BYTES = GrammarCompiler(TokenTable.of_bytes())
 READ = [
@@ -300,3 +311,63 @@ def test_a_mark_whose_capital_is_a_letter_is_no_character_of_a_word(pattern: str
         matcher.rollback(matcher.depth)
         expected = re.fullmatch(f"(?i){pattern}", letter) is not None
         assert taken == expected or (pattern.startswith("[^") and not taken), letter
+
+
+LETTERS_OF_UNICODE_16 = "\U00010d40\U0001ccf5\U00010d4a\U00011f50"
+"""Digits and letters that Python 3.11 does not know."""
+
+
+@pytest.mark.parametrize(
+    "pattern", [r"\d", r"\w", r"[\d.]", r"[a\w]", r"[^\W]", r"[^\D]", r"[^\W_]", r"(?i)\w", r"(?i)[\dx]"]
+)
+@pytest.mark.parametrize("written", [RegexGrammar, lambda text: LarkGrammar(f"start: /{text}/")])
+def test_digits_and_letters_are_those_of_every_version_of_python(pattern: str, written: Any) -> None:
+    one = written(pattern)
+    assert [takes(one, letter) for letter in LETTERS_OF_UNICODE_16] == [False] * 4
+    for letter in "1\u0663x\u00e9 .":
+        assert takes(one, letter) == bool(re.fullmatch(pattern, letter)), letter
+
+
+@pytest.mark.parametrize("pattern", [r"\D", r"\W", r"[\W]", r"[^\w]", r"[^\d]"])
+def test_what_one_version_of_python_takes_for_a_letter_is_no_other_character_either(pattern: str) -> None:
+    assert not takes(RegexGrammar(pattern), "\U00010d40")
+    assert takes(RegexGrammar(pattern), ",")
+
+
+@pytest.mark.parametrize("pattern", [r"[^\W\d_]+", r"[\W]+", r"[a\W]+", r"[^\W]+", r"[^\S\n]+", r"[^\D5]+"])
+def test_a_class_in_a_class_is_read_whole_where_its_texts_are_written_as_json(pattern: str) -> None:
+    inside = JsonTextGrammar(RegexGrammar(pattern))
+    for letter in 'aZ15_ -\u00e9\t\n]"\\':
+        assert takes(inside, json.dumps(letter, ensure_ascii=False)) == bool(re.fullmatch(pattern, letter)), letter
+
+
+OF_XML = "[^\xa0-\ud7ff\ue000-\ufffd]"
+BESIDE_SURROGATES = "\ud7fe\ud7ff\ue000\ufffd\ufffea"
+
+
+@pytest.mark.parametrize(
+    "pattern", [OF_XML, r"[^\u00a0-\uD7FF\ue000-\uFFFD]", r"[^\x{a0}-\x{d7ff}\x{E000}-\x{fffd}]", "[^d7ffe000\ud7ff]"]
+)
+def test_a_class_of_all_others_takes_nothing_beside_the_surrogates_that_it_names(pattern: str) -> None:
+    """The library turns what lies between U+D7FF and U+E000 round."""
+    meant = re.compile("[^d7ffe000\ud7ff]" if "d7ffe" in pattern else OF_XML)
+    for letter in BESIDE_SURROGATES:
+        expected = meant.fullmatch(letter) is not None
+        assert takes(RegexGrammar(pattern), letter) == expected, ascii(letter)
+        assert takes(LarkGrammar(f"start: /{pattern}/"), letter) == expected, ascii(letter)
+        assert takes(JsonTextGrammar(RegexGrammar(pattern)), f'"{letter}"') == expected, ascii(letter)
+
+
+def test_a_class_of_a_schema_and_of_gbnf_takes_nothing_beside_the_surrogates_that_it_names() -> None:
+    schema = JsonSchemaGrammar({"type": "string", "pattern": f"^{OF_XML}$"})
+    for letter in BESIDE_SURROGATES:
+        expected = re.fullmatch(OF_XML, letter) is not None
+        assert takes(schema, f'"{letter}"') == expected, ascii(letter)
+        assert takes(GbnfGrammar(f"root ::= {OF_XML}"), letter) == expected, ascii(letter)
+
+
+@pytest.mark.parametrize("pattern", [r"\bfoo\s*.", r"a.(?!c)\s"])
+def test_a_dot_does_not_keep_line_feeds_from_the_rest_of_an_expression(pattern: str) -> None:
+    for text in ("foo\n-", "foo \n", "ab\n", "a\n\n", "foo\r-"):
+        expected = re.fullmatch(pattern, text) is not None and "\r" not in text
+        assert takes(RegexGrammar(pattern), text) == expected, text
