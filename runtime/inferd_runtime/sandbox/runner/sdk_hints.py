@@ -58,7 +58,8 @@ def _done_already(error: TypeError) -> str:
     """Return what to do where something of the SDK was awaited that has nothing to wait for."""
     awaited = _AWAITED.match(str(error))
     name = awaited and (awaited[1] or awaited[2])
-    return f"what makes a {name} is done at once: leave out `await`" if name and _home_of(name) else ""
+    known = name and any(isinstance(vars(module).get(name), type) for module in _modules())
+    return f"what makes a {name} is done at once: leave out `await`" if known else ""
 
 
 def _written(signature: inspect.Signature) -> str:
@@ -70,7 +71,7 @@ def _written(signature: inspect.Signature) -> str:
 def _members_of(error: AttributeError) -> str:
     """Return where a name of the SDK is that a module of it has not, or what one of its objects has."""
     if isinstance(error.obj, ModuleType):
-        return _home_of(error.name or "") if _is_public(error.obj.__name__) else ""
+        return _home_of(error.name or "") or _contents_of(error.obj) if _is_public(error.obj.__name__) else ""
     kind = error.obj if isinstance(error.obj, type) else type(error.obj)
     if not _is_public(f"{kind.__module__}"):
         return ""
@@ -83,6 +84,13 @@ def _home_of(name: str) -> str:
     """Return the import of a name that the SDK has somewhere."""
     homes = [module.__name__ for module in _modules() if name in getattr(module, "__all__", ())]
     return f"`from {homes[0]} import {name}` finds it" if homes else ""
+
+
+def _contents_of(module: ModuleType) -> str:
+    """Return what a module of the SDK has, of one that is small."""
+    made = [name for name, each in vars(module).items() if getattr(each, "__module__", "") == module.__name__]
+    names = getattr(module, "__all__", [name for name in made if not name.startswith("_")])
+    return f"{module.__name__} has {', '.join(sorted(names))}" if 0 < len(names) <= _MOST_NAMES else ""
 
 
 def _modules() -> Iterator[ModuleType]:

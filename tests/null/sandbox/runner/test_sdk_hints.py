@@ -8,6 +8,8 @@ from typing import Any
 
 import pytest
 
+import inferd.http
+import inferd.mcp
 import inferd.tools
 from inferd import Choice, Context, Sampler, Step
 from inferd_runtime.sandbox.runner.failure import describe
@@ -26,6 +28,13 @@ def awaited() -> None:
     asyncio.run(main())
 
 
+def connected() -> None:
+    async def main() -> None:
+        await inferd.mcp.connect("notes")  # type: ignore[misc]
+
+    asyncio.run(main())
+
+
 @pytest.mark.parametrize(
     ("program", "remedy"),
     [
@@ -37,6 +46,8 @@ def awaited() -> None:
         (lambda: Step([1], "a").token, ", saved_us, sources, text, tokens, truncated"),  # type: ignore[attr-defined]
         (lambda: inferd.context.ToolRun, "; `from inferd.tools import ToolRun` finds it"),  # type: ignore[attr-defined]
         (lambda: Context().generate(Sampler.argmax()).text(), "; a Generator has aclose, checked,"),  # type: ignore[attr-defined]
+        (lambda: inferd.http.get("http://x"), "; inferd.http has "),  # type: ignore[attr-defined]
+        (connected, "; what makes a McpServer is done at once: leave out `await`"),
         (awaited, "; what makes a Context is done at once: leave out `await`"),
     ],
 )  # fmt: skip
