@@ -17,8 +17,8 @@ _PIECE_OUTSIDE = re.compile(
     r"\\[pPux]\{[^}]*\}|\\x[0-9a-fA-F]{2}|\\u[0-9a-fA-F]{4}|\\.|\(\?|\{\d+(?:,\d*)?\}", re.DOTALL
 )
 _PIECE = re.compile(rf"{_PIECE_OUTSIDE.pattern}|\[\^?\]?(?:\\.|[^\\\]])*+\]", re.DOTALL)
-CLASS_INSIDE = r"\[(?:\\.|[^\\\]])*+\]"
-_PIECE_OF_RUST = re.compile(rf"{_PIECE_OUTSIDE.pattern}|\[\^?\]?(?:\\.|{CLASS_INSIDE}|[^\\\]])*+\]", re.DOTALL)
+CLASS_INSIDE = r"\[(?:\\.|[^\\\[\]])*+\]"
+_PIECE_OF_RUST = re.compile(rf"{_PIECE_OUTSIDE.pattern}|\[\^?\]?(?:\\.|{CLASS_INSIDE}|[^\\\[\]])*+\]", re.DOTALL)
 _FROM_NOTHING = re.compile(r"\{,\d+\}")
 _BYTES = re.compile(r"\(\?[a-z]*-[a-z]*u")
 _IGNORES_CASE = re.compile(r"\(\?[a-z]*i")

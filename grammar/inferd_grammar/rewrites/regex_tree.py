@@ -22,7 +22,7 @@ _CODE = re.compile(r"\\[xu]\{([0-9A-Fa-f]{1,6})\}")
 _KIND = re.compile(r"\\([pP])\{([A-Z][a-z]?)\}")
 _KINDS = re.compile(r"[CLMNPSZ]|C[cfon]|L[ultmo]|M[nce]|N[dlo]|P[cdseifo]|S[mcko]|Z[slp]")
 _BEYOND_ASCII = "\\u0250"
-_CLASS_INSIDE = re.compile(CLASS_INSIDE)
+_CLASS_INSIDE = re.compile(rf"\\.|(?P<inside>{CLASS_INSIDE})", re.DOTALL)
 _ASCII = "".join(map(chr, range(0x80)))
 _FAR = re.compile(r"\[\^|\\[dDsSwWpPuUx]")
 """What may stand for characters beyond ASCII, or for any."""
@@ -292,6 +292,9 @@ def _compiled(piece: str) -> re.Pattern[str]:
 
 
 def _of_class(found: re.Match[str]) -> str:
+    """Return a class in a class as its characters of ASCII, and one for all others; an escape as it is."""
+    if found["inside"] is None:
+        return found[0]
     chars = (match[0] for match in _compiled(found[0]).finditer(_ASCII))
     return "".join(f"\\x{ord(char):02x}" for char in chars) + _BEYOND_ASCII
 
