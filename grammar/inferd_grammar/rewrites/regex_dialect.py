@@ -71,7 +71,8 @@ _CLASS = r"\[\^?\]?(?:\\.|[^\\\]])*+\]?"
 _HALF = r"\\u[dD][89a-fA-F][0-9a-fA-F]{2}"
 _FOREIGN = re.compile(
     rf"""(?P<class>{_CLASS})|(?P<octal>\\0\d)|(?P<half>{_HALF})|(?P<end>\\\Z)|(?P<reference>\\[1-9]|\\k[<{{']|\(\?P=)
-    |(?P<atomic>\(\?>)|(?P<condition>\(\?\()|(?P<comment>\(\?\#)|(?P<recursion>\(\?(?:R|&|P>|[+-]?\d))|(?P<edge>\\B)|(?P<escape>\\[cGhHKRXZ])|\\.""",
+    |(?P<atomic>\(\?>)|(?P<condition>\(\?\()|(?P<comment>\(\?\#)|(?P<recursion>\(\?(?:R|&|P>|[+-]?\d))|(?P<edge>\\B)|(?P<escape>\\[cGhHKRXZ])
+    |(?P<flag>\(\?[imsux]*[aL])|\\.""",
     re.DOTALL | re.VERBOSE,
 )
 _ESCAPES = re.compile(rf"(?P<octal>\\0\d|\\[1-9])|(?P<half>{_HALF})|\\.", re.DOTALL)
@@ -79,6 +80,7 @@ _NAMES = {
     "octal": "an octal escape", "half": "half of a surrogate pair", "end": "a backslash at the end",
     "reference": "a back reference", "atomic": "an atomic group", "condition": "a group with a condition",
     "comment": "a comment", "recursion": "a recursion", "edge": "the inside of a word", "escape": "an escape of few dialects",
+    "flag": "a flag of Python's alone",
 }  # fmt: skip
 
 

@@ -371,3 +371,10 @@ def test_a_dot_does_not_keep_line_feeds_from_the_rest_of_an_expression(pattern: 
     for text in ("foo\n-", "foo \n", "ab\n", "a\n\n", "foo\r-"):
         expected = re.fullmatch(pattern, text) is not None and "\r" not in text
         assert takes(RegexGrammar(pattern), text) == expected, text
+
+
+@pytest.mark.parametrize("pattern", [r"(?a)\w+", r"(?ia:\d)"])
+def test_a_flag_that_only_python_has_is_refused_by_its_name(pattern: str) -> None:
+    for constraint in (RegexGrammar(pattern), JsonSchemaGrammar({"type": "string", "pattern": pattern})):
+        with pytest.raises(GrammarError, match="a flag of Python's alone"):
+            BYTES.compile(constraint)
