@@ -252,6 +252,12 @@ def _code(code: int) -> str:
     return f"\\u{code:04X}" if code <= 0xFFFF else f"\\U{code:08X}"
 
 
+def _has_opposites(members: str) -> bool:
+    """Return True for a class with `\\s` and `\\S`, or another such pair: it is everything in any dialect."""
+    letters = {escape[1] for escape in re.findall(r"\\.", members, re.DOTALL)}
+    return any({letter, letter.upper()} <= letters for letter in _CLASSES)
+
+
 class _Parser:
     """Recursive descent over one pattern. `doubtful` collects sets of characters on which dialects differ."""
 
@@ -404,9 +410,10 @@ class _Parser:
 
     def _class(self) -> Chars:
         inverted, wide, doubts = self._take("^"), self._wide, len(self.doubtful)
-        sets: list[Chars] = []
+        start, sets, certain = self._at, list[Chars](), list[Chars]()
         self._wide = wide and not inverted
         while not self._take("]"):
+            known = len(self.doubtful)
             low = self._member()
             if self.rest().startswith("-") and not self.rest().startswith("-]"):
                 self._next()
@@ -415,11 +422,12 @@ class _Parser:
                     raise NotUnderstood("a range of this kind")
                 low = ((low[0][0], high[0][1]),)
             sets.append(low)
+            certain += [low] if len(self.doubtful) == known else []
         found = self._in_cases(union(sets))
         self._wide = wide
         if not found:
             raise NotUnderstood("an empty class")
-        if found == EVERYTHING:
+        if union(certain) == EVERYTHING or _has_opposites(self._text[start : self._at]):
             del self.doubtful[doubts:]
         return subtraction(EVERYTHING, found) if inverted else found
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import random
 import re
+from contextlib import suppress
 from itertools import product
 from typing import Any
 
@@ -378,3 +379,17 @@ def test_a_flag_that_only_python_has_is_refused_by_its_name(pattern: str) -> Non
     for constraint in (RegexGrammar(pattern), JsonSchemaGrammar({"type": "string", "pattern": pattern})):
         with pytest.raises(GrammarError, match="a flag of Python's alone"):
             BYTES.compile(constraint)
+
+
+@pytest.mark.parametrize("member", [r"[^\u001f-\u007e\W]", r"[^\u0000-\u007f\S]", r"[\u0000-\u007f\W]", r"[^\s\S]?"])
+@pytest.mark.parametrize("around", ["^{}$", "^(?!x){}$"])
+def test_what_a_class_has_in_some_dialect_alone_is_in_doubt_also_where_that_makes_it_everything(
+    member: str, around: str
+) -> None:
+    pattern = around.format(member)
+    length = {"type": "string", "minLength": 1, "maxLength": 1}
+    for schema, wanted in (({**length, "pattern": pattern}, True), ({**length, "not": {"pattern": pattern}}, False)):
+        for letter in "\xff\u0100\xa0\u0800\U00010000a ":
+            with suppress(GrammarError):  # nothing is left
+                is_taken = takes(JsonSchemaGrammar(schema), f'"{letter}"')
+                assert not is_taken or (re.search(pattern, letter) is not None) == wanted
