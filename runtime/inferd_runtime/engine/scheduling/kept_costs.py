@@ -17,11 +17,6 @@ from inferd_runtime.kept_results import KeptResults, key_of
 from inferd_runtime.speculation.times import Profile, StepTimes
 
 LEAST_SHARE = 0.7
-"""Of the time by the clock this process must have had the processor; where neighbours had it for longer, the times say more about
-them.
-"""
-LEAST_SHARE_OF_CLOCK = 0.25
-"""The same where a clock of the process's own time is given: on a busy machine (0.64 to 0.86) its times differed by 2 %."""
 ROOMS = ("engine", "models", "kernels")
 """Whose code the costs depend on."""
 
@@ -65,8 +60,8 @@ def known_costs(
     wall, cpu = clocks()
     cost, times = measure_cost(driver, clock), measure_times(driver, clock=clock)
     wall, cpu = (now - then for now, then in zip(clocks(), (wall, cpu), strict=True))
-    least = LEAST_SHARE if clock is None else LEAST_SHARE_OF_CLOCK
-    if cost.timed and times.learns and cpu >= least * wall:  # else the next start measures again
+    # Where neighbours had the processor for long, the times say more about them: the next start measures again.
+    if cost.timed and times.learns and cpu >= LEAST_SHARE * wall:
         kept.keep(key, KeptCosts.of(cost, times.profile))
     return cost, times
 
