@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import time
 from contextlib import aclosing
 from pathlib import Path
@@ -129,9 +128,12 @@ async def _stopped(server: Server, name: str) -> dict[str, Any]:
     async with server.client() as client:
         run = await client.attach(name)
         await run.cancel()
-        with contextlib.suppress(InferdError):
+        try:
             await run.result()
-        return await run.refresh()
+        except InferdError:
+            if run.record["finished_at"] is None:
+                raise
+        return run.record
 
 
 def _parser(verb: str, description: str, json_help: str) -> Parser:

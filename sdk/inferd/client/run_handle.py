@@ -94,7 +94,7 @@ class RunHandle:
 
     async def result(self) -> Any:
         """Wait until the run is over, and return what its ``main`` returned. Raises the error that it ended with."""
-        record = await self.refresh()
+        record = self.record if self.record["finished_at"] is not None else await self.refresh()
         while record["finished_at"] is None:
             try:
                 async with aclosing(self.events(record["next_event"])) as events:
@@ -164,7 +164,7 @@ class RunHandle:
                 await self._link.request("POST", f"{self._path}/files/{number}", body, again=True)
 
     async def cancel(self) -> None:
-        """Ask the run to end. Nothing happens if it is over."""
+        """End the run: ``record`` says how, unless that takes longer than a few seconds. Nothing happens if it is over."""
         self.record = record_of(await self._link.request("POST", f"{self._path}/cancel", again=True))
 
 

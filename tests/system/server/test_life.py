@@ -14,10 +14,12 @@ import httpx
 import pytest
 from waiting import until
 
+from inferd import Cancelled, Client
+from inferd_runtime.server.gateway.app import Gateway, serve as serve_gateway
 from inferd_runtime.server.run_store.archive import RUNS_FILE
 from inferd_runtime.server.run_store.run_file import RunFile
 
-from .conftest import BOB, CommandLine, Serve
+from .conftest import ANN, BOB, CommandLine, Serve, fake_commands, settings_in
 
 TALK = "async def main(n: int = 3):\n    for i in range(n): print(i)\n    return {'n': n}\n"
 SLEEP = (
@@ -127,6 +129,23 @@ async def test_draining_lets_answers_to_clients_of_llms_end_and_begins_none(serv
             assert not drained.is_set()
             done.set()
         assert drained.is_set()
+
+
+async def test_who_cancels_the_last_run_of_a_server_that_drains_is_told_how_it_ended(tmp_path: Path) -> None:
+    """It asked again for a minute: the server was gone before the second question."""
+    settings, ready = settings_in(tmp_path, drain_seconds=600), list[Gateway]()
+    async with anyio.create_task_group() as tasks:
+        tasks.start_soon(serve_gateway, settings, ready.append, fake_commands())
+        await until(lambda: bool(ready))
+        async with Client(ready[0].url, token=ANN, patience_s=0) as client:
+            await client.upload({"main.py": SLEEP}, name="sleeper")
+            run = await client.launch("sleeper")
+            ready[0].stopping.set()
+            await until(lambda: ready[0].runtime.closing)
+            await run.cancel()
+            assert run.record["state"] == "cancelled"
+            with pytest.raises(Cancelled):
+                await run.result()
 
 
 async def test_draining_ends_when_its_time_is_up(serve: Serve) -> None:

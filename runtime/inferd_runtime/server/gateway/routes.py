@@ -34,6 +34,7 @@ from inferd_runtime.session.wire import CyclePage, FoundSlowStep, GetCycles, Get
 
 MOST_PROFILED_SECONDS = 60.0
 PROFILE_POLL_SECONDS = 0.2
+CANCEL_SECONDS = 2.0
 
 
 @dataclass(frozen=True)
@@ -168,9 +169,14 @@ class Api:
         return stream_events(await self._run(request), request)
 
     async def cancel(self, request: Request) -> Response:
-        """Ask a run to end: 202 with the run as it is now. One that is over stays as it is."""
+        """End a run: 202 with the run when it is over, or as it is after CANCEL_SECONDS. One that is over stays as it is.
+
+        A server that drains is gone as soon as its last run is over: who asked is told how it ended while it can be.
+        """
         run = await self._run(request)
         run.cancel()
+        with anyio.move_on_after(CANCEL_SECONDS):
+            await run.wait()
         return await run_reply(run, 202)
 
     async def deliver(self, request: Request) -> Response:

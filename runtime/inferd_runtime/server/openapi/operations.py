@@ -173,8 +173,8 @@ RUNTIME_OPERATIONS = (
         answers={200: OperationAnswer("A line or event for each", media="", stream=own.ShownEvent, lines=NDJSON)},
     ),
     Operation(
-        method="POST", path="/v1/runs/{run}/cancel", tag=OWN, summary="Ask a run to end",
-        answers={202: OperationAnswer("The run as it is now", own.ShownRun)},
+        method="POST", path="/v1/runs/{run}/cancel", tag=OWN, summary="End a run",
+        answers={202: OperationAnswer("The run when it is over, or as it is after two seconds", own.ShownRun)},
     ),
     Operation(
         method="POST", path="/v1/runs/{run}/messages", tag=OWN, summary="Hand a message to a run", body=(MessageBody,),

@@ -55,16 +55,19 @@ class LoopSocket:
             except zmq.Again:
                 await self._until(WRITABLE)
 
+    def receive_now(self) -> list[bytes]:
+        """Return the next message. Raises zmq.Again where none has come, and ZMQError once the socket is closed."""
+        frames = receive_frames(self._socket)
+        self._look_for_others()
+        return frames
+
     async def receive(self) -> list[bytes]:
-        """Return the next message. Raises ZMQError once the socket is closed."""
+        """Return the next message when there is one. Raises ZMQError once the socket is closed."""
         while True:
             try:
-                frames = receive_frames(self._socket)
+                return self.receive_now()
             except zmq.Again:
                 await self._until(READABLE)
-            else:
-                self._look_for_others()
-                return frames
 
     def deliver_to(self, take: Callable[[list[bytes]], None] | None) -> None:
         """Have each message handed to ``take``, which raises nothing, when it comes: that saves a task which would receive it.

@@ -62,6 +62,9 @@ class StoredRun:
     def cancel(self) -> None:
         """Do nothing: it is over."""
 
+    async def wait(self) -> None:
+        """Return at once: it is over."""
+
     def deliver(self, message: Any) -> None:
         """Raise InvalidRequest: it is over."""
         raise InvalidRequest(f"run {self.id} takes no more messages: it is over", run=self.id)

@@ -14,6 +14,7 @@ import anyio
 import anyio.abc
 import anyio.to_thread
 import msgspec
+import zmq
 
 from inferd.protocol import InferdError, Unavailable, cut
 from inferd_runtime.change_signal import ChangeSignal
@@ -199,11 +200,14 @@ class WorkerFleet:
         """
         slice_end = 0.0
         while True:
-            asked = time.monotonic()
-            identity, *frames = await self._socket.receive()
-            now = time.monotonic()
-            if now - asked > IDLE_SECONDS:
-                slice_end = now + SLICE_SECONDS
+            try:
+                identity, *frames = self._socket.receive_now()
+            except zmq.Again:
+                asked = time.monotonic()
+                identity, *frames = await self._socket.receive()
+                now = time.monotonic()
+                if now - asked > IDLE_SECONDS:
+                    slice_end = now + SLICE_SECONDS
             name = self._names.get(identity)
             if name is not None:
                 self._handle(name, b"".join(frames))
