@@ -7,20 +7,20 @@ passes can be packed and sent anywhere without an error.
 
 from __future__ import annotations
 
-import contextlib
 import dataclasses
 import re
 from collections.abc import Callable, Iterable
 from functools import partial
-from typing import Annotated, Any
+from typing import Any
 
 import msgpack  # type: ignore[import-untyped]
 import msgspec
 
 from inferd.protocol import InvalidRequest, cut
 from inferd_runtime.interpreter import no_collections
-from inferd_runtime.json_cost import MAX_DEPTH, containers, refuse_many_strings, refuse_slow_numbers, without_strings
+from inferd_runtime.json_cost import MAX_DEPTH, containers, refuse_slow_text, without_strings
 from inferd_runtime.known_fields import known_fields
+from inferd_runtime.msgpack_cost import count_containers, possible_containers
 
 SPARE_DEPTH = 200
 """Levels that a value may lie deeper when it is packed or read later: in messages, and below other frames of the stack."""
@@ -31,20 +31,11 @@ MAX_CONTAINERS = 100_000
 """Lists and objects in one message: each is an allocation that the garbage collector walks, while everybody waits."""
 FEW_CONTAINERS = 2000
 """While so few are made the garbage collector need not rest."""
-SURE_BYTES = 600_000
-"""Of a longer message whatever could be a list or object is counted as one: to know better would take too long."""
+LONG_BYTES = 600_000
+"""Of a message of fewer bytes in msgpack whatever could be a list or map is counted before, and what is one behind reading."""
 PLAIN_BYTES, PLAIN_CONTAINERS = 4096, 100
 LONG_NUMBER = re.compile(rb"\d{19}")
 HALF_PAIR = re.compile(rb"\\u[dD][89abAB][0-9a-fA-F]{2}(?!\\u)")
-MSGPACK_CONTAINERS = bytes([*range(0x80, 0xA0), *range(0xDC, 0xE0)])
-"""Bytes that begin a list or a map in msgpack, and stand within numbers and in texts beyond ASCII as well."""
-MSGPACK_TEXTS = frozenset(bytes([first]) for first in (*range(0xA0, 0xC0), *range(0xC4, 0xC7), *range(0xD9, 0xDC)))
-"""What texts and bytes begin with."""
-MSGPACK_MAPS = frozenset(bytes([first]) for first in (*range(0x80, 0x90), 0xDE, 0xDF))
-SPLIT_LEVELS = 5
-MOST_SPLIT = 1000
-Few = Annotated[list[msgspec.Raw], msgspec.Meta(max_length=MOST_SPLIT)]
-FewNamed = Annotated[dict[str, msgspec.Raw], msgspec.Meta(max_length=MOST_SPLIT)]
 
 
 def is_plain(text: bytes) -> bool:
@@ -95,10 +86,9 @@ def read_json(
     is read. ``carried`` returns what goes on of a value which cannot be carried whole.
     """
     text = data.encode("utf-8", "surrogatepass") if isinstance(data, str) else data
-    refuse_many_strings(text, what)
+    refuse_slow_text(text, what)
     if containers(text) > most and containers(without_strings(text)) > most:
         raise too_many_containers(what, most)
-    refuse_slow_numbers(text, what)
     return _read(msgspec.json.decode, data, what, kind, carried)
 
 
@@ -112,27 +102,28 @@ def read_msgpack(data: bytes, what: str, kind: Any = Any) -> Any:
 
 
 def decode_bounded(decode: Callable[[bytes], Any], data: bytes, what: str, *, json: bool) -> Any:
-    """Return ``decode(data)``. Raises InvalidRequest, before that took long, for more than ``MAX_CONTAINERS`` lists and objects.
+    """Return ``decode(data)``. Raises InvalidRequest, before that took long, for more than ``MAX_CONTAINERS`` lists and objects,
+    and for what else takes long to read.
 
-    How many there are is known for certain once it is decoded. So where there may be many, it is decoded while the garbage
-    collector rests; and where there may be too many, what is longer than ``SURE_BYTES`` is refused. So is JSON with what else
-    takes long to read.
+    Where there may be many, it is decoded while the garbage collector rests. Whether there are too many is known for certain
+    of msgpack that is long, and of what is short once it is decoded.
     """
     if json:
-        refuse_many_strings(data, what)
-        refuse_slow_numbers(data, what)
-    possible = containers(data) if json else _possible_containers(data)
+        refuse_slow_text(data, what)
+        possible = containers(data)
+    elif len(data) > LONG_BYTES:
+        possible = count_containers(data, what)
+    else:
+        possible = possible_containers(data)
     if possible <= FEW_CONTAINERS:
         return decode(data)
-    if possible <= MAX_CONTAINERS:
-        with no_collections():
-            return decode(data)
-    if len(data) <= SURE_BYTES:
-        with no_collections():
-            value = decode(data)
-            if _containers_of(value) <= MAX_CONTAINERS:
-                return value
-            del value
+    if possible > MAX_CONTAINERS and len(data) > LONG_BYTES:
+        raise too_many_containers(what)
+    with no_collections():
+        value = decode(data)
+        if possible <= MAX_CONTAINERS or _containers_of(value) <= MAX_CONTAINERS:
+            return value
+        del value
     raise too_many_containers(what)
 
 
@@ -164,30 +155,6 @@ def _reason(error: ValueError, data: bytes | str) -> str:
     if "truncated" in str(error) and isinstance(data, bytes) and HALF_PAIR.search(data):
         return "a text has half a surrogate pair"
     return cut(str(error), MAX_REASON)
-
-
-def _possible_containers(data: bytes, levels: int = SPLIT_LEVELS) -> int:
-    """Return how many lists and maps a msgpack message has at most. The texts and bytes in its outer ``levels`` have none."""
-    if data[:1] in MSGPACK_TEXTS:
-        return 0
-    possible = len(data) - len(data.translate(None, MSGPACK_CONTAINERS))
-    parts = _parts(data) if possible > MAX_CONTAINERS and levels else None
-    return possible if parts is None else 1 + sum(_possible_containers(bytes(part), levels - 1) for part in parts)
-
-
-def _parts(data: bytes) -> list[msgspec.Raw] | None:
-    """Return the values of a map with text for keys, or of a short list, still packed; None for anything else."""
-    with contextlib.suppress(ValueError, RecursionError):
-        if data[:1] in MSGPACK_MAPS:
-            values = msgspec.msgpack.decode(data, type=FewNamed)
-            return list(values.values()) if len(values) == _entries(data) else None  # a name twice hides a value
-        return msgspec.msgpack.decode(data, type=Few)
-    return None
-
-
-def _entries(data: bytes) -> int:
-    """Return how many entries a map of msgpack says that it has."""
-    return data[0] & 0x0F if data[0] < 0x90 else int.from_bytes(data[1:3] if data[0] == 0xDE else data[1:5])
 
 
 def _containers_of(value: Any) -> int:

@@ -21,6 +21,8 @@ SHORT_BYTES = 8192
 """No text of so few bytes takes more than some milliseconds."""
 MAX_STRINGS = 200_000
 """Texts and names of members in one JSON text: reading so many takes about 60 ms."""
+MAX_VALUES = 1_200_000
+"""Values in one message: reading so many numbers takes 15 to 40 ms. A list of tokens may be of a million."""
 SLOW_SECONDS = 0.07
 """What the slow numbers of one text may take together: that is 4,000 of the slowest."""
 ALIKE = bytes.maketrans(b"123456789E", b"000000000e")
@@ -52,10 +54,25 @@ def is_deep(text: bytes) -> bool:
     return max(accumulate(map(STEPS.__getitem__, brackets)), default=0) > MAX_DEPTH
 
 
+def refuse_slow_text(text: bytes, what: str) -> None:
+    """Raises InvalidRequest that begins with ``what`` for a text with so many strings, values or slow numbers that it would take
+    long to read.
+    """
+    refuse_many_strings(text, what)
+    if text.count(b",") > MAX_VALUES and without_strings(text).count(b",") > MAX_VALUES:
+        raise too_many_values(what)
+    refuse_slow_numbers(text, what)
+
+
 def refuse_many_strings(text: bytes, what: str, most: int = MAX_STRINGS) -> None:
     """Raises InvalidRequest that begins with ``what`` for a text with more than about ``most`` strings."""
     if len(text) > SHORT_BYTES and text.count(b'"') - text.count(b'\\"') > 2 * most:
         raise InvalidRequest(f"{what}: more than {most} strings and names at a time")
+
+
+def too_many_values(what: str) -> InvalidRequest:
+    """Return the error of a message that has more than ``MAX_VALUES`` values in it."""
+    return InvalidRequest(f"{what}: more than {MAX_VALUES} values at a time")
 
 
 def refuse_slow_numbers(text: bytes, what: str) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import json
 import math
+import time
 from typing import Any
 
 import msgspec
@@ -14,7 +15,8 @@ from hypothesis import given, settings, strategies as st
 
 from inferd import protocol as p
 from inferd.protocol.carrying import MAX_ERROR_TEXT, MAX_ERROR_VALUES
-from inferd_runtime.carriable import MAX_CONTAINERS, check_carriable, is_plain, read_json, read_msgpack
+from inferd_runtime.carriable import MAX_CONTAINERS, check_carriable, is_plain, members, read_json, read_msgpack
+from inferd_runtime.msgpack_cost import MAX_VARIED_BYTES, count_containers
 from inferd_runtime.sandbox.host.guest_calls import GuestCalls
 from inferd_runtime.sandbox.host.inbox import Inbox
 from inferd_runtime.sandbox.host.kept_code import KeptCode
@@ -324,3 +326,36 @@ def test_lists_are_counted_wherever_they_lie(depth: int) -> None:
         value = {"a": [value, "漢字"]}
     with pytest.raises(p.InvalidRequest, match="lists and objects"):
         read_msgpack(msgspec.msgpack.encode(value), "x")
+
+
+@given(VALUES, st.integers(0, 3))
+@settings(max_examples=200)
+def test_lists_of_a_long_message_are_counted_without_reading_it(value: Any, cut_off: int) -> None:
+    with contextlib.suppress(OverflowError, ValueError):
+        packed = msgspec.msgpack.encode([value, 1.5, None, True, b"bytes", "x" * 300, -1, 70_000, -(2**40)])
+        assert count_containers(packed, "x") == 1 + _containers(value)
+        assert count_containers(packed[: len(packed) - cut_off], "x") <= 1 + _containers(value)
+
+
+def _containers(value: Any) -> int:
+    return isinstance(value, (list, dict)) + sum(map(_containers, members(value)))
+
+
+@pytest.mark.parametrize("levels", [0, 1, 600])
+def test_a_list_of_millions_is_refused_unread(levels: int) -> None:
+    """Seven million zeros as the tokens of one call held the step loop for 0.13 s, again and again."""
+    packed = b"\x91" * levels + b"\xdd" + (7 << 20).to_bytes(4) + bytes(7 << 20)
+    text = b"[" * levels + b"[" + b"0," * (3 << 20) + b"0]" + b"]" * levels
+    for read, data in ((read_msgpack, b"\x81\xa1a" + packed), (read_json, b'{"a":' + text + b"}")):
+        began = time.process_time()
+        with pytest.raises(p.InvalidRequest, match="values at a time"):
+            read(data, "x")
+        assert time.process_time() - began < 0.05
+    assert len(read_msgpack(b"\xdd" + (1 << 20).to_bytes(4) + bytes(1 << 20), "x")) == 1 << 20
+
+
+def test_a_long_message_of_many_texts_is_refused_unread() -> None:
+    texts = msgspec.msgpack.encode(["word"] * (MAX_VARIED_BYTES // 5 - 1))
+    assert len(read_msgpack(texts, "x")) == MAX_VARIED_BYTES // 5 - 1
+    with pytest.raises(p.InvalidRequest, match="more than 20000 texts"):
+        read_msgpack(msgspec.msgpack.encode(["word"] * (MAX_VARIED_BYTES // 5)), "x")

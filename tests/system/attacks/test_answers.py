@@ -24,7 +24,11 @@ LONG = [{"role": "user", "content": PROMPT}]
 SCORED = {"logprobs": True, "top_logprobs": 20, "ignore_eos": True}
 BAD = "client.invalid"
 TYPED = f"ok {BAD} limit"
+BUSY = "busy"
+"""A machine that runs much else may not compile a grammar in time."""
 MILLIONS = 7_000_000
+A_MILLION = 1_100_000
+"""As many values as a message may have, and more than any list."""
 MOST_GROWN_MB = 200.0
 """Replies that nobody reads may take 128 MiB of a connection; all that are asked for would take more than 500."""
 SLOW_FLOATS = """
@@ -55,7 +59,9 @@ def refusal(arena: Arena, content: bytes) -> str:
 def refused(response: httpx.Response) -> str:
     """How a refused request of an LLM client ended."""
     error = response.json()["error"]
-    return BAD if response.status_code == 400 and error["message"] else f"untyped {response.status_code}"
+    if response.status_code == 503 and "too little of the processors" in error["message"]:
+        return BUSY
+    return BAD if response.status_code == 400 and error["message"] else f"untyped {response.status_code} {error}"
 
 
 def called(*arguments: str) -> list[dict[str, Any]]:
@@ -84,7 +90,7 @@ def listed(op: str, **arguments: Any) -> Callable[[Wire], Mapping[str, Any]]:
 
 def rows(wire: Wire) -> Mapping[str, Any]:
     """Ask for the same row of a pass again and again."""
-    return wire.call("forward", context=wire.context("a"), tokens=[1], at=[0] * MILLIONS)
+    return wire.call("forward", context=wire.context("a"), tokens=[1], at=[0] * A_MILLION)
 
 
 def opened_by_a_tag(wire: Wire) -> Mapping[str, Any]:
@@ -197,7 +203,7 @@ ANSWERS: list[Attack] = [
     Conduct("lists in arguments", chat(messages=called("[" + "[]," * 1_200_000 + "[]]")), BAD),
     Conduct("lists in the arguments of many calls", chat(messages=called(*["[" + "[]," * 30_000 + "[]]"] * 20)), BAD),
     Conduct("a tool nested 300 times", chat(tools=[DEEP_TOOL]), BAD),
-    Conduct("250,000 empty lines as a grammar", chat(structured_outputs={"grammar": "\n" * 250_000}), BAD),
+    Conduct("250,000 empty lines as a grammar", chat(structured_outputs={"grammar": "\n" * 250_000}), f"{BAD} {BUSY}"),
     Conduct("brackets in a Lark text", chat(structured_outputs={"grammar": BRACKETS}, max_tokens=2), OK),
     Conduct("biases for 300,000 tokens", chat(logit_bias={str(at): 0 for at in range(300_000)}), BAD),
     Conduct("24 answers with 20 alternatives", at_once(CHAT, 1, messages=MESSAGES, n=24, max_tokens=60, **SCORED), OK),
@@ -207,10 +213,10 @@ ANSWERS: list[Attack] = [
     Conduct("a prompt with 5 alternatives 16 times", at_once(TEXTS, 1, prompt=PROMPT, n=16, logprobs=5, echo=True), OK),
     Program("slow numbers of a program for the engine", SLOW_FLOATS, BAD, {"wall_s": 30.0, "cpu_s": 20.0}),
     Program("slow numbers of a program for its launcher", SLOW_MESSAGE, OK, {"wall_s": 30.0, "cpu_s": 20.0}),
-    Calls("the text of millions of tokens", listed("model.detokenize", tokens=[0] * MILLIONS), "limit:token_ids"),
-    Calls("the bytes of millions of tokens", listed("model.token_bytes", tokens=[0] * MILLIONS), "limit:token_ids"),
-    Calls("millions of rows", rows, "limit:token_ids"),
-    Calls("a choice of millions", listed("grammar.compile", constraint=CHOICE), "client.constraint"),
+    Calls("the text of millions of tokens", listed("model.detokenize", tokens=[0] * MILLIONS), "client.invalid"),
+    Calls("the bytes of a million tokens", listed("model.token_bytes", tokens=[0] * A_MILLION), "limit:token_ids"),
+    Calls("a million rows", rows, "limit:token_ids"),
+    Calls("a choice of millions", listed("grammar.compile", constraint=CHOICE), BAD),
     Calls("a schema with a long name", listed("grammar.compile", constraint=NAMED), OK),
     Calls("an ambiguous grammar", listed("grammar.compile", constraint=AMBIGUOUS), "limit:cpu_seconds"),
     Calls("a tag's text of 60,000 characters", opened_by_a_tag, OK),

@@ -195,14 +195,14 @@ SERVICES: list[Attack] = [
     Calls("pushes of a million lists", pushes(b"\x90"), "client.invalid"),
     Calls("pushes of a million zeros", pushes(b"\x00"), "limit:value_bytes"),
     Calls("a conversation of a million lists", rendered(b"\x90", 8 * MEGABYTE), "client.invalid"),
-    Calls("a conversation of a million zeros", rendered(b"\x00", 8 * MEGABYTE), "limit:chat_values"),
+    Calls("a conversation of a million zeros", rendered(b"\x00", MEGABYTE), "limit:chat_values"),
     Conduct(
-        "conversations of a million zeros, side by side",
+        "conversations of seven million zeros, side by side",
         side_by_side(rendered(b"\x00", 7 * MEGABYTE)),
-        "limit:chat_values",
+        "client.invalid",
     ),
     Conduct(
-        "seven million tokens, side by side", side_by_side(numbers("model.detokenize", "tokens")), "limit:token_ids"
+        "seven million tokens, side by side", side_by_side(numbers("model.detokenize", "tokens")), "client.invalid"
     ),
     Calls("publishing to nobody", flood("topic.publish", lambda wire: {"topic": "x", "values": [1]}), BUSY),
     Calls("publishing to those that do not read", flood("topic.publish", listeners), BUSY),
