@@ -54,7 +54,7 @@ SEVERAL_FILES = (
     Program(
         "keeps what is no code, again and again",
         {"main.py": KEEPS, "large.py": "#" * 70_000},
-        "ok limit:cpu_s limit:memory_mb",
+        "ok limit:cpu_s limit:wall_s limit:memory_mb",
     ),
 )
 
