@@ -155,7 +155,7 @@ class SessionState:
         if not name:
             return next(iter(self.models.values()))
         if name not in self.models:
-            raise p.NotFound(f"no model {name!r} is served; there is {', '.join(self.models)}")
+            raise p.NotFound(f"no model {p.shown(name)} is served; there is {', '.join(self.models)}")
         return self.models[name]
 
     # -- Contexts -------------------------------------------------------------------------------------------------

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
+from inferd.protocol.carrying import shown
 from inferd.protocol.errors import InvalidRequest, LimitExceeded
 from inferd.protocol.models import Tokens
 from inferd.protocol.operations import Done, operation
@@ -69,9 +70,9 @@ def check_append(request: AppendContext) -> None:
     """Raises InvalidRequest for a part of unknown kind or role, or a negative token id."""
     for part in request.parts:
         if part.kind not in PART_KINDS:
-            raise InvalidRequest(f"part kind {part.kind!r} is not one of {', '.join(PART_KINDS)}")
+            raise InvalidRequest(f"part kind {shown(part.kind)} is not one of {', '.join(PART_KINDS)}")
         if part.kind == "message" and part.role not in ROLES:
-            raise InvalidRequest(f"role {part.role!r} is not one of {', '.join(ROLES)}")
+            raise InvalidRequest(f"role {shown(part.role)} is not one of {', '.join(ROLES)}")
         check_ids("content", part.tokens)
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 from inferd.protocol.candidates import CandidateRow, check_candidates
+from inferd.protocol.carrying import shown
 from inferd.protocol.contexts import ContextState
 from inferd.protocol.errors import ConstraintError, InvalidRequest, LimitExceeded
 from inferd.protocol.grammar import CheckedKeyword, ConstraintSpec, check_constraint
@@ -158,7 +159,7 @@ def check_start_generate(request: StartGenerate) -> None:
             limit="stop", value=MAX_STOPS, raise_with="fewer stop strings",
         )  # fmt: skip
     if not all(request.stop):
-        raise InvalidRequest(f"stop must hold strings that are not empty, not {request.stop!r}")
+        raise InvalidRequest(f"stop must hold strings that are not empty, not {shown(request.stop)}")
     _check_ends(request)
     _check_reasoning(request)
     check_whole("priority", request.priority, -MAX_PRIORITY, MAX_PRIORITY)
@@ -168,7 +169,7 @@ def check_start_generate(request: StartGenerate) -> None:
         check_candidates(request.candidates, request.sampling)
     check_ids("predict", request.predicted)
     if request.on_length not in ON_LENGTH:
-        raise InvalidRequest(f"on_length must be {' or '.join(map(repr, ON_LENGTH))}, not {request.on_length!r}")
+        raise InvalidRequest(f"on_length must be {' or '.join(map(repr, ON_LENGTH))}, not {shown(request.on_length)}")
     if request.on_length == "complete" and request.constraint is None:
         raise InvalidRequest('on_length="complete" needs a constraint (constrain=) that the runtime applies')
     if request.sampling.allowed_tokens and (request.heal or request.on_length == "complete"):

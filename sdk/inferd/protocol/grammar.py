@@ -6,6 +6,7 @@ import dataclasses
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
+from inferd.protocol.carrying import shown
 from inferd.protocol.errors import ConstraintError, InvalidRequest, LimitExceeded
 from inferd.protocol.operations import Done, operation
 from inferd.protocol.ranges import check_whole
@@ -128,9 +129,9 @@ def check_constraint_fields(constraint: ConstraintSpec) -> None:
     kind = constraint.kind
     uses = USED_FIELDS.get(kind)
     if uses is None:
-        raise InvalidRequest(f"constraint kind {kind!r} is not one of {', '.join(USED_FIELDS)}")
+        raise InvalidRequest(f"constraint kind {shown(kind)} is not one of {', '.join(USED_FIELDS)}")
     if constraint.mode not in MODES:
-        raise InvalidRequest(f"mode must be {' or '.join(map(repr, MODES))}, not {constraint.mode!r}")
+        raise InvalidRequest(f"mode must be {' or '.join(map(repr, MODES))}, not {shown(constraint.mode)}")
     for name in FIELDS:
         if name not in uses and getattr(constraint, name) != getattr(EMPTY, name):
             raise InvalidRequest(f"a constraint of kind {kind} has no {name}")

@@ -39,7 +39,9 @@ class Probe:
 def check_probe(probe: Probe) -> None:
     """Raises InvalidRequest, which names the probe's kind and field."""
     if probe.kind not in PROBE_KINDS:
-        raise InvalidRequest(f"a probe's kind must be {', '.join(PROBE_KINDS[:-1])} or entropy, not {probe.kind!r}")
+        raise InvalidRequest(
+            f"a probe's kind must be {', '.join(PROBE_KINDS[:-1])} or entropy, not {shown(probe.kind)}"
+        )
     if probe.kind == "distribution" and not 0 < probe.temperature < math.inf:
         raise InvalidRequest(f"distribution: temperature must be finite and above 0, not {probe.temperature!r}")
     check_whole(f"{probe.kind}: k", probe.k, 0)
@@ -279,7 +281,9 @@ class Embed:
 def check_embed(request: Embed) -> None:
     """Raises InvalidRequest or LimitExceeded, which name the field, for a request that no model could answer."""
     if request.pooling not in POOLINGS:
-        raise InvalidRequest(f"pooling must be {', '.join(POOLINGS[:-1])} or {POOLINGS[-1]}, not {request.pooling!r}")
+        raise InvalidRequest(
+            f"pooling must be {', '.join(POOLINGS[:-1])} or {POOLINGS[-1]}, not {shown(request.pooling)}"
+        )
     if bool(request.texts) == bool(request.tokens):
         raise InvalidRequest("embed needs texts or tokens, and not both")
     count = len(request.texts) + len(request.tokens)

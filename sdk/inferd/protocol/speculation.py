@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
+from inferd.protocol.carrying import shown
 from inferd.protocol.errors import InvalidRequest
 from inferd.protocol.operations import operation
 from inferd.protocol.ranges import check_one_each, check_whole
@@ -43,14 +44,14 @@ def check_settings(settings: SpeculationSettings) -> None:
         if source == "program":
             raise InvalidRequest("sources: 'program' is none to choose: a program drafts with generate(speculator=...)")
         if source not in SOURCES:
-            raise InvalidRequest(f"sources must hold some of {', '.join(SOURCES[:-1])}, not {source!r}")
+            raise InvalidRequest(f"sources must hold some of {', '.join(SOURCES[:-1])}, not {shown(source)}")
         if source in sources[:place]:
-            raise InvalidRequest(f"sources name {source!r} twice")
+            raise InvalidRequest(f"sources name {shown(source)} twice")
     check_whole("max_draft", settings.max_draft, 1, MAX_DRAFT)
     if settings.draft_model and sources and "draft_model" not in sources:
-        raise InvalidRequest(f'draft_model names {settings.draft_model!r}, but sources leave out "draft_model"')
+        raise InvalidRequest(f'draft_model names {shown(settings.draft_model)}, but sources leave out "draft_model"')
     if settings.verifier not in VERIFIERS:
-        raise InvalidRequest(f"verifier must be {' or '.join(VERIFIERS)}, not {settings.verifier!r}")
+        raise InvalidRequest(f"verifier must be {' or '.join(VERIFIERS)}, not {shown(settings.verifier)}")
     if settings.verifier == "rejection" and list(sources) != ["draft_model"]:
         raise InvalidRequest('verifier="rejection" needs "draft_model" as the only source: no other has probabilities')
 
