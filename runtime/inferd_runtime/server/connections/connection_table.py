@@ -13,7 +13,8 @@ import msgspec
 from inferd.protocol import LimitExceeded, Unavailable
 from inferd_runtime.server.connections.deadlines import Deadlines, Patience
 from inferd_runtime.server.connections.guarded_connection import GuardedConnection, Peer
-from inferd_runtime.server.connections.loop_shares import REGULAR_MOST_SECONDS, REGULAR_SHARE, AnswerShares, LoopShares
+from inferd_runtime.server.connections.loop_shares import REGULAR_MOST_SECONDS, REGULAR_SHARE, AnswerShares
+from inferd_runtime.server.connections.parse_lines import ParseAccount, ParseLines
 from inferd_runtime.server.connections.unauthenticated import UnauthenticatedConnections
 from inferd_runtime.server.tenancy.tenant_use import TenantUse
 
@@ -61,7 +62,7 @@ class ConnectionTable:
         self.limits = limits or TableLimits()
         self._use = use
         self._unauthenticated = UnauthenticatedConnections(self.limits.unauthenticated, self.limits.per_address)
-        self._shares = LoopShares()
+        self._lines = ParseLines()
         self._answers = AnswerShares()
         self._recheck_at = 0.0
         self._open: dict[Peer, GuardedConnection] = {}
@@ -150,13 +151,15 @@ class ConnectionTable:
             self._use.unread.give_back(connection.tenant, connection.unread_bytes)
         connection.unread_bytes = 0
 
-    def parsed(self, connection: GuardedConnection, seconds: float) -> float:
-        """Charge the processor's time that parsing took; returns the seconds to wait before the next piece."""
-        now = time.monotonic()
-        if self._unauthenticated.is_regular(connection.address, connection):
-            counted = min(seconds, REGULAR_MOST_SECONDS)
-            return self._shares.charge(f"connection {connection.peer}", counted, now, REGULAR_SHARE)
-        return self._shares.charge(_owner(connection), seconds, now)
+    def line_up(self, connection: GuardedConnection) -> None:
+        """Have a connection parse when it is its owner's turn. The first bytes of all do not wait for what came before."""
+        if connection.is_new:
+            account = ParseAccount(f"new ones of {connection.address}")
+        elif self._unauthenticated.is_regular(connection.address, connection):
+            account = ParseAccount(f"connection {connection.peer}", REGULAR_SHARE, REGULAR_MOST_SECONDS)
+        else:
+            account = ParseAccount(_owner(connection))
+        self._lines.join(connection, account)
 
     def begin_answer(self, connection: GuardedConnection) -> float:
         """Return the seconds to wait before a request is answered: others have their share of the thread."""
@@ -199,7 +202,7 @@ class ConnectionTable:
         if now >= self._recheck_at:
             self._recheck_at = now + RECHECK_SECONDS
             self._close_disallowed()
-        self._shares.forget_old(now)
+        self._lines.forget_old(now)
         self._answers.forget_old(now)
 
     def _close_disallowed(self) -> None:

@@ -12,6 +12,7 @@ from collections.abc import Callable
 from typing import Any, Protocol, cast
 
 from inferd_runtime.server.connections.deadlines import Deadlines
+from inferd_runtime.server.connections.parse_lines import FEED_SECONDS
 
 UNREAD = "unread output"
 SERVER = "the HTTP server"
@@ -19,8 +20,12 @@ PARSING = "parsing"
 """Reasons for not reading."""
 PIECE_BYTES = 4096
 """What is parsed at a time: a few milliseconds' worth of the smallest WebSocket frames."""
-FEED_SECONDS = 0.002
-"""How long pieces are parsed in a row before others have their turn."""
+LEAST_PIECE_BYTES = 512
+"""Pieces begin as small: a chunk of a byte takes ten times as long as such a frame. They grow while they take less than
+PIECE_SECONDS, and shrink again.
+"""
+PIECE_SECONDS = 0.001
+HEAD_END = b"\r\n\r\n"
 JOINED_BYTES = 16 << 10
 """Of an answer's head and body that are sent together; more is sent at once, so that what the client does not read is seen."""
 HANDED_BYTES = 64 << 10
@@ -34,8 +39,8 @@ Peer = tuple[str, int]
 class ConnectionKeeper(Protocol):
     """What a connection belongs to."""
 
-    def parsed(self, connection: GuardedConnection, seconds: float) -> float:
-        """Charge the processor's time that parsing took; returns the seconds to wait before the next piece."""
+    def line_up(self, connection: GuardedConnection) -> None:
+        """Call the connection's ``parse``, and its ``parsed`` behind it, when it is its turn."""
 
     def received(self, connection: GuardedConnection, size: int) -> None:
         """Count bytes of a WebSocket's message that is not complete; too many end the connection."""
@@ -60,6 +65,8 @@ class GuardedConnection(asyncio.Protocol):
         self.deadlines = deadlines
         self.tenant: str | None = None
         self.is_websocket = False
+        self.is_new = True
+        """Whether nothing of it has been parsed."""
         self.requests = 0
         """Of it that are being read or answered."""
         self.lost = asyncio.Event()
@@ -81,7 +88,8 @@ class GuardedConnection(asyncio.Protocol):
         self._unsent = bytearray()
         self._full = False
         self._last_act: Callable[[], None] | None = None
-        self._feeder: asyncio.TimerHandle | None = None
+        self._piece_bytes = LEAST_PIECE_BYTES
+        self._in_line = False
         self._paused: set[str] = set()
 
     @property
@@ -98,8 +106,6 @@ class GuardedConnection(asyncio.Protocol):
 
     def connection_lost(self, exc: Exception | None) -> None:
         """Tell the HTTP server and the keeper."""
-        if self._feeder is not None:
-            self._feeder.cancel()
         self._pending.clear()
         self._unsent.clear()
         self._last_act = None
@@ -113,8 +119,7 @@ class GuardedConnection(asyncio.Protocol):
         if self.is_websocket:
             self._keeper.received(self, len(data))
         self._pending += data
-        if self._feeder is None:
-            self._feed()
+        self._line_up()
 
     def eof_received(self) -> bool | None:
         """Pass it on; where the HTTP server has an answer to send, leave our side open (which TLS cannot)."""
@@ -199,8 +204,8 @@ class GuardedConnection(asyncio.Protocol):
         if why not in self._paused:
             return
         self._paused.discard(why)
-        if PARSING in self._paused and self._feeder is None:
-            self._feeder = asyncio.get_running_loop().call_later(0, self._feed)
+        if self._pending or PARSING in self._paused:
+            self._line_up()
         self._read_if_possible()
 
     def abort(self) -> None:
@@ -217,26 +222,50 @@ class GuardedConnection(asyncio.Protocol):
             self._transport.write(farewell)
             self._transport.close()
 
-    def _feed(self) -> None:
-        """Parse pieces until none is left, reading has to stop, or others must have their turn."""
-        self._feeder = None
-        started = time.thread_time()  # not the clock's: what else the machine runs is not this owner's doing
-        while self._pending and not self._paused - {PARSING} and time.thread_time() - started < FEED_SECONDS:
-            self._parse_piece()
+    def parse(self) -> float:
+        """Parse pieces until none is left, reading has to stop, or others must have their turn. Returns the processor time.
+
+        Of a new connection it is one piece, which ends with the head: who sends the rest is known behind that.
+        """
+        started = now = time.thread_time()  # not the clock's: what else the machine runs is not this owner's doing
+        while self._pending and not self._paused - {PARSING} and now - started < FEED_SECONDS:
+            self._parse_piece(self._first_piece_bytes() if self.is_new else self._piece_bytes)
+            before, now = now, time.thread_time()
+            grown = self._piece_bytes * 2 if now - before < PIECE_SECONDS else self._piece_bytes // 2
+            self._piece_bytes = min(max(grown, LEAST_PIECE_BYTES), PIECE_BYTES)
             if self._transport is None or self._transport.is_closing():
                 self._pending.clear()  # as with asyncio's own transports: a closed connection gets no more data
-        wait = self._keeper.parsed(self, time.thread_time() - started)
+            if self.is_new:
+                break
+        self.is_new = False
+        return now - started
+
+    def parsed(self, wait: float) -> None:
+        """Read on, or stand in line again: with bytes that are left, or until the owner may send more, in ``wait`` seconds."""
+        self._in_line = False
         if self._pending or wait:
             self.pause(PARSING)
-            if not self._paused - {PARSING}:
-                self._feeder = asyncio.get_running_loop().call_later(wait, self._feed)
+            self._line_up()
         else:
             self._paused.discard(PARSING)
-            self._read_if_possible()
+        self._read_if_possible()
 
-    def _parse_piece(self) -> None:
-        piece = bytes(self._pending[:PIECE_BYTES])
-        del self._pending[:PIECE_BYTES]
+    def _line_up(self) -> None:
+        """Stand in line, unless it is for something else that nothing is parsed; nothing is read meanwhile."""
+        if self._in_line or self._paused - {PARSING} or self.lost.is_set():
+            return
+        self._in_line = True
+        self._keeper.line_up(self)
+        if self._in_line:
+            self.pause(PARSING)
+
+    def _first_piece_bytes(self) -> int:
+        end = self._pending.find(HEAD_END, 0, PIECE_BYTES)
+        return PIECE_BYTES if end < 0 else end + len(HEAD_END)
+
+    def _parse_piece(self, size: int) -> None:
+        piece = bytes(self._pending[:size])
+        del self._pending[:size]
         try:
             self.inner.data_received(piece)
         except AssertionError:  # uvicorn's, for what is no WebSocket frame: asyncio would log a traceback for each

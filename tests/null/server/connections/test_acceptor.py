@@ -169,12 +169,12 @@ def test_what_else_takes_the_thread_keeps_what_watches_livez_waiting_no_longer(
     connection.connection_made(cast(asyncio.Transport, FullTransport(0)))
     for _ in range(2):
         table.head_came(connection, has_body=False)
+    connection.is_new = False
     waits: list[float] = []
-    parsed = table.parsed
 
     async def read() -> None:
         with pytest.MonkeyPatch.context() as patch:
-            patch.setattr(table, "parsed", lambda *charged: waits.append(parsed(*charged)) or 0.0)
+            patch.setattr(connection, "parsed", waits.append)
             connection.data_received(b"GET /livez")
 
     asyncio.run(read())
