@@ -8,6 +8,7 @@ from typing import Any
 
 import anyio
 import anyio.abc
+import anyio.lowlevel
 import pytest
 from starlette.websockets import WebSocket, WebSocketState
 from unproven_peers import UnprovenPeers
@@ -19,6 +20,7 @@ from inferd_runtime.cluster.front.socket_relay import relay_session
 from inferd_runtime.cluster.messages import JoinCluster, ReplicaReport
 from inferd_runtime.server.connections.connection_table import TRY_AGAIN_LATER
 from inferd_runtime.server.gateway.auth import TENANT_KEY
+from inferd_runtime.server.gateway.request_watch import CHARGE_KEY
 from inferd_runtime.server.tenancy.quotas import Quotas, same_for_all
 from inferd_runtime.server.tenancy.shares import SharedPlaces, ShareRule
 from inferd_runtime.server.tenancy.tenant_use import TenantUse
@@ -128,3 +130,38 @@ async def test_a_session_ends_with_its_script_though_messages_of_the_replica_are
         with anyio.fail_after(5):
             await relay_session(websocket, members, UnprovenPeers(), use, "Bearer x")
     assert not use.sockets.used
+
+
+async def test_a_burst_of_a_scripts_messages_is_charged_and_does_not_keep_the_front_from_others() -> None:
+    """60 scripts that sent all they could left the front's loop to others once in 0.4 s, and cost their tenant nothing."""
+    charged, turns = list[float](), [0]
+
+    class Bursts(_Script):
+        left = 300
+
+        async def receive(self) -> dict[str, Any]:
+            if not self.sent:
+                return {"type": "websocket.connect"}
+            self.left -= 1
+            kind = "websocket.receive" if self.left >= 0 else "websocket.disconnect"
+            return {"type": kind, "bytes": b"x", "code": 1000}
+
+    async def others() -> None:
+        while True:
+            turns[0] += 1
+            await anyio.lowlevel.checkpoint()
+
+    async def read(connection: ServerConnection) -> None:
+        async for _ in connection:
+            pass
+
+    async with serve(read, "127.0.0.1", 0) as replica, anyio.create_task_group() as tasks:
+        script, members = Bursts(), _members(next(iter(replica.sockets)).getsockname()[1])
+        websocket = WebSocket({**SCOPE, CHARGE_KEY: charged.append}, script.receive, script.send)
+        await websocket.receive()
+        tasks.start_soon(others)
+        with anyio.fail_after(10):
+            await relay_session(websocket, members, UnprovenPeers(), TenantUse(same_for_all(Quotas())), "Bearer x")
+        tasks.cancel_scope.cancel()
+    assert turns[0] >= 300
+    assert sum(charged) > 0

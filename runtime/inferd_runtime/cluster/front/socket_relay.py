@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator, Callable, Coroutine
 from contextlib import AbstractContextManager, asynccontextmanager
 from functools import partial
+from typing import Any
 
 import anyio
+import anyio.lowlevel
 import msgspec
 from starlette.websockets import WebSocket, WebSocketDisconnect
 from websockets.asyncio.client import ClientConnection, connect
@@ -23,6 +25,7 @@ from inferd_runtime.server.connections.connection_table import TRY_AGAIN_LATER
 from inferd_runtime.server.gateway.auth import TENANT_KEY
 from inferd_runtime.server.gateway.chat_routes import SESSION_HEADER
 from inferd_runtime.server.gateway.replies import deny
+from inferd_runtime.server.gateway.request_watch import charge_of, timed
 from inferd_runtime.server.gateway.script_session import SERVICE_RESTART, SUBPROTOCOL, close_reason
 from inferd_runtime.server.tenancy.tenant_use import TenantUse
 
@@ -97,17 +100,21 @@ async def _relay(websocket: WebSocket, replica: ClientConnection, holding: Holdi
     refused: list[LimitExceeded] = []
     async with anyio.create_task_group() as tasks:
         for relay in (_from_script, _from_replica):
-            tasks.start_soon(_until_over, partial(relay, websocket, replica, holding), refused, tasks.cancel_scope)
+            work = partial(relay, websocket, replica, holding)
+            tasks.start_soon(_until_over, work, refused, tasks.cancel_scope, charge_of(websocket.scope))
     if refused:
         await _close(websocket, TRY_AGAIN_LATER, refused[0].message)
 
 
 async def _until_over(
-    relay: Callable[[], Awaitable[bool]], refused: list[LimitExceeded], both: anyio.CancelScope
+    relay: Callable[[], Coroutine[Any, Any, bool]],
+    refused: list[LimitExceeded],
+    both: anyio.CancelScope,
+    charge: Callable[[float], None],
 ) -> None:
-    """Relay one way; end both ways if it says so, or if the tenant's messages have no room here."""
+    """Relay one way, which is charged; end both ways if it says so, or if the tenant's messages have no room here."""
     try:
-        over = await relay()
+        over = await timed(relay(), charge)
     except LimitExceeded as error:
         refused.append(error)
         over = True
@@ -121,6 +128,7 @@ async def _from_script(websocket: WebSocket, replica: ClientConnection, holding:
             data = message["bytes"]  # a text has become an empty message: its server hands on no other
             with holding(len(data)):
                 await replica.send(data)
+            await anyio.lowlevel.checkpoint()  # nothing else here waits while messages are there already
         return True
     return False
 
@@ -133,6 +141,7 @@ async def _from_replica(websocket: WebSocket, replica: ClientConnection, holding
             message = await replica.recv(decode=False)
             with holding(len(message)):
                 await websocket.send_bytes(message)
+            await anyio.lowlevel.checkpoint()
     code, reason = replica.close_code or ABNORMAL, replica.close_reason or ""
     await _close(websocket, *((SERVICE_RESTART, GONE) if code == ABNORMAL else (code, reason)))
     return True

@@ -5,9 +5,9 @@ from __future__ import annotations
 import asyncio
 import time
 import types
-from collections.abc import Awaitable, Callable, Coroutine, Generator
+from collections.abc import Awaitable, Callable, Coroutine, Generator, MutableMapping
 from functools import partial
-from typing import Any
+from typing import Any, TypeVar
 
 import anyio
 from starlette.datastructures import Headers
@@ -18,6 +18,7 @@ from inferd_runtime.server.connections.connection_table import ConnectionTable
 from inferd_runtime.server.connections.guarded_connection import GuardedConnection
 from inferd_runtime.server.gateway.replies import deny
 
+T = TypeVar("T")
 CONNECTION_KEY = "inferd.connection"
 CHARGE_KEY = "inferd.charge"
 """Scope key of the function that charges for seconds of work done outside of the request's coroutine."""
@@ -97,16 +98,29 @@ class _NotingSend:
         return self._send(message)
 
 
+def charge_of(scope: MutableMapping[str, Any]) -> Callable[[float], None]:
+    """Return the function that charges for what is done outside of a request's coroutine; without the middleware, for nothing."""
+    charge: Callable[[float], None] = scope.get(CHARGE_KEY, _charge_nobody)
+    return charge
+
+
+def _charge_nobody(seconds: float) -> None:
+    return None
+
+
 @types.coroutine
-def timed(work: Coroutine[Any, Any, None], charge: Callable[[float], None]) -> Generator[Any, Any, None]:
-    """Await ``work``, and call ``charge`` with the processor time, in seconds, between every two of its awaits."""
+def timed(work: Coroutine[Any, Any, T], charge: Callable[[float], None]) -> Generator[Any, Any, T]:
+    """Await ``work``, and call ``charge`` with the processor time, in seconds, between every two of its awaits. Returns what it
+    returns.
+    """
     step: Callable[[], Any] = partial(work.send, None)
     while True:
         started = time.thread_time()
         try:
             wanted = step()
-        except StopIteration:
-            return
+        except StopIteration as end:
+            result: T = end.value
+            return result
         finally:
             charge(time.thread_time() - started)
         try:

@@ -37,7 +37,7 @@ from inferd_runtime.change_signal import ChangeSignal
 from inferd_runtime.sandbox.asked_window import FEWER, AskedWindow
 from inferd_runtime.server.gateway.auth import ROLE_KEY, TENANT_KEY
 from inferd_runtime.server.gateway.replies import deny
-from inferd_runtime.server.gateway.request_watch import CHARGE_KEY, timed
+from inferd_runtime.server.gateway.request_watch import charge_of, timed
 from inferd_runtime.server.services.caller import Caller
 from inferd_runtime.server.services.table import Answer, ServiceTable
 from inferd_runtime.server.services.wires import MSGPACK_WIRE
@@ -209,7 +209,7 @@ class ScriptSession:
         model: ModelSizes = LARGE_MODEL,
     ) -> None:
         self._websocket = websocket
-        self._charge: Callable[[float], None] = websocket.scope.get(CHARGE_KEY, _charge_nobody)
+        self._charge = charge_of(websocket.scope)
         self._channel = channel
         self._desk = services.open_desk(caller, MSGPACK_WIRE, self._answered)
         self._answers: deque[Answer] = deque()
@@ -358,10 +358,6 @@ async def script_session(websocket: WebSocket, runtime: Runtime) -> None:
             websocket, channel, runtime.services, caller, runtime.use.outstanding, _largest(engine.models.models)
         )
         await session.relay(engine)
-
-
-def _charge_nobody(seconds: float) -> None:
-    """Do nothing: without the middleware, as in tests, nobody is charged."""
 
 
 def _largest(models: Sequence[ModelInfo]) -> ModelSizes:
