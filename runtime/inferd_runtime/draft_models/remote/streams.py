@@ -28,7 +28,11 @@ class FrameStream:
         _tune(writer)
 
     async def receive(self) -> Frame:
-        """Return the next frame. Cancelling loses nothing. Raises ConnectionEnded, MalformedFrame or OSError."""
+        """Return the next frame, which is not looked for before all else that is ready has had its turn: thousands may be there.
+
+        Cancelling loses nothing. Raises ConnectionEnded, MalformedFrame or OSError.
+        """
+        await asyncio.sleep(0)
         while (frame := self.incoming.next()) is None:
             data = await self._reader.read(READ_BYTES)
             if not data:
