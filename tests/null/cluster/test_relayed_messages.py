@@ -4,18 +4,20 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable
-from typing import Any
+from typing import Any, cast
 
 import anyio
 import anyio.abc
+import anyio.lowlevel
 import msgspec
 import pytest
 
 from inferd.protocol import GATEWAY_OPERATIONS, LimitExceeded, Unavailable
 from inferd.protocol.topics import PullValues, PushValues, Subscribe
 from inferd_runtime.change_signal import ChangeSignal
+from inferd_runtime.cluster.front.messages_relay import _ReplicaLink
 from inferd_runtime.cluster.hop import FRONT_TENANT
-from inferd_runtime.cluster.relayed import Answered, Ask, FromReplica, Gone, Received, Withdraw
+from inferd_runtime.cluster.relayed import Answered, Ask, FrameOutbox, FromReplica, Gone, Received, Withdraw
 from inferd_runtime.cluster.replica.relayed_messages import RelayedMessages
 from inferd_runtime.server.gateway.auth import TENANT_KEY
 from inferd_runtime.server.services.caller import Caller
@@ -179,3 +181,52 @@ async def test_without_a_front_operations_wait_and_then_say_so(monkeypatch: pyte
         assert isinstance(await Asking(tasks, relayed, Subscribe("t")).result(), Unavailable)
 
     await in_a_group(body)
+
+
+class Burst:
+    """A connection on which one frame with many messages has come; at either end of it."""
+
+    def __init__(self, messages: list[Any]) -> None:
+        self._frame = msgspec.msgpack.encode(messages)
+        self._next = anyio.Event()
+
+    async def send(self, data: bytes) -> None:
+        raise AssertionError("nothing is answered")
+
+    send_bytes = send
+
+    async def recv(self, *, decode: bool) -> bytes:
+        data: bytes = (await self.receive())["bytes"]
+        return data
+
+    async def receive(self) -> Any:
+        if self._next.is_set():
+            raise EOFError
+        self._next.set()
+        return {"type": "websocket.receive", "bytes": self._frame}
+
+
+@pytest.mark.parametrize("at_front", [True, False])
+async def test_between_the_messages_of_a_frame_others_have_their_turn(at_front: bool) -> None:
+    """Sessions of scripts that end together leave thousands in a few frames, which held the front's loop."""
+    many, others = 300, [0]
+
+    async def somebody_else() -> None:
+        while True:
+            others[0] += 1
+            await anyio.lowlevel.checkpoint()
+
+    async def serve() -> None:
+        if at_front:
+            await _ReplicaLink(cast(Any, None), "r", cast(Any, Burst([Gone(number) for number in range(many)]))).serve()
+        else:
+            link, relayed = FrameOutbox(), RelayedMessages()
+            relayed._link = link
+            await relayed._exchange(cast(Any, Burst([Answered(1, at, True, b"") for at in range(many)])), link)
+
+    async with anyio.create_task_group() as tasks:
+        tasks.start_soon(somebody_else)
+        with pytest.raises(EOFError):
+            await serve()
+        tasks.cancel_scope.cancel()
+    assert others[0] >= many

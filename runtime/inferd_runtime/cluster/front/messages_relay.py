@@ -8,6 +8,7 @@ from functools import partial
 
 import anyio
 import anyio.abc
+import anyio.lowlevel
 import msgspec
 from websockets.asyncio.client import ClientConnection, connect
 from websockets.exceptions import ConnectionClosed, InvalidHandshake
@@ -120,8 +121,10 @@ class _ReplicaLink:
             async with background_tasks() as tasks:
                 tasks.start_soon(self._send_all)
                 while True:
+                    # A frame has hundreds, and the next ones may be there already: others have their turn between two.
                     for message in FRAMES.decode(await self._connection.recv(decode=False)):
                         self._take(message)
+                        await anyio.lowlevel.checkpoint()
         finally:
             for desk in self._desks.values():
                 desk.close()

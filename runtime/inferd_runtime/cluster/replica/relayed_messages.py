@@ -15,6 +15,7 @@ from functools import partial
 from typing import Any
 
 import anyio
+import anyio.lowlevel
 import msgspec
 from starlette.websockets import WebSocket, WebSocketDisconnect
 
@@ -160,6 +161,7 @@ class RelayedMessages:
             while (message := await websocket.receive())["type"] == "websocket.receive" and self._link is link:
                 for answer in ANSWERS.decode(message["bytes"]):
                     self._answered(answer)
+                    await anyio.lowlevel.checkpoint()  # as at the front: a frame has hundreds
 
     def _answered(self, answer: Answered) -> None:
         waiting = self._open.pop(answer.ticket, None)

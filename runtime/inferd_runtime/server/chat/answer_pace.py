@@ -7,6 +7,7 @@ from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from typing import TypeVar
 
 import anyio
+import anyio.lowlevel
 import anyio.to_thread
 
 from inferd.chat import ChatEvent, PromptScores, ReasoningDelta, TextDelta, TokenScore, ToolArguments
@@ -83,6 +84,7 @@ async def in_turns(events: Sequence[ChatEvent], turn: Turn) -> AsyncIterator[Seq
         if part and taken + seconds > TURN_SECONDS:
             await turn(taken)
             yield part
+            await anyio.lowlevel.checkpoint()  # on a slow machine a part takes longer than is counted: none waits
             part, taken = [], 0.0
         part.append(event)
         taken += seconds

@@ -7,6 +7,7 @@ from functools import partial
 from itertools import pairwise
 
 import anyio
+import anyio.lowlevel
 import anyio.to_thread
 import pytest
 
@@ -42,6 +43,26 @@ async def test_every_part_is_paid_before_it_is_written_and_none_is_longer_than_a
     assert seen == events
     assert max(paid) <= TURN_SECONDS
     assert len(paid) >= 3
+
+
+async def test_between_two_parts_others_have_their_turn_though_nothing_has_to_wait() -> None:
+    """On a slow machine a part takes longer than is counted: a whole answer of megabytes was handled in one turn of the loop."""
+    others = [0]
+
+    async def turn(seconds: float) -> None:
+        return None
+
+    async def somebody_else() -> None:
+        while True:
+            others[0] += 1
+            await anyio.lowlevel.checkpoint()
+
+    events = [TextDelta("x")] * (8 * int(TURN_SECONDS / EVENT_SECONDS))
+    async with anyio.create_task_group() as tasks:
+        tasks.start_soon(somebody_else)
+        parts = [part async for part in in_turns(events, turn)]
+        tasks.cancel_scope.cancel()
+    assert others[0] >= len(parts) - 1 >= 7
 
 
 async def test_an_event_that_is_longer_than_a_turn_is_a_part_of_its_own() -> None:
