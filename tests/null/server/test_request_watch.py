@@ -240,3 +240,23 @@ async def test_a_request_whose_client_leaves_before_its_turn_waits_no_more(
         assert not sent
         connection.connection_lost(None)
     assert sent
+
+
+async def test_around_each_part_of_a_longer_answer_its_owner_waits_for_a_turn(monkeypatch: pytest.MonkeyPatch) -> None:
+    table, happened = ConnectionTable(TenantUse(same_for_all(Quotas()))), list[object]()
+    connection = table.arrived(("127.0.0.1", 1), asyncio.Protocol)
+
+    async def turn(connection: object) -> None:
+        happened.append("turn")
+
+    async def application(scope: Scope, receive: Receive, send: Send) -> None:
+        await send({"type": "http.response.start", "status": 200, "headers": []})
+        await send({"type": "http.response.body", "body": b"part", "more_body": True})
+        await send({"type": "http.response.body", "body": b"end"})
+
+    async def sent(*message: Any) -> Any:
+        happened.append(message[0].get("body", "head") if message else {})
+
+    monkeypatch.setattr(table, "turn", turn)
+    await RequestWatch(application, table)({"type": "http", "client": connection.peer, "headers": []}, sent, sent)
+    assert happened == ["head", "turn", b"part", "turn", b"end"]

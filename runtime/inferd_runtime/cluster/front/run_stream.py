@@ -55,11 +55,16 @@ class EventSplitter:
         self._rest = b""
 
     def _note(self, whole: bytes) -> None:
-        for text in whole.split(self._end):
-            found = EVENT.match(text)
+        """Note the last event, which is looked for from the end: of a long text the rest is not looked at."""
+        end = len(whole) - len(self._end)
+        while end > 0:
+            before = whole.rfind(self._end, 0, end)
+            found = EVENT.match(whole, before + len(self._end) if before >= 0 else 0)
             if found is not None:
                 self.next = int(found["sse"] or found["index"]) + 1
                 self.finished = (found["kind"] or found["type"]) == b"finished"
+                return
+            end = before
 
 
 class RunStream(Response):

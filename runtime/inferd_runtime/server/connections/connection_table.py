@@ -13,7 +13,7 @@ import msgspec
 from inferd.protocol import LimitExceeded, Unavailable
 from inferd_runtime.server.connections.deadlines import Deadlines, Patience
 from inferd_runtime.server.connections.guarded_connection import GuardedConnection, Peer
-from inferd_runtime.server.connections.loop_shares import REGULAR_MOST_SECONDS, REGULAR_SHARE, AnswerShares
+from inferd_runtime.server.connections.loop_shares import REGULAR_MOST_SECONDS, REGULAR_SHARE, AnswerShares, LoopTurns
 from inferd_runtime.server.connections.parse_lines import ParseAccount, ParseLines
 from inferd_runtime.server.connections.unauthenticated import UnauthenticatedConnections
 from inferd_runtime.server.tenancy.tenant_use import TenantUse
@@ -64,6 +64,7 @@ class ConnectionTable:
         self._unauthenticated = UnauthenticatedConnections(self.limits.unauthenticated, self.limits.per_address)
         self._lines = ParseLines()
         self._answers = AnswerShares()
+        self._turns = LoopTurns()
         self._recheck_at = 0.0
         self._open: dict[Peer, GuardedConnection] = {}
 
@@ -175,6 +176,11 @@ class ConnectionTable:
         """Charge the time that answering took until now."""
         if not self._unauthenticated.is_regular(connection.address, connection):
             self._answers.used(_owner(connection), seconds, time.monotonic())
+            self._turns.used(_owner(connection), seconds)
+
+    async def turn(self, connection: GuardedConnection) -> None:
+        """Wait until the next part of an answer may be written."""
+        await self._turns.turn(_owner(connection))
 
     def answered(self, status: int) -> None:
         """Count an answer."""

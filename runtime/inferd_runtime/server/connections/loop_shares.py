@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import asyncio
+from collections import defaultdict, deque
+
 SHARE = 0.25
 """The part of the thread's time that one owner's bytes may take."""
 REGULAR_SHARE = 0.02
@@ -16,6 +19,10 @@ LEAST_SECONDS = 0.0002
 """What a request is expected to take, so that of many that come at once not all begin at once."""
 ALLOWED_DEBT = 0.02
 """Seconds that an owner may run ahead of its share: what an ordinary request takes costs no wait."""
+TURN_SECONDS = 0.004
+"""What one owner's answers may take of a turn of the event loop before the next parts of them wait for another turn."""
+PARTS_AT_ONCE = 4
+"""Parts that waited and go on in the same turn: one of 256 KiB takes about a millisecond."""
 
 
 class LoopShares:
@@ -65,3 +72,45 @@ class AnswerShares:
         """Drop owners that have not been seen for ``RECENT_SECONDS``."""
         self._seen = {owner: seen for owner, seen in self._seen.items() if seen > now - RECENT_SECONDS}
         self._shares.forget_old(now)
+
+
+class LoopTurns:
+    """Has the parts of one owner's answers written a few in each turn of the event loop, in the order in which they come: all
+    streams of one run have something to send at the same moment. Belongs to one loop.
+    """
+
+    def __init__(self) -> None:
+        self._used: defaultdict[str, float] = defaultdict(float)
+        self._waiting: defaultdict[str, deque[asyncio.Future[None]]] = defaultdict(deque)
+        self._turning = False
+
+    def used(self, owner: str, seconds: float) -> None:
+        """Note what an owner's answers took of this turn."""
+        self._used[owner] += seconds
+        self._turn_soon()
+
+    async def turn(self, owner: str) -> None:
+        """Wait until an owner's answers may go on."""
+        if self._used.get(owner, 0.0) > TURN_SECONDS or owner in self._waiting:
+            future = asyncio.get_running_loop().create_future()
+            self._waiting[owner].append(future)
+            self._turn_soon()
+            await future
+
+    def _turn_soon(self) -> None:
+        if not self._turning:
+            self._turning = True
+            asyncio.get_running_loop().call_soon(self._next)
+
+    def _next(self) -> None:
+        self._turning = False
+        self._used.clear()
+        for owner, waiting in list(self._waiting.items()):
+            for _ in range(min(len(waiting), PARTS_AT_ONCE)):
+                future = waiting.popleft()
+                if not future.done():
+                    future.set_result(None)
+            if not waiting:
+                del self._waiting[owner]
+        if self._waiting:
+            self._turn_soon()

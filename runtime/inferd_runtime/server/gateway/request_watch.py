@@ -59,7 +59,7 @@ class RequestWatch:
                 # Not left waiting: a lost connection is counted nowhere, so there could be any number.
                 return await deny(Unavailable("the client has left"), scope, receive, send)
             connection.deadlines.head_came(time.monotonic(), has_body)
-        sender = _NotingSend(send, self._table.answered)
+        sender = _NotingSend(send, self._table.answered, partial(self._table.turn, connection))
         try:
             await timed(self._answered(scope, self._watched(connection, receive), sender), charge)
         except asyncio.CancelledError:  # uvicorn's, when the time to drain is over
@@ -84,18 +84,24 @@ class RequestWatch:
 
 
 class _NotingSend:
-    """Sends, notes that the answer has begun, and reports its status."""
+    """Sends, notes that the answer has begun, and reports its status. Around each part of a longer one it waits for its turn."""
 
-    def __init__(self, send: Send, answered: Callable[[int], None]) -> None:
+    def __init__(self, send: Send, answered: Callable[[int], None], turn: Callable[[], Awaitable[None]]) -> None:
         self._send = send
         self._answered = answered
+        self._turn = turn
         self.began = False
 
-    def __call__(self, message: Message) -> Awaitable[None]:
+    async def __call__(self, message: Message) -> None:
         self.began = True
         if message["type"].endswith("http.response.start"):  # a refused WebSocket's, too
             self._answered(message["status"])
-        return self._send(message)
+        goes_on = message.get("more_body", False)
+        if goes_on:
+            await self._turn()
+        await self._send(message)
+        if goes_on:
+            await self._turn()
 
 
 def charge_of(scope: MutableMapping[str, Any]) -> Callable[[float], None]:

@@ -1,9 +1,10 @@
-"""Whose bytes are parsed when: many connections of one owner, and somebody else's, in one turn of the event loop."""
+"""Whose bytes are parsed when, and whose answers are written: many of one owner's in one turn of the event loop."""
 
 from __future__ import annotations
 
 import asyncio
 import time
+from collections import Counter
 from collections.abc import Callable
 from typing import cast
 
@@ -18,6 +19,7 @@ from inferd_runtime.server.connections.guarded_connection import (
     SERVER,
     GuardedConnection,
 )
+from inferd_runtime.server.connections.loop_shares import PARTS_AT_ONCE, TURN_SECONDS, LoopTurns
 from inferd_runtime.server.connections.parse_lines import FEED_SECONDS, ParseAccount, ParseLines
 from inferd_runtime.server.tenancy.quotas import Quotas, same_for_all
 from inferd_runtime.server.tenancy.tenant_use import TenantUse
@@ -151,3 +153,24 @@ async def test_a_connection_whose_parser_fails_leaves_the_line_to_those_behind_i
         await until(lambda: parsed == ["behind"])
     lines.join(Behind(), account)
     assert parsed == ["behind", "behind"]
+
+
+async def test_parts_of_one_owners_answers_are_written_a_few_in_a_turn_in_their_order() -> None:
+    """120 streams of one run's events, at a cluster's front, each wrote a part in the same turn of its loop: 0.13 s."""
+    turns, seen, at = LoopTurns(), list[tuple[int, int]](), [0]
+
+    async def part(number: int) -> None:
+        await turns.turn("ann")
+        turns.used("ann", TURN_SECONDS * 2)
+        seen.append((number, at[0]))
+
+    async with anyio.create_task_group() as tasks:
+        scopes = [tasks.start_soon(part, number) for number in range(5 * PARTS_AT_ONCE)]
+        left = asyncio.create_task(turns.turn("ann"))
+        while len(seen) < len(scopes):
+            at[0] += 1
+            left.cancel()
+            await turns.turn("bob")
+            await anyio.lowlevel.checkpoint()
+    assert [number for number, _ in seen] == list(range(len(seen)))
+    assert max(Counter(turn for _, turn in seen).values()) <= PARTS_AT_ONCE
