@@ -113,12 +113,16 @@ async def test_a_websockets_message_that_waits_for_its_turn_is_still_counted(mon
     async def message(*sent: Any) -> Any:
         return {"type": "websocket.receive", "bytes": b"12345"}
 
+    async def turn(connection: object) -> None:
+        happened.append("turn")
+
     monkeypatch.setattr(table, "begin_message", lambda connection, size: 10.0 * size)
+    monkeypatch.setattr(table, "turn", turn)
     monkeypatch.setattr(table, "message_came", lambda connection: happened.append("came"))
     monkeypatch.setattr(anyio, "sleep", sleep)
     scope = {"type": "websocket", "client": connection.peer, "headers": []}
     await RequestWatch(application, table)(scope, message, message)
-    assert happened == [50.0, "came", await message()]
+    assert happened == [50.0, "turn", "came", await message()]
 
 
 @pytest.mark.parametrize("started", [False, True])

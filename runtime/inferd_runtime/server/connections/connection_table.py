@@ -179,7 +179,7 @@ class ConnectionTable:
             self._turns.used(_owner(connection), seconds)
 
     async def turn(self, connection: GuardedConnection) -> None:
-        """Wait until the next part of an answer may be written."""
+        """Wait until the next part of an answer may be written, or the next message handled."""
         await self._turns.turn(_owner(connection))
 
     def answered(self, status: int) -> None:

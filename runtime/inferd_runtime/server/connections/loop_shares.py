@@ -75,8 +75,8 @@ class AnswerShares:
 
 
 class LoopTurns:
-    """Has the parts of one owner's answers written a few in each turn of the event loop, in the order in which they come: all
-    streams of one run have something to send at the same moment. Belongs to one loop.
+    """Has the parts of one owner's answers written, and its scripts' messages handled, a few in each turn of the event loop, in
+    the order in which they come: all streams of one run have something to send at the same moment. Belongs to one loop.
     """
 
     def __init__(self) -> None:

@@ -75,6 +75,7 @@ class RequestWatch:
             if message["type"] == "websocket.receive":
                 if (wait := self._table.begin_message(connection, len(message.get("bytes") or b""))) > 0:
                     await anyio.sleep(wait)
+                await self._table.turn(connection)
                 self._table.message_came(connection)
             elif not message.get("more_body", False):
                 connection.deadlines.body_came()
