@@ -243,6 +243,22 @@ async def _replied(name: str, server: ToolSource, call: RelayedMcpCall) -> dict[
     return {"items": found[LISTED[op]], "description": found.get("description") or ""}
 
 
+async def greet(session: Any) -> None:
+    """Greet a server over a session of the official package. Raises its MCPError where the server refuses to be greeted.
+
+    A server that speaks the protocol from 2026-07-28 on alone refuses to be initialized, and is asked what it is instead.
+    """
+    from mcp.shared.exceptions import MCPError
+
+    try:
+        await session.initialize()
+    except MCPError as refused:
+        try:
+            await session.discover()
+        except (MCPError, RuntimeError, ValueError):  # the latter: an answer of another shape, or no version in common
+            raise refused from None
+
+
 def _about(name: str, server: ToolSource) -> McpConnected:
     """Return what a server says about itself, as far as it has the official session's attributes."""
     info, can = getattr(server, "server_info", None), getattr(server, "server_capabilities", None)

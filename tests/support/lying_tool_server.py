@@ -23,6 +23,11 @@ ADD = {
     },
 }
 
+NEWEST = "2026-07-28"
+"""The first version of the protocol in which a server is not initialized, but asked what it is."""
+COMPLETE = {"resultType": "complete", "ttlMs": 0, "cacheScope": "private"}
+"""What each result has in it there."""
+
 
 def nested(depth: int) -> dict[str, Any]:
     return {"type": "object", "properties": {"a": nested(depth - 1)}} if depth else {"type": "string"}
@@ -109,6 +114,8 @@ def text(value: str) -> dict[str, Any]:
 
 
 def send(message: dict[str, Any]) -> None:
+    if "result" in message and sys.argv[1:] == ["newest_alone"]:
+        message["result"].update(COMPLETE)
     sys.stdout.write(json.dumps(message) + "\n")
     sys.stdout.flush()
 
@@ -169,9 +176,15 @@ def main(mode: str) -> None:
     for line in sys.stdin:
         message = json.loads(line)
         method, number = message.get("method"), message.get("id")
-        if method == "initialize":
+        can = {"tools": {}, "resources": {}, "prompts": {}}
+        if method == "initialize" and mode == "newest_alone":
+            data = {"supported": [NEWEST], "requested": message["params"]["protocolVersion"]}
+            error = {"code": -32022, "message": "Unsupported protocol version", "data": data}
+            send({"jsonrpc": "2.0", "id": number, "error": error})
+        elif method == "server/discover":
+            send({"jsonrpc": "2.0", "id": number, "result": {"supportedVersions": [NEWEST], "capabilities": can}})
+        elif method == "initialize":
             about = {"name": "liar", "version": "1"}
-            can = {"tools": {}, "resources": {}, "prompts": {}}
             version = "1066-10-14" if mode == "old_version" else message["params"]["protocolVersion"]
             result = {"protocolVersion": version, "capabilities": can, "serverInfo": about, "instructions": "Be kind."}
             send({"jsonrpc": "2.0", "id": number, "result": result})

@@ -18,7 +18,7 @@ import anyio
 from inferd.client.event_cursor import Backoff
 from inferd.client.http_link import HttpLink
 from inferd.client.mcp_file import McpEntry, read_mcp_file
-from inferd.mcp import ToolSource, relay_calls
+from inferd.mcp import ToolSource, greet, relay_calls
 from inferd.protocol import InferdError, InvalidRequest, Unavailable, cut
 from inferd.protocol.mcp import OfferMcp, check_server_name
 from inferd.transport.websocket import Connection
@@ -221,7 +221,7 @@ async def _open(stack: AsyncExitStack, entry: McpEntry, printed: Any) -> Any:
         http = await stack.enter_async_context(httpx2.AsyncClient(headers=entry.headers, timeout=waits))
         streams = await stack.enter_async_context(streamable_http_client(entry.url, http_client=http))
     session = await stack.enter_async_context(ClientSession(streams[0], streams[1]))
-    await session.initialize()
+    await greet(session)
     return session
 
 

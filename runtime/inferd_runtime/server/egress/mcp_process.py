@@ -21,6 +21,7 @@ from mcp.client.session import ClientSession
 from mcp.client.streamable_http import streamable_http_client
 from mcp.shared.exceptions import MCPError
 
+from inferd.mcp import greet
 from inferd.protocol import InferdError, InvalidRequest, LimitExceeded, Unavailable, cut
 from inferd.protocol.mcp import (
     CallMcpTool,
@@ -222,7 +223,7 @@ async def _session(name: str, read: Any, write: Any) -> AsyncIterator[CheckedSes
     async with CheckedSession(read, write, about) as session:
         try:
             with anyio.fail_after(START_SECONDS):
-                await session.initialize()
+                await greet(session)
         except (TimeoutError, MCPError, RuntimeError, ValueError) as error:
             why = cut(str(error), 300) or f"nothing came within {START_SECONDS:g} s"
             raise Unavailable(f"{name} does not greet as an MCP server does: {why}") from None

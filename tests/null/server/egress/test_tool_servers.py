@@ -22,6 +22,8 @@ from web_servers import Connection, web_server
 from web_tools import greeting, over_http, reply_json
 
 from inferd import InferdError, InvalidRequest, LimitExceeded, Unavailable
+from inferd.client.brought_servers import HeldServer
+from inferd.client.mcp_file import McpEntry
 from inferd.protocol.mcp import (
     CallMcpTool,
     ConnectMcp,
@@ -65,6 +67,16 @@ async def test_tools_resources_and_prompts_are_listed_and_used() -> None:
         assert (await liar.get_prompt(GetMcpPrompt("liar", "greet"))).items[0]["role"] == "user"
         with pytest.raises(InvalidRequest, match="no such tool"):
             await liar.call_tool(call("nothing"))
+
+
+async def test_a_server_that_cannot_be_initialized_is_asked_what_it_is() -> None:
+    """It speaks the protocol from 2026-07-28 on alone."""
+    async with server("newest_alone") as newest:
+        assert (await newest.connect(ConnectMcp("liar"))).offers == ["tools", "resources", "prompts"]
+        assert (await newest.call_tool(call())).content == [{"type": "text", "text": "hello"}]
+    held = HeldServer("mine", McpEntry(command=sys.executable, args=["-S", SCRIPT, "newest_alone"]))
+    assert [tool.name for tool in (await held.list_tools()).tools] == ["echo", "add"]
+    await held.close()
 
 
 LIES = {
