@@ -97,6 +97,10 @@ class Lies:
             sys.stderr.write("x" * 10_000 + "\n")
         send({"jsonrpc": "2.0", "id": number, "result": text("printed")})
 
+    def wants_elicitation(self, number: Any) -> None:
+        data = {"requiredCapabilities": {"elicitation": {}}}
+        send({"jsonrpc": "2.0", "id": number, "error": {"code": -32021, "message": "You must elicit", "data": data}})
+
     def asks_back(self, number: Any) -> None:
         send(
             {

@@ -53,7 +53,11 @@ LINES_OF_AN_EVENT = 4
 """What an event and its type come to, with the blank line. One of fewer lines counts as less of a message."""
 LOST = (httpx2.HTTPError, OverflowError)
 """What ends a session from within its client; the second for a time that a server asks it to wait for."""
-REFUSED_BY_SERVER = (mcp_types.INVALID_PARAMS, mcp_types.METHOD_NOT_FOUND, mcp_types.INVALID_REQUEST)
+REFUSED_BY_SERVER = (
+    mcp_types.INVALID_PARAMS, mcp_types.METHOD_NOT_FOUND, mcp_types.INVALID_REQUEST,
+    mcp_types.MISSING_REQUIRED_CLIENT_CAPABILITY, mcp_types.URL_ELICITATION_REQUIRED,
+)  # fmt: skip
+"""What the same call would be answered again; the last two by a server that asks back, which is refused."""
 
 
 class ToolServer:

@@ -80,6 +80,7 @@ async def test_a_server_that_cannot_be_initialized_is_asked_what_it_is() -> None
 
 
 LIES = {
+    "wants_elicitation": (InvalidRequest, "You must elicit"),
     "wrong_id": (LimitExceeded, "did not answer"),
     "no_result": (Unavailable, "no result of its kind"),
     "giant": (LimitExceeded, "bytes"),
