@@ -22,7 +22,7 @@ from inferd_grammar.backends.llguidance_schemas import library_pattern, loose_gr
 from inferd_grammar.backends.llguidance_tokens import SLICES, readable, require_same_tokens
 from inferd_grammar.backends.look_aheads import as_intersection, require_known
 from inferd_grammar.backends.plain_lark import lark_grammar
-from inferd_grammar.backends.text import choice_pattern, one_line
+from inferd_grammar.backends.text import choice_pattern, library_reason, one_line
 from inferd_grammar.completion.composed import parts_of
 from inferd_grammar.constraints import (
     AllOfGrammar,
@@ -253,8 +253,8 @@ class LlguidanceBackend:
         inner = llguidance.LLMatcher(self._tokenizer, recipe.grammar, log_level=0, limits=_parser_limits())
         # Some grammars compile and have no first token, e.g. {"$ref": "#"}.
         if inner.is_error():
-            reason = one_line(inner.get_error())
-            raise GrammarError(_without_fetching(f"llguidance: {reason}"), _pointer(reason, schema))
+            reason = library_reason(inner.get_error())
+            raise GrammarError(_without_fetching(reason), _pointer(reason, schema))
         inner.compute_bitmask()
         if inner.is_error():
             reason = one_line(inner.get_error()).replace("NoExtensionBias", "no text matches")
@@ -396,7 +396,11 @@ def _pointer(reason: str, schema: Any) -> str | None:
         return find_keyword(schema, ["format"], found[1])
     if found := re.search(r"(?:Pointer|Resource) '(.*?)'", reason):
         return _reference_pointer(schema, found[1])
-    for mark, key in (("oneOf constraints", "oneOf"), ("regex parse error", "pattern")):
+    for mark, key in (
+        ("oneOf constraints", "oneOf"),
+        ("regex parse error", "pattern"),
+        ("regular expression", "pattern"),
+    ):
         if mark in reason:
             return _only_place(schema, key)
     return None

@@ -65,6 +65,10 @@ _SPARED_WRITTEN = re.compile(r"\x01|\\(?:x01|u0001|[ux]\{0*1\})")
 _NO_CONTROLS = re.compile(r"\\p\{[LMNPSZ][a-z]?\}")
 _ESCAPED = (ord('"'), ord("\\"))
 _CODES = re.compile(r"\\[xu]\{0*([0-9a-fA-F]{1,6})\}|\\u([0-9a-fA-F]{4})|\\.|.", re.DOTALL)
+_PROPERTY = re.compile(r"\\([pP])(?:\{(?:[^}=:]*(!?)[=:])?([^}]*)\}|(.))")
+_WITH_D7FF = ("c", "other", "cn", "unassigned", "any")
+_WITH_E000 = ("c", "other", "co", "privateuse", "any", "assigned")
+"""Names of properties that these two characters have; all versions of Unicode have the second one."""
 
 
 _CLASS = r"\[\^?\]?(?:\\.|[^\\\]])*+\]?"
@@ -171,9 +175,20 @@ def _of_python(piece: str) -> str:
 
 def joined(piece: str) -> str:
     """Return a class as the library complements it right: what lies between U+D7FF and U+E000 it turns round, and takes both."""
+    if not piece.startswith("[^"):
+        return piece
     codes = {int(code, 16) if (code := found[1] or found[2]) else ord(found[0][-1]) for found in _CODES.finditer(piece)}
-    both = piece.startswith("[^") and {0xD7FF, 0xE000} <= codes
-    return f"{piece[:-1]}\ud7ff-\ue000]" if both else piece
+    for found in _PROPERTY.finditer(piece):
+        codes |= _beside_surrogates(found)
+    return f"{piece[:-1]}\ud7ff-\ue000]" if {0xD7FF, 0xE000} <= codes else piece
+
+
+def _beside_surrogates(found: re.Match[str]) -> set[int]:
+    """Return which of U+D7FF and U+E000 have a property."""
+    name = re.sub(r"[\s_-]", "", found[3] or found[4] or "").lower()
+    has = {0xD7FF: name in _WITH_D7FF, 0xE000: name in _WITH_E000 or re.match(r"v?\d", name) is not None}
+    inverted = (found[1] == "P") != bool(found[2])
+    return {code for code in has if has[code] != inverted}
 
 
 def split_regex(pattern: str, *, of_rust: bool = False) -> Iterator[str]:

@@ -367,6 +367,26 @@ def test_a_class_of_a_schema_and_of_gbnf_takes_nothing_beside_the_surrogates_tha
         assert takes(GbnfGrammar(f"root ::= {OF_XML}"), letter) == expected, ascii(letter)
 
 
+@pytest.mark.parametrize(
+    "pattern",
+    [
+        r"[^\p{Cn}\p{Co}]",
+        r"[^\P{Cn}\P{Co}a]",
+        r"[^\uD7FF\p{Private_Use}]",
+        r"[^\p{Cn}\uE000]",
+        r"[^\p{gc=cn}\p{Age=V6_0}]",
+    ],
+)
+def test_properties_that_end_at_the_surrogates_leave_nothing_beside_them(pattern: str) -> None:
+    """Both characters passed under each of these."""
+    for constraint in (RegexGrammar(pattern), JsonSchemaGrammar({"type": "string", "pattern": f"^({pattern}|b)$"})):
+        quote = "" if isinstance(constraint, RegexGrammar) else '"'
+        with suppress(GrammarError):  # no character is left
+            assert not any(takes(constraint, f"{quote}{letter}{quote}") for letter in "\ud7ff\ue000")
+    plain = RegexGrammar(r"[^\p{Co}\p{Lu}]")
+    assert [takes(plain, letter) for letter in "\ud7ff\ue000Aa"] == [True, False, False, True]
+
+
 @pytest.mark.parametrize("pattern", [r"\bfoo\s*.", r"a.(?!c)\s"])
 def test_a_dot_does_not_keep_line_feeds_from_the_rest_of_an_expression(pattern: str) -> None:
     for text in ("foo\n-", "foo \n", "ab\n", "a\n\n", "foo\r-"):
@@ -379,6 +399,25 @@ def test_a_flag_that_only_python_has_is_refused_by_its_name(pattern: str) -> Non
     for constraint in (RegexGrammar(pattern), JsonSchemaGrammar({"type": "string", "pattern": pattern})):
         with pytest.raises(GrammarError, match="a flag of Python's alone"):
             BYTES.compile(constraint)
+
+
+@pytest.mark.parametrize(
+    ("pattern", "reason"),
+    [
+        ("{3}abc", "regex parse error: repetition operator missing expression, at '{3}abc'"),
+        ("abc[z-a]d", "regex parse error: invalid character class range, the start must be <= the end, at 'z-a'"),
+        (r"x\p{Foo}y", r"regex parse error: Unicode property not found, at '\\p{Foo}'"),
+        ("(?m)^a$", "'$' at each line, (?m), is not supported in a regular expression"),
+        (r"(?m)^a\n^b", "'^' at each line, (?m), is not supported in a regular expression"),
+    ],
+)
+def test_what_is_no_expression_is_told_with_its_piece_on_one_line(pattern: str, reason: str) -> None:
+    """The library's lines, with a mark below the piece, had become one with the whole expression in it four times."""
+    schema = {"items": {"type": "string", "pattern": pattern}}
+    for constraint, pointer in ((RegexGrammar(pattern), None), (JsonSchemaGrammar(schema), "/items/pattern")):
+        with pytest.raises(GrammarError) as refused:
+            BYTES.compile(constraint)
+        assert (refused.value.reason, refused.value.pointer) == (reason, pointer)
 
 
 @pytest.mark.parametrize("member", [r"[^\u001f-\u007e\W]", r"[^\u0000-\u007f\S]", r"[\u0000-\u007f\W]", r"[^\s\S]?"])
