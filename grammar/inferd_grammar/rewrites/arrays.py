@@ -24,7 +24,7 @@ def negative_items(view: View, to: Translator) -> list[Schema]:
     for place, schema in enumerate(prefix):
         options += _item_at(place, to.negative(schema, view.at("prefixItems", place)))
     if "items" in view.words:
-        other = to.negative(view.words["items"], view.at("items"))
+        other = to.shared(to.negative(view.words["items"], view.at("items")))
         options += _some_item(other, len(prefix), view)
     return options
 
@@ -51,8 +51,8 @@ def _counts(view: View) -> tuple[int, int | None]:
 
 def _with_valid_items(low: int, high: int | None, view: View, to: Translator) -> list[Schema]:
     """Return schemas of arrays with at least `low` items that `contains` accepts and at most `high`, all at the first places."""
-    wanted = to.positive(view.words["contains"], view.at("contains"))
-    other = True if high is None else to.negative(view.words["contains"], view.at("contains"))
+    wanted = to.shared(to.positive(view.words["contains"], view.at("contains")))
+    other = True if high is None else to.shared(to.negative(view.words["contains"], view.at("contains")))
     if wanted is True and high is None:
         return [{"type": "array", "minItems": low}]
     end = min(_PLACES, int(view.words.get("maxItems", _PLACES)))

@@ -89,6 +89,9 @@ class Translator(Protocol):
     def negative_view(self, view: View, kinds: frozenset[str]) -> Schema:
         """Return `negative` of a view that was put together by hand."""
 
+    def shared(self, schema: Schema) -> Schema:
+        """Return a translated schema as it is written in several places: a large one by the name of a new definition."""
+
 
 def any_of(options: list[Schema]) -> Schema:
     """Return one schema for the union; a union of nothing is false."""

@@ -26,6 +26,7 @@ _PLAIN = frozenset(
     )
 )
 _MAX_PROOFS = 2_000
+_SMALL = 40
 _UNSUPPORTED = ("$dynamicRef", "$recursiveRef", "unevaluatedItems", "unevaluatedProperties")
 
 
@@ -134,6 +135,13 @@ class SchemaTranslator:
             options += objects.negative_properties(view, self, bool(options))
         return any_of(options)
 
+    def shared(self, schema: Schema) -> Schema:
+        if isinstance(schema, bool) or schema.keys() == {"$ref"} or _is_small(schema):
+            return schema
+        name = f"part{len(self._defs)}"
+        self._defs[name] = schema
+        return {"$ref": f"#/$defs/{name}"}
+
     def visit(self, pointer: str) -> None:
         self._visits += 1
         if self._visits > self._limit:
@@ -239,6 +247,18 @@ class SchemaTranslator:
         if key in _REFUSED and family & kinds:
             raise CannotRewrite(f"the complement of {key} is not supported", view.at(key))
         return []
+
+
+def _is_small(schema: Schema) -> bool:
+    """Return True if there are few values in a schema."""
+    stack: list[Any] = [schema]
+    for _ in range(_SMALL):
+        if not stack:
+            return True
+        value = stack.pop()
+        if isinstance(value, dict | list):
+            stack += value.values() if isinstance(value, dict) else value
+    return False
 
 
 def _other_kinds(kinds: Kinds, own: Kinds) -> list[Schema]:
