@@ -56,7 +56,7 @@ from inferd_grammar.rewrites.regex_dialect import Ambiguous, with_classes_of_pyt
 from inferd_grammar.rewrites.soft_ends import SoftEnds, soften
 from inferd_grammar.rewrites.wider import inlined, tight_forms, without_branches
 from inferd_grammar.rules.core import JsonRules, RuledCore, RuleMasks
-from inferd_grammar.rules.exact_numbers import require_exact_numbers
+from inferd_grammar.rules.exact_numbers import require_exact_numbers, require_readable_numbers
 from inferd_grammar.rules.make import rules_for, rules_for_parts, rules_from, rules_of_value
 from inferd_grammar.schema import (
     escape,
@@ -317,7 +317,9 @@ def _of_python(pattern: str) -> str:
 
 def _read(constraint: JsonSchemaGrammar, limits: CompileLimits) -> Any:
     """Return the schema's JSON value, whose subschemas all have finite values or none."""
-    return without_endless(read_by_place(schema_text(constraint.schema), limits))
+    schema = without_endless(read_by_place(schema_text(constraint.schema), limits))
+    require_readable_numbers(schema)
+    return schema
 
 
 def _require_exact(root: Any) -> None:

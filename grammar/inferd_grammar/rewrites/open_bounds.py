@@ -1,7 +1,8 @@
 """Bounds that the backend gets wrong: open ones, and those beyond 64-bit integers.
 
 A number is read as a float: 9.9999999999999999 is below 10, and read as 10. So an open bound of numbers becomes a closed one, a
-billionth of it inwards; narrower by that much. Bounds of integers stay.
+billionth of it inwards; narrower by that much. Bounds of integers stay below 2^53, and move to the next float from there on: the
+backend adds 1 to a float.
 
 There are floats enough beside zero. But between 0 (exclusive) and 0.5 the backend lets 0 through, also where the two meet from
 different branches: in a document with fractions it moves by a millionth.
@@ -33,7 +34,9 @@ _ONE = ("additionalProperties", "items")
 def is_open(schema: dict[str, Any], fractions: bool) -> bool:
     """Return True if a schema of numbers has a bound that `close` moves."""
     bounds = [schema[key] for key in ("exclusiveMinimum", "exclusiveMaximum") if key in schema]
-    return schema.get("type") != "integer" and any(bound or fractions for bound in bounds)
+    if schema.get("type") == "integer":
+        return any(_WHOLE <= abs(bound) < 2**63 for bound in bounds)
+    return any(bound or fractions for bound in bounds)
 
 
 def has_fractions(value: Any) -> bool:
@@ -90,10 +93,11 @@ def _moved(bound: int | float, toward: float) -> int | float:
     if bound == 0:
         return copysign(_STEP, toward)
     if abs(bound) >= _WHOLE:
-        return nextafter(bound, toward)
+        moved = nextafter(bound, toward)
+        return int(moved) if abs(moved) < 2**63 else moved  # the library misreads some floats by a bit
     exact = Decimal(str(bound))
-    moved = exact + Decimal(1).scaleb(min(exact.adjusted() - _PLACES, 0)).copy_sign(Decimal(toward))
-    return int(moved) if moved == int(moved) else float(moved)
+    inwards = exact + Decimal(1).scaleb(min(exact.adjusted() - _PLACES, 0)).copy_sign(Decimal(toward))
+    return int(inwards) if inwards == int(inwards) else float(inwards)
 
 
 def objects_of(schema: Schema) -> Iterator[dict[str, Any]]:

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import json
+from contextlib import suppress
 from typing import Any
 
 import jsonschema
 import pytest
 from byte_texts import taken
 
-from inferd_grammar import GrammarCompiler, JsonSchemaGrammar, TaggedGrammar, TagGrammar, TokenTable
+from inferd_grammar import GrammarCompiler, GrammarError, JsonSchemaGrammar, TaggedGrammar, TagGrammar, TokenTable
 
 BYTES = GrammarCompiler(TokenTable.of_bytes())
 NUMBER: dict[str, Any] = {"type": "number"}
@@ -76,6 +77,41 @@ def test_the_largest_64_bit_integer_is_not_below_itself() -> None:
     assert not _takes(JsonSchemaGrammar(below), str(2**63 - 1))
     assert _takes(JsonSchemaGrammar(below), str(2**62))
     assert _takes(JsonSchemaGrammar(below | {"exclusiveMaximum": 2**63}), str(2**63 - 1))
+
+
+@pytest.mark.parametrize("bound", [2**53, 2**60, -(2**53), -(2**60)])
+@pytest.mark.parametrize("key", ["exclusiveMinimum", "exclusiveMaximum"])
+def test_a_bound_of_integers_that_floats_cannot_step_over_is_not_taken_itself(key: str, bound: int) -> None:
+    """2^53 was above 2^53, and so an integer that is none of a list had passed with 2^53 in it."""
+    closed = {"exclusiveMinimum": "maximum", "exclusiveMaximum": "minimum"}[key]
+    ends = {closed: bound + (2**40 if closed == "maximum" else -(2**40))}
+    for schema in ({key: bound, **ends}, {"not": {closed: bound}, **ends}, {"not": {"enum": [bound, 5]}, **ends}):
+        with suppress(GrammarError):  # some ranges are refused
+            assert not _takes(JsonSchemaGrammar(schema | {"type": "integer"}), str(bound))
+
+
+@pytest.mark.parametrize("value", [-(2**63), [-(2**63)], -1e19])
+@pytest.mark.parametrize("mode", ["strict", "best_effort"])
+def test_a_value_below_64_bit_integers_is_refused_instead_of_ending_the_process(value: Any, mode: Any) -> None:
+    """Beside `type: integer`, and for -2^63 anywhere, the library overflowed its stack."""
+    with pytest.raises(GrammarError, match="2\\*\\*63") as refused:
+        BYTES.compile(JsonSchemaGrammar({"items": {"type": "integer", "enum": [1, value]}}, mode=mode))
+    assert refused.value.pointer == "/items/enum"
+
+
+@pytest.mark.parametrize("number", [0.9492204766705261, -100.43185984906277, 98810618061561.73, 4.4519717140996717e-07])
+@pytest.mark.parametrize("mode", ["strict", "best_effort"])
+def test_a_fraction_that_the_library_reads_as_the_next_one_is_refused(number: float, mode: Any) -> None:
+    """One in eight of those with 16 or 17 digits: the only text of such a `const` was another number."""
+    for schema in ({"const": {"a": number}}, {"type": "number", "maximum": number}):
+        with pytest.raises(GrammarError, match="reads exactly"):
+            BYTES.compile(JsonSchemaGrammar(schema, mode=mode))
+
+
+@pytest.mark.parametrize("number", [0.1 + 0.2, 1 / 3, 5e-324, 123456789012345.0, 1e22, -2.5e-7])
+def test_a_fraction_that_the_library_reads_as_it_is_is_taken(number: float) -> None:
+    assert json.loads(BYTES.compile(JsonSchemaGrammar({"const": number})).shortest() or "") == number
+    BYTES.compile(JsonSchemaGrammar({"type": "number", "maximum": 1.7976931348623157e308}))
 
 
 def test_more_open_bounds_than_are_closed_still_tell_1_from_15_tenths() -> None:
