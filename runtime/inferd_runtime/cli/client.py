@@ -16,7 +16,7 @@ from urllib.parse import urlsplit
 import msgspec
 
 from inferd.protocol import InternalError, InvalidRequest, Unavailable
-from inferd.transport.answers import error_in, fields_of, json_of
+from inferd.transport.answers import UPLOAD_TIMEOUT_S, error_in, fields_of, json_of
 from inferd_runtime.settings.settings import Settings
 
 if TYPE_CHECKING:
@@ -58,6 +58,10 @@ class Server:
         """Send JSON; see :meth:`get`."""
         return self._exchange("POST", path, body)
 
+    def upload(self, body: Any) -> Any:
+        """Send a program, whose packages the server may have to find first; see :meth:`get`."""
+        return self._exchange("POST", "/v1/programs", body, UPLOAD_TIMEOUT_S)
+
     def delete(self, path: str) -> Any:
         """Have something removed; see :meth:`get`."""
         return self._exchange("DELETE", path, None)
@@ -69,15 +73,15 @@ class Server:
 
         return Client(self.url, self.token, ca=None if self.ca is None else str(self.ca))
 
-    def _exchange(self, method: str, path: str, body: Any) -> Any:
-        connection = self._connect()
+    def _exchange(self, method: str, path: str, body: Any, seconds: float = TIMEOUT_SECONDS) -> Any:
+        connection = self._connect(seconds)
         try:
             response = self._request(connection, method, path, body)
             return _parsed(self.url, _read_all(self.url, response))
         finally:
             connection.close()
 
-    def _connect(self) -> http.client.HTTPConnection:
+    def _connect(self, seconds: float) -> http.client.HTTPConnection:
         try:
             parts = urlsplit(self.url)
             scheme, host, port = (
@@ -90,8 +94,8 @@ class Server:
         if scheme not in ("http", "https") or not host:
             raise InvalidRequest(f"{self.url!r} is no server's address: expected http://HOST:PORT")
         if scheme == "http":
-            return http.client.HTTPConnection(host, port, timeout=TIMEOUT_SECONDS)
-        return http.client.HTTPSConnection(host, port, timeout=TIMEOUT_SECONDS, context=self._trusted())
+            return http.client.HTTPConnection(host, port, timeout=seconds)
+        return http.client.HTTPSConnection(host, port, timeout=seconds, context=self._trusted())
 
     def _trusted(self) -> ssl.SSLContext:
         try:

@@ -30,7 +30,7 @@ def upload(argv: list[str]) -> int:
     parser.add_argument("--version", default="", help="instead of the program's own version")
     parsed = parser.parse_args(argv)
     program = make_program(read_sources(parsed.program), parsed.name, parsed.version)
-    answer = Server.of(settings_of(parsed)).post("/v1/programs", upload_body(program.bundle, parsed.version))
+    answer = Server.of(settings_of(parsed)).upload(upload_body(program.bundle, parsed.version))
     if parsed.as_json:
         print_json(answer)
     else:

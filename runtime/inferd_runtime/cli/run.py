@@ -134,7 +134,7 @@ def _execute_on(server: Server, command: ProgramCommand, program: Program) -> in
     It is uploaded under a version of this run's own, and removed afterwards: it may be edited before the next run.
     """
     version = f"{program.version[:MAX_VERSION] or DEFAULT_VERSION}+run.{secrets.token_hex(6)}"
-    uploaded = answer_as(Uploaded, server.post("/v1/programs", upload_body(program.bundle, version)))
+    uploaded = answer_as(Uploaded, server.upload(upload_body(program.bundle, version)))
     reference = f"{uploaded['name']}@{version}"
     alone = server != Server.of(command.settings)  # `inferd send` finds no server that was left warm
     try:

@@ -18,7 +18,7 @@ from inferd.client.run_handle import RunHandle
 from inferd.program.json_values import to_json_value
 from inferd.program.sources import ENTRY, PROJECT, ProgramSources, read_program
 from inferd.protocol import InvalidRequest
-from inferd.transport.answers import fields_of
+from inferd.transport.answers import UPLOAD_TIMEOUT_S, fields_of
 from inferd.transport.room import LaunchLine
 
 if TYPE_CHECKING:
@@ -89,7 +89,7 @@ class Client:
             "files": sources.files, "entry": sources.entry, "name": name or sources.named(), "version": version,
             "data": {path: base64.b64encode(data).decode() for path, data in sources.data.items()},
         }  # fmt: skip
-        answer = await self._link.request("POST", "/v1/programs", body, again=True)
+        answer = await self._link.request("POST", "/v1/programs", body, again=True, wait_s=UPLOAD_TIMEOUT_S)
         fields_of(answer, id=str, name=str, version=str, created=bool)
         return ServerProgram(answer["id"], answer["name"], answer["version"], answer["created"])
 

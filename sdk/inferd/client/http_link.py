@@ -62,16 +62,24 @@ class HttpLink:
         await self._http.aclose()
 
     async def request(
-        self, method: str, path: str, body: Any = None, headers: Mapping[str, str] | None = None, *, again: bool
+        self,
+        method: str,
+        path: str,
+        body: Any = None,
+        headers: Mapping[str, str] | None = None,
+        *,
+        again: bool,
+        wait_s: float = TIMEOUT_S,
     ) -> Any:
-        """Return the JSON that the server answers. ``again``: asking twice does no harm, so a lost connection is tried again.
+        """Return the JSON that the server answers within ``wait_s``. ``again``: asking twice does no harm, so a lost connection
+        is tried again.
 
         Raises the error that the server sends, Unavailable where none answers, and ConnectionLost.
         """
         backoff, lost = Backoff(self.patience_s), False
         while True:
             try:
-                return await self._once(method, path, body, headers)
+                return await self._once(method, path, body, headers, wait_s)
             except Unavailable as error:
                 lost = lost or isinstance(error, ConnectionLost)
                 pause = backoff.pause() if again and lost else None
@@ -79,10 +87,12 @@ class HttpLink:
                     raise
             await anyio.sleep(pause)
 
-    async def _once(self, method: str, path: str, body: Any, headers: Mapping[str, str] | None) -> Any:
+    async def _once(self, method: str, path: str, body: Any, headers: Mapping[str, str] | None, wait_s: float) -> Any:
         content = None if body is None else json.dumps(body, allow_nan=False).encode()
         kind = {} if body is None else {"Content-Type": "application/json"}
-        async with self._answer(method, path, content=content, headers={**kind, **(headers or {})}) as response:
+        timeout = httpx.Timeout(TIMEOUT_S, read=wait_s)
+        sent = {**kind, **(headers or {})}
+        async with self._answer(method, path, content=content, headers=sent, timeout=timeout) as response:
             data = await whole_body(response)
         return json_of(data)
 

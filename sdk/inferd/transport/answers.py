@@ -8,6 +8,8 @@ from typing import Any
 from inferd.protocol import ErrorInfo, InferdError, InternalError, reply_from_plain
 
 NOTHING = type(None)
+UPLOAD_TIMEOUT_S = 240.0
+"""How long an upload is waited for: the server may look for its packages for two minutes, and for another upload's before."""
 NOT_OURS = "that is not an inferd server's answer"
 
 

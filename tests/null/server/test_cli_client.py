@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
+import http.client
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from http.server import BaseHTTPRequestHandler, HTTPServer
 from pathlib import Path
 
+import httpx
 import pytest
 
+from inferd import Client
 from inferd.protocol import InferdError, InvalidRequest, Unavailable
 from inferd_runtime.cli.client import SERVER_FILE, TOKEN_FILE, Server
+from inferd_runtime.server.packages.finder import MOST_SECONDS
 from inferd_runtime.settings.settings import Settings
 
 DEEP = b"[" * 100_000
@@ -22,6 +26,9 @@ def answering(body: bytes, status: int = 200, under: str = "/") -> Iterator[str]
     """The address of a server that has one answer, under a path."""
 
     class Handler(BaseHTTPRequestHandler):
+        def do_POST(self) -> None:
+            self.do_GET()
+
         def do_GET(self) -> None:
             self.send_response(status if self.path.startswith(under) else 404)
             self.send_header("Content-Length", str(len(body)))
@@ -74,3 +81,28 @@ def test_a_token_that_no_header_holds_is_refused_and_not_repeated(token: str) ->
 def test_an_answer_that_is_no_json_is_an_error(body: bytes, status: int) -> None:
     with answering(body, status) as url, pytest.raises(InferdError, match="that is no"):
         Server(url, None).get("/")
+
+
+async def test_an_upload_is_waited_for_longer_than_its_packages_are_looked_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    """After 30 s it was a lost connection, where pip looked through a slow index for what `packages_s` allows."""
+    waits: list[float] = []
+
+    class Recorded(http.client.HTTPConnection):
+        def __init__(self, host: str, port: int | None, *, timeout: float) -> None:
+            super().__init__(host, port, timeout=timeout)
+            waits.append(timeout)
+
+    def answer(request: httpx.Request) -> httpx.Response:
+        waits.append(request.extensions["timeout"]["read"])
+        body = b'{"id": "p", "name": "p", "version": "1.0.0", "created": true}'
+        return httpx.Response(200, stream=httpx.ByteStream(body))
+
+    monkeypatch.setattr(http.client, "HTTPConnection", Recorded)
+    with answering(b"{}") as address:
+        Server(address, None).upload({})
+    client = Client("http://127.0.0.1:1")
+    async with client, httpx.AsyncClient(transport=httpx.MockTransport(answer), base_url="http://x") as mocked:
+        monkeypatch.setattr(client._link, "_http", mocked)
+        await client.upload({"main.py": "async def main(): ..."})
+    assert len(waits) == 2
+    assert min(waits) > MOST_SECONDS
