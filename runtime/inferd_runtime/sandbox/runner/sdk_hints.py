@@ -6,20 +6,21 @@ import inspect
 import re
 import sys
 import traceback
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from types import ModuleType
 
 _CALLED = re.compile(r"([\w.]+)\(\) (?:got |missing |takes )")
 _AWAITED = re.compile(r"(?:object (\w+)|'(\w+)' object) can't be (?:used in 'await'|awaited)")
 """As Python says it up to 3.13, and from 3.14 on."""
 _IMPORTED = re.compile(r"cannot import name '(\w+)'")
+_CLASS_NAME = re.compile(r"\b[A-Z]\w+")
 _MOST_NAMES = 40
 
 
 def hint_for(error: BaseException) -> str:
     """Return what the SDK has instead of what a program asked of it; "" for an error about anything else."""
     if isinstance(error, TypeError):
-        return _parameters_of(error) or _done_already(error)
+        return _parameters_of(error) or _done_already(error) or _members_beside(error)
     if isinstance(error, ImportError) and error.name and _is_public(error.name):
         wanted = _IMPORTED.match(str(error))
         return _home_of(wanted[1]) if wanted else ""
@@ -62,6 +63,22 @@ def _done_already(error: TypeError) -> str:
     return f"what makes a {name} is done at once: leave out `await`" if known else ""
 
 
+def _members_beside(error: TypeError) -> str:
+    """Return what the SDK's object has that was taken for another kind of value: `text += step`."""
+    frames = [frame for frame, _ in traceback.walk_tb(error.__traceback__)]
+    for name in _CLASS_NAME.findall(str(error)):
+        for kind in (vars(module).get(name) for module in _modules()):
+            if isinstance(kind, type) and all(frame.f_globals.get(name, kind) is kind for frame in frames):
+                return _list_of(kind, {*dir(kind), *getattr(kind, "__dataclass_fields__", ())})
+    return ""
+
+
+def _list_of(kind: type, names: Iterable[str]) -> str:
+    """Return what an object has, of one that has few things."""
+    public = sorted(name for name in names if not name.startswith("_"))
+    return f"a {kind.__name__} has {', '.join(public)}" if 0 < len(public) <= _MOST_NAMES else ""
+
+
 def _written(signature: inspect.Signature) -> str:
     """Return the names of parameters, those with a default with it, without types."""
     parameters = [each.replace(annotation=each.empty) for each in signature.parameters.values() if each.name != "self"]
@@ -75,9 +92,7 @@ def _members_of(error: AttributeError) -> str:
     kind = error.obj if isinstance(error.obj, type) else type(error.obj)
     if not _is_public(f"{kind.__module__}"):
         return ""
-    # dir of the object: a dataclass's fields without a default are not in its class.
-    names = [name for name in dir(error.obj) if not name.startswith("_")]
-    return f"a {kind.__name__} has {', '.join(names)}" if 0 < len(names) <= _MOST_NAMES else ""
+    return _list_of(kind, dir(error.obj))  # of the object: a dataclass's fields without a default are not in its class
 
 
 def _home_of(name: str) -> str:

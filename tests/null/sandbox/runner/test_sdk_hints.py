@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 from collections.abc import Callable
 from typing import Any
 
@@ -47,6 +48,10 @@ def connected() -> None:
         (lambda: inferd.context.ToolRun, "; `from inferd.tools import ToolRun` finds it"),  # type: ignore[attr-defined]
         (lambda: Context().generate(Sampler.argmax()).text(), "; a Generator has aclose, checked,"),  # type: ignore[attr-defined]
         (lambda: inferd.http.get("http://x"), "; inferd.http has "),  # type: ignore[attr-defined]
+        (lambda: "a" + Step([1], "b"), "; a Step has "),  # type: ignore[operator]
+        (lambda: "".join([Step([1], "b")]), ", saved_us, sources, text, tokens, truncated"),  # type: ignore[list-item]
+        (lambda: Step([1], "b")["text"], ", saved_us, sources, text, tokens, truncated"),  # type: ignore[index]
+        (lambda: json.dumps(Step([1], "b")), "; a Step has "),
         (connected, "; what makes a McpServer is done at once: leave out `await`"),
         (awaited, "; what makes a Context is done at once: leave out `await`"),
     ],
