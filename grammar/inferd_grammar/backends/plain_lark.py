@@ -9,7 +9,7 @@ import re
 
 import llguidance
 
-from inferd_grammar.backends.text import one_line
+from inferd_grammar.backends.text import library_reason
 from inferd_grammar.errors import GrammarError
 from inferd_grammar.limits import CompileLimits
 from inferd_grammar.rewrites.regex_dialect import Ambiguous, with_classes_of_python
@@ -59,7 +59,7 @@ def _is_lazy(text: str) -> bool:
 def _as_it_stands(text: str, limits: CompileLimits) -> str:
     grammar = llguidance.LLMatcher.grammar_from_lark(plain_lark(text, limits))
     if reason := llguidance.LLMatcher.validate_grammar(grammar):
-        raise GrammarError(_with_remedy(one_line(reason)))
+        raise GrammarError(_with_remedy(library_reason(reason)))
     return grammar
 
 
@@ -69,7 +69,7 @@ def _with_remedy(reason: str) -> str:
         return NO_START
     unknown = _UNKNOWN.search(reason)
     remedy = f"; define {unknown[1]}, or write `%import common.{unknown[1]}` if it is one of Lark's" if unknown else ""
-    return f"llguidance: {reason}{remedy}"
+    return f"{reason}{remedy}"
 
 
 def plain_lark(text: str, limits: CompileLimits) -> str:

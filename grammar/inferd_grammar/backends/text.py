@@ -15,6 +15,7 @@ _IN_REGEX = re.compile(
 _PARSE_ERROR = re.compile(
     r"regex parse error:\n    (?P<text>.*)\n    (?P<before> *)(?P<marks>\^+).*\nerror: (?P<why>.*)"
 )
+_EXCERPT = re.compile(r"\n +\d+ \| .*", re.DOTALL)
 _EDGE = re.compile(r"lookarounds not supported yet; (?P<name>\w+) in regex")
 _EDGES = {
     "Start": "'^' inside", "End": "'$' inside", "StartLF": "'^' at each line, (?m),", "EndLF": "'$' at each line, (?m),",
@@ -52,6 +53,7 @@ def one_line(message: str, limit: int = 400) -> str:
 
 def library_reason(message: str) -> str:
     """Return what a library says of a grammar on one line; of an expression that it does not read, the piece and why."""
+    message = _EXCERPT.sub("", message)  # its mark below a line means nothing on one line
     found = _IN_REGEX.match(message)
     if found is None:
         return f"llguidance: {one_line(message)}"
