@@ -7,6 +7,8 @@ backend adds 1 to a float.
 There are floats enough beside zero. But between 0 (exclusive) and 0.5 the backend lets 0 through, also where the two meet from
 different branches: in a document with fractions it moves by a millionth.
 
+A closed bound of 16 or 17 digits that the library reads as a float beyond it moves inwards, to one that it does not.
+
 A range that ends where 64-bit integers do, or beyond, is refused (`minimum: -2^63`, or the least float). Such a bound moves
 inwards to the next float; narrower by what is beyond.
 """
@@ -24,6 +26,7 @@ _STEP = 1e-6
 _PLACES = 9  # so many behind the first digit of a bound is what moves
 _MOST_CLOSED = 64  # schemas of a document: a complement of multiples has twice as many
 _WHOLE = 2**53  # from here on floats are whole
+_MOST_TENS = 308  # in the library's table of powers
 _LARGEST = 2**63 - 1024  # the last float below the end of the range
 _LOWS, _HIGHS = ("exclusiveMinimum", "minimum"), ("exclusiveMaximum", "maximum")
 _MANY = ("allOf", "anyOf", "prefixItems")
@@ -52,11 +55,23 @@ def has_fractions(value: Any) -> bool:
 
 
 def is_far(schema: dict[str, Any]) -> bool:
-    """Return True if a bound leaves open more than 64-bit integers."""
-    lows, highs = [schema.get(key) for key in _LOWS], [schema.get(key) for key in _HIGHS]
-    return any(low is not None and low < -_LARGEST for low in lows) or any(
-        high is not None and high > _LARGEST for high in highs
+    """Return True if a bound is beyond 64-bit integers, or read as one beyond it: see `clip`."""
+    lows = [schema[key] for key in _LOWS if key in schema]
+    highs = [schema[key] for key in _HIGHS if key in schema]
+    return any(low < -_LARGEST or as_read(low) < low for low in lows) or any(
+        high > _LARGEST or as_read(high) > high for high in highs
     )
+
+
+def as_read(number: int | float) -> int | float:
+    """Return what the library reads: of a fraction the digits as a float, times or divided by a power of ten, each rounded."""
+    if not isinstance(number, float):
+        return number
+    sign, digits, exponent = Decimal(repr(number)).as_tuple()
+    value, places = float(int("".join(map(str, digits)))), abs(int(exponent))
+    power, rest = float(f"1e{min(places, _MOST_TENS)}"), float(f"1e{max(places - _MOST_TENS, 0)}")
+    value = value / power / rest if int(exponent) < 0 else value * power * rest
+    return -value if sign else value
 
 
 def clip(schema: Schema) -> None:
@@ -64,10 +79,20 @@ def clip(schema: Schema) -> None:
     for item in objects_of(schema):
         for key in _LOWS:
             if key in item:
-                item[key] = max(item[key], -_LARGEST)
+                item[key] = _readable(max(item[key], -_LARGEST), inf)
         for key in _HIGHS:
             if key in item and (item.get("type") != "integer" or (key == "exclusiveMaximum" and item[key] < 2**63)):
                 item[key] = min(item[key], _LARGEST)
+            if key in item:
+                item[key] = _readable(item[key], -inf)
+
+
+def _readable(bound: int | float, toward: float) -> int | float:
+    """Return the bound, or the next float inwards that the library reads as none beyond it."""
+    moved = bound
+    while (as_read(moved) - bound) * toward < 0:
+        moved = nextafter(moved, toward)
+    return moved
 
 
 def close(schema: Schema, fractions: bool) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from contextlib import suppress
+from math import nextafter
 from typing import Any
 
 import jsonschema
@@ -103,9 +104,22 @@ def test_a_value_below_64_bit_integers_is_refused_instead_of_ending_the_process(
 @pytest.mark.parametrize("mode", ["strict", "best_effort"])
 def test_a_fraction_that_the_library_reads_as_the_next_one_is_refused(number: float, mode: Any) -> None:
     """One in eight of those with 16 or 17 digits: the only text of such a `const` was another number."""
-    for schema in ({"const": {"a": number}}, {"type": "number", "maximum": number}):
-        with pytest.raises(GrammarError, match="reads exactly"):
-            BYTES.compile(JsonSchemaGrammar(schema, mode=mode))
+    with pytest.raises(GrammarError, match="reads exactly"):
+        BYTES.compile(JsonSchemaGrammar({"const": {"a": number}}, mode=mode))
+
+
+@pytest.mark.parametrize(
+    "bound", [0.3758693438343573, 0.1119785398, 7.587463768003538, 4.999999999999999, 901.8455729803745]
+)
+def test_a_bound_of_many_digits_takes_no_float_beyond_it(bound: float) -> None:
+    """A bound is read as the next float, too."""
+    for least, sign in ((0, 1), (-1000, -1)):
+        for near in (nextafter(bound, 1e3), nextafter(bound, -1e3), bound, 5.0):
+            ranged = {"type": "number", "minimum": least, "maximum": bound}
+            if sign < 0:
+                ranged = {"type": "number", "minimum": -bound, "maximum": 0}
+            taken = _takes(JsonSchemaGrammar(ranged), repr(sign * near))
+            assert not taken or near <= bound, (ranged, near)
 
 
 @pytest.mark.parametrize("number", [0.1 + 0.2, 1 / 3, 5e-324, 123456789012345.0, 1e22, -2.5e-7])
