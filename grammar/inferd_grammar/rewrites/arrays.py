@@ -34,6 +34,8 @@ def positive_contains(view: View, to: Translator) -> list[Schema]:
     low, high = _counts(view)
     if low == 0 and high is None:
         return []
+    if _PLACES < low <= view.words.get("maxItems", low) and not isinstance(view.words["contains"], bool):
+        raise CannotRewrite(f"minContains above {_PLACES} is not supported", view.at("minContains"))
     return [any_of([*_not_arrays(), *_with_valid_items(low, high, view, to)])]
 
 

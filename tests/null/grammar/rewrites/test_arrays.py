@@ -68,3 +68,14 @@ def test_what_contains_asks_of_items_is_written_once_however_many_places_it_may_
     parts: list[Any] = [[3], [4], [1, 6], 5]
     for value in (list(items) for size in range(4) for items in itertools.product(parts, repeat=size)):
         assert taken(compiled.matcher(), compact(value)) == validator.is_valid(value), value
+
+
+@pytest.mark.parametrize("mode", ["strict", "best_effort"])
+def test_more_contained_items_than_there_are_places_for_are_no_schema_that_nothing_satisfies(mode: Any) -> None:
+    """`minContains: 11` was refused as unsatisfiable, in best_effort, too."""
+    compiled = BYTES.compile(JsonSchemaGrammar({"type": "array", "contains": {"const": 1}, "minContains": 11}, mode=mode))
+    assert taken(compiled.matcher(), compact([1] * 11))
+    if mode == "strict":
+        assert not taken(compiled.matcher(), compact([1] * 10 + [2]))
+    else:
+        assert compiled.validate(compact([1] * 10)) is not None
