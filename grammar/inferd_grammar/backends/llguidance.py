@@ -133,8 +133,10 @@ class LlguidanceBackend:
             return self._compile_exactly({}, Rewritten({}, []), exact)
         schema = _read(constraint, limits)
         _require_exact(schema)
+        narrowed = False
         try:
             changed = _softened(rewrite(schema, hold_unique=True), constraint)
+            narrowed = changed.narrowed
             try:
                 return self._compile_exactly(schema, changed, exact)
             except GrammarError as refusal:
@@ -145,7 +147,7 @@ class LlguidanceBackend:
             changed = named._replace(schema=inlined(named.schema)) if joined else self._without_empty(named)
             return self._compile_exactly(schema, changed, exact)
         except GrammarError as refusal:
-            if _unsatisfiable(schema, refusal):
+            if _unsatisfiable(schema, refusal) and not narrowed:
                 raise
             return self._compile_guarded(schema, refusal)
 
@@ -233,12 +235,14 @@ class LlguidanceBackend:
             return self._ruled(self._start(recipe, schema, lenient=lenient), rules)
 
         for n, attempt in enumerate(tight_forms(schema, self._without_empty)):
+            narrowed = False
             try:
                 changed = attempt()
+                narrowed = changed.narrowed
                 return ruled(schema_grammar(changed.schema), [Checked(*place) for place in changed.dropped])
             except GrammarError as error:
-                if _unsatisfiable(schema, error) and not (n == 0 and empty_definition(error)):
-                    raise  # these grammars are never narrower than the schema
+                if _unsatisfiable(schema, error) and not (narrowed or (n == 0 and empty_definition(error))):
+                    raise
         try:
             return ruled(loose_grammar(schema), _assertions(schema, _LEFT_OUT), lenient=True)
         except GrammarError as error:

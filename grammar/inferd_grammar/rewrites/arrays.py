@@ -24,6 +24,8 @@ def negative_items(view: View, to: Translator) -> list[Schema]:
     for place, schema in enumerate(prefix):
         options += _item_at(place, to.negative(schema, view.at("prefixItems", place)))
     if "items" in view.words:
+        if view.words.get("maxItems", math.inf) > len(prefix) + _PLACES:
+            to.narrow()
         other = to.shared(to.negative(view.words["items"], view.at("items")))
         options += _some_item(other, len(prefix), view)
     return options
@@ -58,6 +60,8 @@ def _with_valid_items(low: int, high: int | None, view: View, to: Translator) ->
     if wanted is True and high is None:
         return [{"type": "array", "minItems": low}]
     end = min(_PLACES, int(view.words.get("maxItems", _PLACES)))
+    if view.words.get("maxItems", math.inf) > _PLACES:
+        to.narrow()
     counts = range(low, low + 1 if high is None else min(high, end) + 1) if wanted is not False else range(low, 1)
     if sum(math.comb(end, count) for count in counts) > _MAX_ORDERS:
         raise CannotRewrite(f"so many valid items have more than {_MAX_ORDERS} ways to stand", view.at("contains"))

@@ -69,6 +69,9 @@ class Translator(Protocol):
     def resolve(self, reference: str) -> tuple[str, Any] | None:
         """Return pointer and schema of a `#/...` reference, or None if it names nothing."""
 
+    def narrow(self) -> None:
+        """Note that some valid values are left out: that nothing is left is then no proof that nothing is valid."""
+
     def visit(self, pointer: str) -> None:
         """Count one step. Raises GrammarError if the document has taken too many."""
 

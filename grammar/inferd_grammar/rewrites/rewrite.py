@@ -28,13 +28,14 @@ _BASES = ("$dynamicRef", "$recursiveRef")
 
 
 class Rewritten(NamedTuple):
-    """A schema as the backend gets it, (keyword, JSON pointer) of what it no longer says, and whether a matcher has to hold
-    `uniqueItems`.
+    """A schema as the backend gets it, (keyword, JSON pointer) of what it no longer says, whether a matcher has to hold
+    `uniqueItems`, and whether valid values may be left out, so that it may be one that nothing satisfies.
     """
 
     schema: Schema
     dropped: list[tuple[str, str]]
     unique: bool = False
+    narrowed: bool = False
 
 
 def rewrite(root: Any, *, lenient: bool = False, hold_unique: bool = False, always: bool = False) -> Rewritten:
@@ -64,7 +65,7 @@ def rewrite(root: Any, *, lenient: bool = False, hold_unique: bool = False, alwa
     close(result, fractions)
     clip(result)
     add_short_numbers(result)
-    return Rewritten(result, translator.dropped, translator.left_unique)
+    return Rewritten(result, translator.dropped, translator.left_unique, translator.narrowed)
 
 
 def _names(schema: Any) -> Iterator[str]:

@@ -50,6 +50,7 @@ class SchemaTranslator:
         self.dropped: list[tuple[str, str]] = []
         self.holds_unique = False
         self.left_unique = False
+        self.narrowed = False
         self._dialect = Dialect(root)
         self._root = root
         self._lenient = lenient
@@ -121,6 +122,7 @@ class SchemaTranslator:
     def negative_view(self, view: View, kinds: Kinds) -> Schema:
         own = of_types(view.words["type"]) if "type" in view.words else ALL
         options = _other_kinds(kinds, own)
+        self.narrowed |= len(options) > 1  # gaps between whole numbers end somewhere
         inner = kinds & own
         # Those that may be left out where something else is left come last.
         for key in sorted(view.words, key=lambda key: key == "format"):
@@ -141,6 +143,9 @@ class SchemaTranslator:
         name = f"part{len(self._defs)}"
         self._defs[name] = schema
         return {"$ref": f"#/$defs/{name}"}
+
+    def narrow(self) -> None:
+        self.narrowed = True
 
     def visit(self, pointer: str) -> None:
         self._visits += 1
@@ -242,6 +247,7 @@ class SchemaTranslator:
         family = _FAMILY.get(key, ALL)
         if key == "dependencies" and family & kinds and not self._dialect.defines_dependencies:
             raise CannotRewrite(f"the complement of {key} is not supported in this draft", view.at(key))
+        self.narrowed |= key == "multipleOf"
         if key in _NEGATIVE and family & kinds:
             return [_of_family(option, family, view) for option in _NEGATIVE[key](self, key, view, kinds)]
         if key in _REFUSED and family & kinds:

@@ -70,10 +70,29 @@ def test_what_contains_asks_of_items_is_written_once_however_many_places_it_may_
         assert taken(compiled.matcher(), compact(value)) == validator.is_valid(value), value
 
 
+@pytest.mark.parametrize(
+    ("schema", "value"),
+    [
+        ({"type": "integer", "minimum": 5000, "not": {"multipleOf": 7}}, 5001),
+        ({"type": "number", "minimum": 1000, "not": {"type": "integer"}}, 1000.5),
+        ({"type": "array", "not": {"items": {"const": 1}}, "prefixItems": [{"const": 1}] * 10}, [1] * 10 + [2]),
+    ],
+    ids=str,
+)
+@pytest.mark.parametrize("mode", ["strict", "best_effort"])
+def test_what_a_rewrite_leaves_out_is_no_proof_that_nothing_is_valid(schema: Any, value: Any, mode: Any) -> None:
+    """Each was refused as unsatisfiable: the rewrites say only the gaps near zero, and the first ten places."""
+    compiled = BYTES.compile(JsonSchemaGrammar(schema, mode=mode))
+    assert taken(compiled.matcher(), compact(value))
+    assert compiled.validate(compact(value)) is None
+
+
 @pytest.mark.parametrize("mode", ["strict", "best_effort"])
 def test_more_contained_items_than_there_are_places_for_are_no_schema_that_nothing_satisfies(mode: Any) -> None:
     """`minContains: 11` was refused as unsatisfiable, in best_effort, too."""
-    compiled = BYTES.compile(JsonSchemaGrammar({"type": "array", "contains": {"const": 1}, "minContains": 11}, mode=mode))
+    compiled = BYTES.compile(
+        JsonSchemaGrammar({"type": "array", "contains": {"const": 1}, "minContains": 11}, mode=mode)
+    )
     assert taken(compiled.matcher(), compact([1] * 11))
     if mode == "strict":
         assert not taken(compiled.matcher(), compact([1] * 10 + [2]))
