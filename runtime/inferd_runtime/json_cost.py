@@ -22,7 +22,7 @@ SHORT_BYTES = 8192
 MAX_STRINGS = 200_000
 """Texts and names of members in one JSON text: reading so many takes about 60 ms."""
 MAX_VALUES = 1_200_000
-"""Values in one message: reading so many numbers takes 15 to 40 ms. A list of tokens may be of a million."""
+"""Values in one message: reading so many numbers takes 15 to 60 ms. A list of tokens may be of a million."""
 SLOW_SECONDS = 0.07
 """What the slow numbers of one text may take together: that is 4,000 of the slowest."""
 ALIKE = bytes.maketrans(b"123456789E", b"000000000e")

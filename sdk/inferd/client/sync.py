@@ -117,7 +117,7 @@ class SyncRunHandle:
         self._waiting.call(lambda: self._run.send_file(path, name=name, media_type=media_type))
 
     def cancel(self) -> None:
-        """Ask the run to end."""
+        """End the run."""
         self._waiting.call(self._run.cancel)
 
 

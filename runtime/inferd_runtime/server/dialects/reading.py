@@ -13,7 +13,7 @@ from inferd.chat import OutputFormat, Tool, ToolChoice
 from inferd.program.tagged_unions import with_tags
 from inferd.protocol import InferdError, InvalidRequest, cut
 from inferd_runtime.carriable import check_carriable, members, read_json
-from inferd_runtime.json_cost import containers, refuse_many_strings, refuse_slow_numbers, without_strings
+from inferd_runtime.json_cost import containers, refuse_many_strings, refuse_slow_text, without_strings
 
 T = TypeVar("T")
 MAX_SHOWN = 200
@@ -272,8 +272,7 @@ def check_all_arguments(arguments: Iterable[Any], *, read: bool = False) -> None
 def _check_arguments(arguments: str, at: str) -> None:
     text = arguments.encode("utf-8", "surrogatepass")
     try:
-        refuse_many_strings(text, at)
-        refuse_slow_numbers(text, at)
+        refuse_slow_text(text, at)
     except InvalidRequest as error:
         raise invalid(at, error.message) from None
     if (values := values_of([text])) > MAX_ARGUMENT_VALUES:

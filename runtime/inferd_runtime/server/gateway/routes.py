@@ -35,6 +35,7 @@ from inferd_runtime.session.wire import CyclePage, FoundSlowStep, GetCycles, Get
 MOST_PROFILED_SECONDS = 60.0
 PROFILE_POLL_SECONDS = 0.2
 CANCEL_SECONDS = 2.0
+"""How long who cancels a run waits to be told how it ended."""
 
 
 @dataclass(frozen=True)

@@ -10,6 +10,7 @@ from typing import cast
 
 import anyio
 import anyio.lowlevel
+import pytest
 from waiting import until
 
 from inferd_runtime.server.connections.connection_table import ConnectionTable
@@ -147,10 +148,9 @@ async def test_a_connection_whose_parser_fails_leaves_the_line_to_those_behind_i
             lines.join(Behind(), account)
             raise RuntimeError("a bug")
 
-    try:
+    with pytest.raises(RuntimeError, match="a bug"):
         lines.join(Fails(), account)
-    except RuntimeError:
-        await until(lambda: parsed == ["behind"])
+    await until(lambda: parsed == ["behind"])
     lines.join(Behind(), account)
     assert parsed == ["behind", "behind"]
 
