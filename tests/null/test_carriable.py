@@ -16,6 +16,7 @@ from hypothesis import given, settings, strategies as st
 from inferd import protocol as p
 from inferd.protocol.carrying import MAX_ERROR_TEXT, MAX_ERROR_VALUES
 from inferd_runtime.carriable import MAX_CONTAINERS, check_carriable, is_plain, members, read_json, read_msgpack
+from inferd_runtime.json_cost import MAX_VALUES
 from inferd_runtime.msgpack_cost import MAX_VARIED_BYTES, count_containers
 from inferd_runtime.sandbox.host.guest_calls import GuestCalls
 from inferd_runtime.sandbox.host.inbox import Inbox
@@ -330,8 +331,11 @@ def test_lists_are_counted_wherever_they_lie(depth: int) -> None:
 
 SCALARS = st.none() | st.booleans() | st.floats() | st.integers(-(2**63), 2**64 - 1) | st.text() | st.binary()
 SIZES = st.sampled_from([1, 2, 3, 4, 8, 15, 16, 17, 31, 32, 255, 256, 70_000])
-EXTENSIONS = st.builds(msgspec.msgpack.Ext, st.integers(-128, 127), SIZES.map(bytes))
-LEAVES = SCALARS | EXTENSIONS | SIZES.map(bytes) | SIZES.map("x".__mul__)
+TEXTS_OF_LISTS = SIZES.map("\u0090".__mul__)
+"""Texts, and bytes, that hold what begins a list, so that a length which is read wrong is seen."""
+BYTES_OF_LISTS = SIZES.map(b"\x90".__mul__)
+EXTENSIONS = st.builds(msgspec.msgpack.Ext, st.integers(-128, 127), BYTES_OF_LISTS)
+LEAVES = SCALARS | EXTENSIONS | TEXTS_OF_LISTS | BYTES_OF_LISTS
 PACKED = st.recursive(
     LEAVES,
     lambda part: st.lists(part) | st.lists(part, min_size=16, max_size=20) | st.dictionaries(st.text(), part),
@@ -342,9 +346,9 @@ PACKED = st.recursive(
 @given(PACKED, st.integers(0, 3))
 @settings(max_examples=200)
 def test_lists_of_a_long_message_are_counted_without_reading_it(value: Any, cut_off: int) -> None:
-    packed = msgspec.msgpack.encode([value, 5])
-    assert count_containers(packed, "x") == 1 + _containers(value)
-    assert count_containers(packed[: len(packed) - cut_off], "x") <= 1 + _containers(value)
+    packed = msgspec.msgpack.encode([value, [], 5])
+    assert count_containers(packed, "x") == 2 + _containers(value)
+    assert count_containers(packed[: len(packed) - cut_off], "x") <= 2 + _containers(value)
 
 
 def _containers(value: Any) -> int:
@@ -362,6 +366,18 @@ def test_a_list_of_millions_is_refused_unread(levels: int) -> None:
             read(data, "x")
         assert time.process_time() - began < 0.05
     assert len(read_msgpack(b"\xdd" + (1 << 20).to_bytes(4) + bytes(1 << 20), "x")) == 1 << 20
+
+
+@pytest.mark.parametrize(
+    ("opened", "values"),
+    [(b"\xdc\xea\x60", 60_000), (b"\xde\xea\x60", 120_000), (b"\xdf\x00\x04\x93\xe0", 600_000)],
+    ids=["list 16", "map 16", "map 32"],
+)
+def test_values_of_lists_and_maps_count_together(opened: bytes, values: int) -> None:
+    most = MAX_VALUES // values
+    assert count_containers(opened * most, "x") == most
+    with pytest.raises(p.InvalidRequest, match="values at a time"):
+        count_containers(opened * (most + 1), "x")
 
 
 def test_a_long_message_of_many_texts_is_refused_unread() -> None:
