@@ -16,6 +16,7 @@ INLINE float meaning(int at) {
 
 typedef __m512i Words;
 
+INLINE Words in_registers(const Words *at) { return *at; }
 INLINE Words no_words(void) { return _mm512_setzero_si512(); }
 INLINE Words words_at(const uint8_t *at) { return _mm512_loadu_si512(at); }
 INLINE Words word_in_all(int32_t both) { return _mm512_set1_epi32(both); }
@@ -73,6 +74,14 @@ typedef struct {
 
 #define BOTH(made) ((Words){made, made})
 #define EACH(of, x, y) ((Words){of(x.low, y.low), of(x.high, y.high)})
+
+// Without it the compiler reads them again for each row.
+INLINE Words in_registers(const Words *at) {
+  Words words = *at;
+  IN_PLACE(words.low);
+  IN_PLACE(words.high);
+  return words;
+}
 
 INLINE Words no_words(void) { return BOTH(_mm256_setzero_si256()); }
 INLINE Words words_at(const uint8_t *at) { return (Words){_mm256_loadu_si256((const __m256i *)at), _mm256_loadu_si256((const __m256i *)at + 1)}; }
