@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from typing import Any
@@ -14,6 +15,7 @@ from starlette.websockets import WebSocket, WebSocketState
 from unproven_peers import UnprovenPeers
 from websockets.asyncio.server import ServerConnection, serve
 
+from inferd.protocol import LimitExceeded
 from inferd_runtime.cluster.front import socket_relay
 from inferd_runtime.cluster.front.members import Members
 from inferd_runtime.cluster.front.socket_relay import relay_session
@@ -165,3 +167,37 @@ async def test_a_burst_of_a_scripts_messages_is_charged_and_does_not_keep_the_fr
         tasks.cancel_scope.cancel()
     assert turns[0] >= 300
     assert sum(charged) > 0
+
+
+async def test_a_request_of_responses_that_is_not_admitted_is_answered_by_the_front_alone() -> None:
+    """Past the front a tenant would have started as many as each of the replicas let it."""
+    came: list[str | bytes] = []
+
+    async def answer(connection: ServerConnection) -> None:
+        came.append(await connection.recv())
+        await connection.send('{"type": "response.created"}')
+        await connection.close()
+
+    class Asks(_Script):
+        asked = iter((b'{"number": 1}', b'{"number": 2}'))
+
+        async def receive(self) -> dict[str, Any]:
+            if (data := next(self.asked, None)) is None:
+                await anyio.sleep_forever()
+            return {"type": "websocket.receive", "bytes": data}
+
+    async def admit(data: bytes) -> None:
+        if b"1" in data:
+            raise LimitExceeded("too many", limit="launches_per_minute")
+
+    client = Asks()
+    websocket = WebSocket({**SCOPE, "path": "/v1/responses"}, client.receive, client.send)
+    websocket.client_state = WebSocketState.CONNECTED
+    async with serve(answer, "127.0.0.1", 0) as replica:
+        members = _members(next(iter(replica.sockets)).getsockname()[1])
+        with anyio.fail_after(5):
+            use = TenantUse(same_for_all(Quotas()))
+            await relay_session(websocket, members, UnprovenPeers(), use, "Bearer x", admit)
+    assert came == [b'{"number": 2}']
+    told = [json.loads(one["text"]) for one in client.sent if one["type"] == "websocket.send"]
+    assert [(one["type"], one.get("status")) for one in told] == [("error", 429), ("response.created", None)]

@@ -40,6 +40,9 @@ class ShownPage:
     folder: Path
 
 
+@pytest.mark.filterwarnings(
+    "ignore:connect..:DeprecationWarning"
+)  # openai opens it as older versions of websockets want it
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.stem)
 def test_what_the_page_shows_runs(
     server: LiveServer, page: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]

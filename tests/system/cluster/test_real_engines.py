@@ -12,6 +12,7 @@ import anyio
 import httpx
 import lying_tool_server
 import pytest
+import websockets
 from waiting import until
 from web_servers import Connection, WebServer, web_server
 
@@ -222,6 +223,24 @@ async def _served_meanwhile(cluster: Cluster, seconds: float) -> tuple[float, fl
     await anyio.sleep(seconds)
     after = await _served(cluster)
     return after["ann"] - before["ann"], after["bob"] - before["bob"]
+
+
+async def test_responses_over_a_websocket_come_through_the_front(real: Cluster) -> None:
+    assert real.front is not None
+    url, headers = "ws" + real.front.url.removeprefix("http") + "/v1/responses", {"Authorization": f"Bearer {ANN}"}
+    async with websockets.connect(url, additional_headers=headers, proxy=None) as socket:
+        followed = None
+        for said in ("Hello", "And now?"):
+            asked = {"type": "response.create", "model": "tiny", "input": said, "max_output_tokens": 4, "store": False}
+            await socket.send(json.dumps({**asked, "previous_response_id": followed}))
+            while (event := json.loads(await socket.recv(decode=True)))["type"] not in (
+                "response.completed",
+                "response.incomplete",
+            ):
+                assert event["type"] != "error", event
+            followed = event["response"]["id"]
+        assert event["response"]["previous_response_id"]
+        assert event["response"]["output"]
 
 
 async def test_a_stored_response_is_there_though_its_replica_has_just_been_killed(real: Cluster) -> None:

@@ -73,6 +73,7 @@ class ClusterApi:
             Route("/v1/runs/{run}/files", self.of_run, methods=["GET", "POST"]),
             Route("/v1/runs/{run}/files/{number}", self.of_run, methods=["GET", "POST"]),
             Route(RESPONSES, self.respond, methods=["POST"]),
+            WebSocketRoute(RESPONSES, self.responses_socket),
             Route(one, self.of_response, methods=["GET", "DELETE"]),
             Route(one + "/{what}", self.of_response, methods=["GET", "POST"]),
             WebSocketRoute("/v1/session", self.session),
@@ -161,6 +162,12 @@ class ClusterApi:
         if previous is None:
             return await self._placed(request, body)
         return self._with(previous, request, body, has_socket=await self._admit(request, body))
+
+    async def responses_socket(self, websocket: WebSocket) -> None:
+        """Serve a client's responses over a WebSocket: each of its requests is admitted as one over HTTP is."""
+        admit = partial(self.admission.request, websocket.scope[TENANT_KEY], RESPONSES)
+        asks = authorization_of_hop(websocket, self.key)
+        await relay_session(websocket, self.members, self.hop.peers, self.use, asks, admit)
 
     async def of_response(self, request: Request) -> Response:
         """Ask the replica that has the response."""

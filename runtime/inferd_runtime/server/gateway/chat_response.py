@@ -36,9 +36,9 @@ class ChatResponse(Response):
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Answer, until it is complete or the client has left."""
-        await until_left(receive, partial(self._send, send))
+        await until_left(receive, partial(self.send_to, send))
 
-    async def _send(self, send: Send) -> None:
+    async def send_to(self, send: Send) -> None:
         """Answer. The end is sent when the answer is closed: what it held is free for the client's next request."""
         try:
             async with self._answer as source:

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from functools import partial
 from typing import TypeVar
 
-from starlette.requests import Request
+from starlette.requests import HTTPConnection, Request
 from starlette.responses import Response
 from starlette.routing import BaseRoute, Route
 
@@ -51,15 +51,19 @@ class ChatApi:
         """Return what ``read`` makes of a request's body and headers; of a long body in a thread, so that other requests have
         their turns meanwhile: it counts until it is read. Raises what :func:`read_bytes` and ``read`` raise.
         """
-        tenant, places = request.scope[TENANT_KEY], self.runtime.use.bodies
-        body = await read_bytes(request, self.runtime.settings.max_body_bytes, places)
-        headers = ClientHeaders(request.scope.get(REQUEST_KEY, ""), request.headers.get(SESSION_HEADER, ""))
+        body = await read_bytes(request, self.runtime.settings.max_body_bytes, self.runtime.use.bodies)
+        return await self.read_body(request, body, read)
+
+    async def read_body(self, client: HTTPConnection, body: bytes, read: Callable[[bytes, ClientHeaders], T]) -> T:
+        """Return what ``read`` makes of a body, as :meth:`read` does, and of the headers with which the client came."""
+        tenant = client.scope[TENANT_KEY]
+        headers = ClientHeaders(client.scope.get(REQUEST_KEY, ""), client.headers.get(SESSION_HEADER, ""))
         if len(body) <= SHORT_BODY:
             return read(body, headers)
-        with places.holding(tenant, len(body)):
+        with self.runtime.use.bodies.holding(tenant, len(body)):
             return await self.pace.beside(tenant, partial(read, body, headers))
 
-    async def respond(self, exchange: Exchange, tenant: str) -> Response:
+    async def respond(self, exchange: Exchange, tenant: str) -> ChatResponse:
         """Have a request answered by what its model stands for."""
         target = await self.serving.target(exchange.model, tenant)
         if isinstance(exchange, CompletionExchange) and len(exchange.requests) > 1:

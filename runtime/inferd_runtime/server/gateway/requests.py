@@ -80,13 +80,12 @@ async def read_bytes(request: Request, most: int, places: SharedPlaces) -> bytes
     """
     _check_content_type(request)
     declared = request.headers.get("content-length", "0")
-    if declared.isdecimal() and int(declared) > most:
-        raise _too_large(most)
+    if declared.isdecimal():
+        check_size(int(declared), most)
     tenant, chunks, size = request.scope[TENANT_KEY], [], 0
     try:
         async for chunk in request.stream():
-            if size + len(chunk) > most:
-                raise _too_large(most)
+            check_size(size + len(chunk), most)
             places.take(tenant, len(chunk))
             size += len(chunk)
             chunks.append(chunk)
@@ -130,10 +129,12 @@ def _check_content_type(request: Request) -> None:
         raise InvalidRequest(f"Content-Encoding: {shown(coding)} is not supported: send the body as it is")
 
 
-def _too_large(most: int) -> LimitExceeded:
-    return LimitExceeded(
-        f"the body has more than {most} bytes", limit="body_bytes", value=most, raise_with="max_body_bytes"
-    )
+def check_size(size: int, most: int) -> None:
+    """Raise LimitExceeded for a body of more than ``most`` bytes."""
+    if size > most:
+        raise LimitExceeded(
+            f"the body has more than {most} bytes", limit="body_bytes", value=most, raise_with="max_body_bytes"
+        )
 
 
 def launch_key(request: Request) -> str:

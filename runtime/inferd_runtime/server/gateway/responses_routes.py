@@ -8,7 +8,8 @@ from functools import partial
 
 from starlette.requests import Request
 from starlette.responses import Response
-from starlette.routing import BaseRoute, Route
+from starlette.routing import BaseRoute, Route, WebSocketRoute
+from starlette.websockets import WebSocket
 
 from inferd_runtime.server.chat.held_answers import held_answer
 from inferd_runtime.server.dialects.reading import invalid
@@ -20,9 +21,10 @@ from inferd_runtime.server.gateway.chat_routes import ChatApi
 from inferd_runtime.server.gateway.event_stream import EventResponse
 from inferd_runtime.server.gateway.model_routes import ModelApi
 from inferd_runtime.server.gateway.replies import reply
+from inferd_runtime.server.gateway.responses_socket import ResponsesSocket
+from inferd_runtime.server.gateway.socket_protocol import RESPONSES_PATH
 from inferd_runtime.server.response_store.response_store import ResponseStore
 
-PATH = "/v1/responses"
 MAX_DIGITS, MAX_NUMBER_DIGITS = 4, 15
 
 
@@ -40,10 +42,11 @@ class ResponsesApi:
 
     def routes(self) -> list[BaseRoute]:
         """Return the routing table."""
-        one = PATH + "/{response}"
+        one = RESPONSES_PATH + "/{response}"
         return [
-            Route(PATH, self.create, methods=["POST"]),
-            Route(f"{PATH}/input_tokens", self.input_tokens, methods=["POST"]),
+            Route(RESPONSES_PATH, self.create, methods=["POST"]),
+            WebSocketRoute(RESPONSES_PATH, self.socket),
+            Route(f"{RESPONSES_PATH}/input_tokens", self.input_tokens, methods=["POST"]),
             Route(one, self.get, methods=["GET"]),
             Route(one, self.delete, methods=["DELETE"]),
             Route(f"{one}/cancel", self.cancel, methods=["POST"]),
@@ -66,6 +69,10 @@ class ResponsesApi:
                 return EventResponse(begun.follow(exchange.kept, -1), as_sse=True)
             return reply(exchange.begun.response)
         return await self.chat.respond(exchange, tenant)
+
+    async def socket(self, websocket: WebSocket) -> None:
+        """``GET /v1/responses``, as a WebSocket: what is created there is answered there."""
+        await ResponsesSocket(websocket, self.chat, self.store).serve()
 
     async def input_tokens(self, request: Request) -> Response:
         """Answer how many tokens the prompt of a request of ``/v1/responses`` has."""

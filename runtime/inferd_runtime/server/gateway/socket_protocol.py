@@ -1,4 +1,4 @@
-"""uvicorn's WebSocket protocol, with typed errors for refused handshakes; text messages are not decoded."""
+"""uvicorn's WebSocket protocol, with typed errors for refused handshakes; messages are bytes, of text messages as well."""
 
 from __future__ import annotations
 
@@ -18,6 +18,8 @@ from inferd.protocol import InvalidRequest, NotFound, cut
 from inferd_runtime.server.gateway.replies import JSON_TYPE, error_reply
 
 NOTHING = b""
+RESPONSES_PATH = "/v1/responses"
+"""The path whose messages are texts."""
 MAX_REFUSAL = 200
 """Characters of a refusal's reason, which may repeat headers of the handshake."""
 
@@ -39,7 +41,7 @@ class TypedHandshake(ServerProtocol):
 
 
 class BinarySocket(WebSocketsSansIOProtocol):
-    """Takes binary messages only. uvicorn decodes text messages, and logs a traceback for each that is not UTF-8."""
+    """Hands on messages as bytes. uvicorn decodes text messages, and logs a traceback for each that is not UTF-8."""
 
     def __init__(self, config: Config, server_state: ServerState, app_state: dict[str, Any]) -> None:
         super().__init__(config, server_state, app_state)
@@ -66,7 +68,8 @@ class BinarySocket(WebSocketsSansIOProtocol):
             self.send_receive_event_to_app()
 
     def send_receive_event_to_app(self) -> None:
-        """Pass a message on; a text message as an empty binary one, which its reader refuses."""
+        """Pass a message on; a text message where there is to be none as an empty binary one, which its reader refuses."""
         if self.curr_msg_data_type == "text":
-            self.curr_msg_data_type, self.frames = "bytes", [NOTHING]
+            texts = self.frames if self.scope["path"] == RESPONSES_PATH else [NOTHING]
+            self.curr_msg_data_type, self.frames = "bytes", texts
         super().send_receive_event_to_app()

@@ -27,6 +27,7 @@ ERRORS: Mapping[int, str] = {
     401: "There is no valid token.",
     403: "The token does not allow this.",
     404: "What was named does not exist for this tenant.",
+    405: "It was asked for with a GET that opens no WebSocket.",
     409: "It was cancelled meanwhile.",
     413: "The body, or what it holds, is too large.",
     422: "The program is wrong, or the key was used for another launch.",

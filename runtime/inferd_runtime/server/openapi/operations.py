@@ -231,6 +231,10 @@ RESPONSES_OPERATIONS = (
         answers=_streams("The response", responses.ShownResponse, responses.ResponseEvent),
     ),
     Operation(
+        method="GET", path="/v1/responses", tag=RESPONSES, summary="Responses over a WebSocket: its handshake",
+        answers={101: OperationAnswer("The WebSocket is open", media="")}, errors=(405,),
+    ),
+    Operation(
         method="POST", path="/v1/responses/input_tokens", tag=RESPONSES,
         summary="Count the tokens of a request of /v1/responses", body=(InputTokensBody,), fields=INPUT_TOKENS_FIELDS,
         errors=ANSWERED, answers=_says("The number", responses.CountedInput),

@@ -62,16 +62,21 @@ class ResponseStore:
         self._most_bytes = most_bytes
         self._pace = pace
 
-    async def follow(self, exchange: ResponsesExchange, tenant: str) -> None:
-        """Complete a request with the response and the items that it names. Raises InvalidRequest, NotFound, Unavailable."""
+    async def follow(self, exchange: ResponsesExchange, tenant: str, unstored: StoredResponse | None = None) -> None:
+        """Complete a request with the response and the items that it names. ``unstored``: a response that it may follow, too.
+
+        Raises InvalidRequest, NotFound, Unavailable.
+        """
         if not exchange.previous and not exchange.references:
             return
+        known = unstored if unstored is not None and unstored.id == exchange.previous else None
 
         def look_up(file: ResponseFile) -> tuple[int, StoredResponse | None, dict[str, Item]]:
-            size = file.size(tenant, exchange.previous, exchange.references)
+            asked = exchange.previous if known is None else ""
+            size = file.size(tenant, asked, exchange.references) + (0 if known is None else about_bytes(known))
             if size + exchange.size > self._most_bytes:
                 return size, None, {}
-            previous = file.find(tenant, exchange.previous) if exchange.previous else None
+            previous = file.find(tenant, asked) if asked else known
             return size, previous, file.items(tenant, exchange.references)
 
         size, previous, referenced = await self._archive.read(look_up, tenant)

@@ -17,7 +17,7 @@ from inferd_runtime.server.dialects.responses.conversation import messages_of
 from inferd_runtime.server.dialects.responses.fields import ResponsesBody
 from inferd_runtime.server.dialects.responses.items import Item, ItemReference, read_input
 from inferd_runtime.server.dialects.responses.namespaces import names_of
-from inferd_runtime.server.dialects.responses.output_stream import NumberedEvents, OutputStream
+from inferd_runtime.server.dialects.responses.output_stream import NumberedEvents, OutputStream, WriteEvent
 from inferd_runtime.server.dialects.responses.request import (
     output_field,
     read_input_tokens_body,
@@ -26,6 +26,7 @@ from inferd_runtime.server.dialects.responses.request import (
 )
 from inferd_runtime.server.dialects.responses.response_object import ResponseObject
 from inferd_runtime.server.dialects.responses.stored import KeptEvents, StoredResponse, cannot_follow, unknown_previous
+from inferd_runtime.server.dialects.server_sent import named_event
 
 Status = Literal["completed", "incomplete"]
 MAX_REFERENCES = 64
@@ -38,11 +39,24 @@ class ResponsesExchange:
     """A request and its answer. ``previous`` names the response that it follows ("" for none), ``references`` the items of
     kept responses that its input names: where there are any, :meth:`follow` has to be called before ``request`` is used.
     ``background``: it is answered while nobody waits; then how it ends is kept, whatever that is, with its events if it streams.
+    ``ended``: how it ended, once that is known.
     """
 
-    def __init__(self, read: ResponsesBody, size: int, headers: ClientHeaders) -> None:
-        """``size``: of the request, in bytes."""
+    def __init__(
+        self,
+        read: ResponsesBody,
+        size: int,
+        headers: ClientHeaders,
+        write: WriteEvent = named_event,
+        *,
+        generates: bool = True,
+    ) -> None:
+        """``size``: of the request, in bytes. ``write``: how events of a stream are written. Not ``generates``: nothing is
+        answered, and the prompt is computed, so that the next request finds it.
+        """
         self.size = size
+        self.generates = generates
+        self.ended: StoredResponse | None = None
         self.model = read.model
         self.previous = read.previous_response_id or ""
         self.background = bool(read.background)
@@ -57,7 +71,8 @@ class ResponsesExchange:
         self._items: list[Item] = []
         self._asked: list[Item] = []
         """What this request brings of them."""
-        self._bare = responses_request(read, headers)
+        bare = responses_request(read, headers)
+        self._bare = bare if generates else replace(bare, max_tokens=0)
         self.request: ChatRequest = self._bare
         self.streams = self._bare.stream
         self.holds = True
@@ -65,11 +80,10 @@ class ResponsesExchange:
         self._response = ResponseObject(read)
         self.kept = KeptEvents() if self.background and self.streams else None
         """The events so far of an answer in the background that streams."""
-        self._events = NumberedEvents(self.kept, written=self.streams)
+        self._events = NumberedEvents(write if self.streams else None, self.kept)
         self._output = OutputStream(self._events, names_of(read.tools or []), CustomCalls(self._bare.tools))
         self._end: ChoiceFinished | None = None
         self._usage = UsageReport(0, 0)
-        self._is_over = False
         if not self.previous and not self.references:
             self.follow(None, {})
 
@@ -95,6 +109,16 @@ class ResponsesExchange:
         return self._response.id
 
     @property
+    def computes(self) -> bool:
+        """Return True if there is anything that the model has to read: a request that is not to be answered may say nothing."""
+        return self.generates or any(message.role != "system" for message in self.request.messages)
+
+    @property
+    def is_stored(self) -> bool:
+        """Return True if the client wants the response to be stored."""
+        return self._response.stores
+
+    @property
     def begun(self) -> StoredResponse:
         """Return the response as long as it is in progress."""
         return StoredResponse(self._response.state("in_progress"), self._items)
@@ -113,13 +137,13 @@ class ResponsesExchange:
                 return b""
             case ChoiceFinished():
                 self._end = event
-                return self._output.finish(self._status)
+                return self._finish()
             case _:
                 return self._output.add(event)
 
     def closing(self) -> bytes:
         """Return the end, with the whole response."""
-        last = self._output.finish(self._status)
+        last = self._finish()
         response = self._whole()
         last += self._events.event(f"response.{self._status}", response=response)
         self._keep(response, self._items)
@@ -148,23 +172,30 @@ class ResponsesExchange:
 
     def complete(self) -> dict[str, Any]:
         """Return the response as it is once all events were taken."""
-        self._output.finish(self._status)
+        self._finish()
         response = self._whole()
         self._keep(response, self._items)
         return response
+
+    def _finish(self) -> bytes:
+        """Return the output's last events. An answer without any text is an empty message, unless there is to be none."""
+        return self._output.finish(self._status) if self.generates else b""
 
     def _whole(self) -> dict[str, Any]:
         return self._response.state(self._status, self._output.items, self._usage)
 
     def _keep(self, response: dict[str, Any], items: list[Item]) -> None:
         """Keep how the answer ended, if it is to be kept: what comes later does not change that."""
-        if self._response.stores and not self._is_over:
-            self.when_complete(StoredResponse(response, items, None if self.kept is None else self.kept.finish()))
-        self._is_over = True
+        if self.ended is not None:
+            return
+        self.ended = StoredResponse(response, items, None if self.kept is None else self.kept.finish())
+        if self._response.stores:
+            self.when_complete(self.ended)
 
     @property
     def _status(self) -> Status:
-        return "incomplete" if self._end is not None and self._end.reason == "length" else "completed"
+        is_cut = self.generates and self._end is not None and self._end.reason == "length"
+        return "incomplete" if is_cut else "completed"
 
 
 @dataclass(frozen=True)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
@@ -18,27 +18,29 @@ from inferd_runtime.server.dialects.responses.response_object import (
     thought_part,
 )
 from inferd_runtime.server.dialects.responses.stored import KeptEvents
-from inferd_runtime.server.dialects.server_sent import named_event
 from inferd_runtime.server.dialects.written_scores import WrittenScores
+
+WriteEvent = Callable[[str, Mapping[str, Any]], bytes]
+"""Returns an event, of a name and data that have the name, too, as it is sent."""
 
 
 class NumberedEvents:
-    """Makes events, each with its number in the stream; not ``written``, they are all empty: nobody gets them.
+    """Makes events, each with its number in the stream; without ``write`` they are all empty: nobody gets them.
 
     ``kept`` takes them all, too.
     """
 
-    def __init__(self, kept: KeptEvents | None = None, *, written: bool) -> None:
+    def __init__(self, write: WriteEvent | None, kept: KeptEvents | None = None) -> None:
+        self._write = write
         self._kept = kept
         self._next = 0
-        self._written = written
 
     def event(self, name: str, /, **data: Any) -> bytes:
         """Return the next event."""
-        if not self._written:
+        if self._write is None:
             return b""
         number, self._next = self._next, self._next + 1
-        event = named_event(name, {"type": name, "sequence_number": number, **data})
+        event = self._write(name, {"type": name, "sequence_number": number, **data})
         if self._kept is not None:
             self._kept.add(event)
         return event

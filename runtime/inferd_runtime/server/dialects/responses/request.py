@@ -73,8 +73,16 @@ TOOL_MEANS_NOTHING: Mapping[str, Sequence[Any]] = {**CUSTOM_TOOL_MEANS_NOTHING, 
 def read_responses_body(body: bytes) -> ResponsesBody:
     """Return a request's body. Raises InvalidRequest that names a field."""
     given = read_object(body)
-    read: ResponsesBody = as_kind(RESPONSES_FIELDS.take(given), ResponsesBody)
-    _check_counted(read)
+    return checked_body(given, RESPONSES_FIELDS.take(given))
+
+
+def checked_body(given: Mapping[str, Any], working: Mapping[str, Any], *, needs_input: bool = True) -> ResponsesBody:
+    """Return a request's body, of which ``given`` is all that was sent, and ``working`` the fields that work.
+
+    Raises InvalidRequest that names a field.
+    """
+    read: ResponsesBody = as_kind(working, ResponsesBody)
+    _check_counted(read, needs_input=needs_input)
     for number, included in enumerate(read.include or []):
         if included not in INCLUDED:
             raise not_supported(f"include[{number}]", f"{cut(included, MAX_SHOWN)!r} is")
@@ -88,14 +96,14 @@ def read_responses_body(body: bytes) -> ResponsesBody:
 def read_input_tokens_body(body: bytes, default_model: str) -> ResponsesBody:
     """Return the request whose prompt is to be counted. Raises InvalidRequest that names a field."""
     read: InputTokensBody = as_kind(INPUT_TOKENS_FIELDS.take(read_object(body)), InputTokensBody)
-    _check_counted(read)
+    _check_counted(read, needs_input=True)
     return ResponsesBody(**{**msgspec.structs.asdict(read), "model": read.model or default_model})
 
 
-def _check_counted(read: InputTokensBody) -> None:
+def _check_counted(read: InputTokensBody, *, needs_input: bool) -> None:
     check_means_nothing(read.text or ResponseText(), TEXT_MEANS_NOTHING, "text.")
     check_means_nothing(read.reasoning or ReasoningOptions(), REASONING_MEANS_NOTHING, "reasoning.")
-    if not read.input and read.previous_response_id is None:
+    if needs_input and not read.input and read.previous_response_id is None:
         raise invalid("input", "input: this field is required without a previous_response_id")
 
 
