@@ -8,13 +8,15 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import suppress
+from functools import partial
 from typing import Any
 
 import llguidance
 
 from inferd_grammar.backends.compose import Composer
+from inferd_grammar.backends.counted_chars import counted, is_unsure
 from inferd_grammar.backends.empty_definitions import empty_definition, without_empty
 from inferd_grammar.backends.inner_texts import json_text_lark
 from inferd_grammar.backends.llguidance_core import ForcedWalk, LlguidanceCore, Recipe
@@ -22,7 +24,7 @@ from inferd_grammar.backends.llguidance_schemas import library_pattern, loose_gr
 from inferd_grammar.backends.llguidance_tokens import SLICES, readable, require_same_tokens
 from inferd_grammar.backends.look_aheads import as_intersection, require_known
 from inferd_grammar.backends.plain_lark import lark_grammar
-from inferd_grammar.backends.text import choice_pattern, library_reason, one_line
+from inferd_grammar.backends.text import UNSURE, choice_pattern, library_reason, one_line
 from inferd_grammar.completion.composed import parts_of
 from inferd_grammar.constraints import (
     AllOfGrammar,
@@ -153,8 +155,9 @@ class LlguidanceBackend:
 
     def _compile_exactly(self, schema: Any, changed: Rewritten, exact: bool) -> RuledCore:
         """Return a grammar that holds all of the schema."""
-        grammar = schema_grammar(changed.schema)
-        core = self._start(Recipe(_unforced(grammar) if exact else grammar), schema)
+        core = self._start_schema(
+            changed.schema, lambda grammar: Recipe(_unforced(grammar) if exact else grammar), schema
+        )
         return self._ruled(core, rules_for(schema, unique=changed.unique, short=is_left_open(changed.schema)))
 
     def _without_empty(self, changed: Rewritten) -> Rewritten:
@@ -171,13 +174,12 @@ class LlguidanceBackend:
             raise refusal from None
         for attempt in tight_forms(schema, self._without_empty, and_loosened=True):
             with suppress(GrammarError):
-                grammar = schema_grammar(attempt().schema)
-                return self._ruled(self._start(Recipe(_unforced(grammar)), schema), rules)
+                return self._ruled(self._start_schema(attempt().schema, _unforced_recipe, schema), rules)
         with suppress(GrammarError):
             return self._ruled(self._start(Recipe(_unforced(loose_grammar(schema))), schema, lenient=True), rules)
         with suppress(GrammarError):
-            grammar = schema_grammar(self._without_empty(without_branches(schema)).schema)
-            return self._ruled(self._start(Recipe(_unforced(grammar)), schema), rules)
+            loosest = self._without_empty(without_branches(schema)).schema
+            return self._ruled(self._start_schema(loosest, _unforced_recipe, schema), rules)
         raise refusal
 
     def _ruled(self, core: Core, rules: JsonRules) -> RuledCore:
@@ -186,17 +188,24 @@ class LlguidanceBackend:
         return RuledCore(core, self._table, rules, self._rule_masks)
 
     def _compile_composed(self, constraint: Constraint, limits: CompileLimits, exact: bool) -> Core:
-        try:
-            return self._compile_parts(constraint, limits, exact)
-        except GrammarError as refusal:
-            if empty_definition(refusal) is None:
-                raise
-        return self._compile_parts(constraint, limits, exact, named=True)
+        named = counting = False
+        while True:
+            try:
+                return self._compile_parts(constraint, limits, exact, named=named, counting=counting)
+            except GrammarError as refusal:
+                if is_unsure(refusal) and not counting:
+                    counting = True
+                elif empty_definition(refusal) is not None and not named:
+                    named = True
+                else:
+                    raise
 
     def _compile_parts(
-        self, constraint: Constraint, limits: CompileLimits, exact: bool, *, named: bool = False
+        self, constraint: Constraint, limits: CompileLimits, exact: bool, *, named: bool, counting: bool
     ) -> Core:
-        """Compile a text of parts; `named`: the schemas in it by their definitions, without those that no value satisfies."""
+        """Compile a text of parts; `named`: the schemas in it by their definitions, without those that no value satisfies.
+        `counting`: with lengths as :func:`counted` says them.
+        """
         changed: dict[int, tuple[Any, Rewritten]] = {}
 
         def leaf(part: Constraint) -> str:
@@ -204,7 +213,8 @@ class LlguidanceBackend:
                 return _grammar(part, limits)
             schema, rewritten = _rewritten(part, limits, named)
             changed[id(part)] = schema, self._without_empty(rewritten) if named else rewritten
-            return schema_grammar(changed[id(part)][1].schema)
+            final = changed[id(part)][1].schema
+            return schema_grammar(counted(final) if counting else final)
 
         walked = _is_walked(constraint)
         composer = Composer(leaf, self._table, limits, exact=exact or walked)
@@ -230,28 +240,40 @@ class LlguidanceBackend:
         schema = _read(constraint, limits)
         rules = rules_for(schema)
 
-        def ruled(grammar: str, checked: list[Checked], *, lenient: bool = False) -> RuledCore:
-            recipe = Recipe(_unforced(grammar) if exact else grammar, _named(checked, limits))
-            return self._ruled(self._start(recipe, schema, lenient=lenient), rules)
+        def recipe(checked: list[Checked], grammar: str) -> Recipe:
+            return Recipe(_unforced(grammar) if exact else grammar, _named(checked, limits))
+
+        def ruled(rewritten: Any, checked: list[Checked]) -> RuledCore:
+            return self._ruled(self._start_schema(rewritten, partial(recipe, checked), schema), rules)
 
         for n, attempt in enumerate(tight_forms(schema, self._without_empty)):
             narrowed = False
             try:
                 changed = attempt()
                 narrowed = changed.narrowed
-                return ruled(schema_grammar(changed.schema), [Checked(*place) for place in changed.dropped])
+                return ruled(changed.schema, [Checked(*place) for place in changed.dropped])
             except GrammarError as error:
                 if _unsatisfiable(schema, error) and not (narrowed or (n == 0 and empty_definition(error))):
                     raise
         try:
-            return ruled(loose_grammar(schema), _assertions(schema, _LEFT_OUT), lenient=True)
+            loose = recipe(_assertions(schema, _LEFT_OUT), loose_grammar(schema))
+            return self._ruled(self._start(loose, schema, lenient=True), rules)
         except GrammarError as error:
             if _unsatisfiable(schema, error):
                 raise
         with suppress(GrammarError):
-            grammar = schema_grammar(self._without_empty(without_branches(schema)).schema)
-            return ruled(grammar, _assertions(schema, KEYWORDS))
-        return ruled(schema_grammar({}), _assertions(schema, KEYWORDS))
+            return ruled(self._without_empty(without_branches(schema)).schema, _assertions(schema, KEYWORDS))
+        return ruled({}, _assertions(schema, KEYWORDS))
+
+    def _start_schema(self, rewritten: Any, recipe: Callable[[str], Recipe], schema: Any) -> LlguidanceCore:
+        """Start on the grammar of a rewritten schema, with lengths as :func:`counted` says them where it is refused otherwise."""
+        try:
+            return self._start(recipe(schema_grammar(rewritten)), schema)
+        except GrammarError as refusal:
+            if is_unsure(refusal) and (changed := counted(rewritten)) != rewritten:
+                with suppress(GrammarError):
+                    return self._start(recipe(schema_grammar(changed)), schema)
+            raise
 
     def _start(self, recipe: Recipe, schema: Any, *, lenient: bool = False) -> LlguidanceCore:
         inner = llguidance.LLMatcher(self._tokenizer, recipe.grammar, log_level=0, limits=_parser_limits())
@@ -372,6 +394,10 @@ def _unforced(grammar: str) -> str:
     return f'{grammar}\n%llguidance {{"no_forcing": true}}\n'  # behind it: messages of the library name lines
 
 
+def _unforced_recipe(grammar: str) -> Recipe:
+    return Recipe(_unforced(grammar))
+
+
 def _named(checked: Sequence[Checked], limits: CompileLimits) -> tuple[Checked, ...]:
     """Return what is only checked, by schemas around it where telling each place takes too much."""
     levels = max((one.pointer.count("/") for one in checked), default=0)
@@ -406,6 +432,7 @@ def _pointer(reason: str, schema: Any) -> str | None:
         ("oneOf constraints", "oneOf"),
         ("regex parse error", "pattern"),
         ("regular expression", "pattern"),
+        (UNSURE, "pattern"),
     ):
         if mark in reason:
             return _only_place(schema, key)

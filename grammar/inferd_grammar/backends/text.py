@@ -21,6 +21,8 @@ _EDGES = {
     "Start": "'^' inside", "End": "'$' inside", "StartLF": "'^' at each line, (?m),", "EndLF": "'$' at each line, (?m),",
 }  # fmt: skip
 _SHOWN = 12
+_UNSURE = "Unable to determine if regex is empty"
+UNSURE = "it takes too much to tell whether any text has this pattern and this length"
 _OF_ONE_REGEX = "at 1(8): "
 """Where the library's grammar of a single expression has it."""
 
@@ -54,6 +56,8 @@ def one_line(message: str, limit: int = 400) -> str:
 def library_reason(message: str) -> str:
     """Return what a library says of a grammar on one line; of an expression that it does not read, the piece and why."""
     message = _EXCERPT.sub("", message)  # its mark below a line means nothing on one line
+    if _UNSURE in message:
+        return f"{UNSURE}: leave the length out, or write it into the pattern"
     found = _IN_REGEX.match(message)
     if found is None:
         return f"llguidance: {one_line(message)}"
