@@ -1,7 +1,7 @@
 """Arrays: `items`, `contains` and `uniqueItems`.
 
-That some items hold a property is said place by place, for the first ten places: narrower where such items stand behind
-them.
+That some items hold a property is said place by place, for the first ten places, or those of `prefixItems` and as many more as
+have to hold it: narrower where such items stand behind them.
 """
 
 from __future__ import annotations
@@ -14,6 +14,7 @@ from inferd_grammar.rewrites.base import CannotRewrite, Schema, Translator, View
 from inferd_grammar.rewrites.kinds import canonical
 
 _PLACES = 10
+_MOST_PLACES = 30
 _MAX_ORDERS = 120
 
 
@@ -59,11 +60,17 @@ def _with_valid_items(low: int, high: int | None, view: View, to: Translator) ->
     other = True if high is None else to.shared(to.negative(view.words["contains"], view.at("contains")))
     if wanted is True and high is None:
         return [{"type": "array", "minItems": low}]
-    end = min(_PLACES, int(view.words.get("maxItems", _PLACES)))
-    if view.words.get("maxItems", math.inf) > _PLACES:
+    end = _PLACES
+    if (
+        _ways(longer := len(view.words.get("prefixItems", ())) + low, low, high) <= _MAX_ORDERS
+        and longer <= _MOST_PLACES
+    ):
+        end = max(end, longer)
+    if view.words.get("maxItems", math.inf) > end:
         to.narrow()
-    counts = range(low, low + 1 if high is None else min(high, end) + 1) if wanted is not False else range(low, 1)
-    if sum(math.comb(end, count) for count in counts) > _MAX_ORDERS:
+    end = min(end, int(view.words.get("maxItems", end)))
+    counts = _numbers(end, low, high) if wanted is not False else range(low, 1)
+    if wanted is not False and _ways(end, low, high) > _MAX_ORDERS:
         raise CannotRewrite(f"so many valid items have more than {_MAX_ORDERS} ways to stand", view.at("contains"))
     rest = {} if other is True else {"items": other}
     return [
@@ -71,6 +78,15 @@ def _with_valid_items(low: int, high: int | None, view: View, to: Translator) ->
         for count in counts
         for places in combinations(range(end), count)
     ]
+
+
+def _numbers(end: int, low: int, high: int | None) -> range:
+    """Return how many of the first places may have a valid item."""
+    return range(low, low + 1 if high is None else min(high, end) + 1)
+
+
+def _ways(end: int, low: int, high: int | None) -> int:
+    return sum(math.comb(end, count) for count in _numbers(end, low, high))
 
 
 def _items_at(places: tuple[int, ...], schema: Schema, other: Schema) -> dict[str, Any]:

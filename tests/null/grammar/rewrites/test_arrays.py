@@ -98,3 +98,15 @@ def test_more_contained_items_than_there_are_places_for_are_no_schema_that_nothi
         assert not taken(compiled.matcher(), compact([1] * 10 + [2]))
     else:
         assert compiled.validate(compact([1] * 10)) is not None
+
+
+@pytest.mark.parametrize("size", [9, 10, 15, 29])
+@pytest.mark.parametrize("mode", ["strict", "best_effort"])
+def test_what_an_array_contains_may_stand_behind_all_of_its_listed_items(mode: Any, size: int) -> None:
+    """Behind ten constants it was refused as unsatisfiable."""
+    schema = {"type": "array", "prefixItems": [{"const": n} for n in range(size)], "contains": {"const": 99}}
+    compiled = BYTES.compile(JsonSchemaGrammar(schema, mode=mode))
+    assert not compiled.checked
+    assert taken(compiled.matcher(), compact([*range(size), 99]))
+    for wrong in ([*range(size)], [*range(size), 5], [99, *range(1, size)]):
+        assert not taken(compiled.matcher(), compact(wrong))
