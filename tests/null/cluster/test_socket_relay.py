@@ -33,6 +33,9 @@ SCOPE = {
 }  # fmt: skip
 
 
+CANCEL = b'{"type": "response.cancel"}'
+
+
 class _Script:
     """The script's end: it says nothing, and keeps what it is sent."""
 
@@ -174,12 +177,12 @@ async def test_a_request_of_responses_that_is_not_admitted_is_answered_by_the_fr
     came: list[str | bytes] = []
 
     async def answer(connection: ServerConnection) -> None:
-        came.append(await connection.recv())
+        came.extend([await connection.recv(), await connection.recv()])
         await connection.send('{"type": "response.created"}')
         await connection.close()
 
     class Asks(_Script):
-        asked = iter((b'{"number": 1}', b'{"number": 2}'))
+        asked = iter((b'{"number": 1}', CANCEL, b'{"number": 2}'))
 
         async def receive(self) -> dict[str, Any]:
             if (data := next(self.asked, None)) is None:
@@ -187,7 +190,7 @@ async def test_a_request_of_responses_that_is_not_admitted_is_answered_by_the_fr
             return {"type": "websocket.receive", "bytes": data}
 
     async def admit(data: bytes) -> None:
-        if b"1" in data:
+        if b"2" not in data:
             raise LimitExceeded("too many", limit="launches_per_minute")
 
     client = Asks()
@@ -198,6 +201,6 @@ async def test_a_request_of_responses_that_is_not_admitted_is_answered_by_the_fr
         with anyio.fail_after(5):
             use = TenantUse(same_for_all(Quotas()))
             await relay_session(websocket, members, UnprovenPeers(), use, "Bearer x", admit)
-    assert came == [b'{"number": 2}']
+    assert came == [CANCEL, b'{"number": 2}']
     told = [json.loads(one["text"]) for one in client.sent if one["type"] == "websocket.send"]
     assert [(one["type"], one.get("status")) for one in told] == [("error", 429), ("response.created", None)]

@@ -116,6 +116,26 @@ REFUSED: list[tuple[str | bytes, int, str | None]] = [
 ]
 
 
+def test_a_response_that_is_cancelled_ends_and_can_be_followed_and_a_late_cancel_is_not_answered(
+    server: LiveServer,
+) -> None:
+    """Clients that speak interrupt the model, and read up to the response's end: an error behind it would be the next one's."""
+    cancel = json.dumps({"type": "response.cancel"})
+    with connected(server) as socket:
+        ask(socket, **LONG, store=False)
+        begun = json.loads(socket.recv(timeout=60))["response"]["id"]
+        socket.send(json.dumps({"type": "response.cancel", "response_id": "resp_another"}))
+        socket.send(json.dumps({"type": "response.cancel", "response_id": begun}))
+        ended = answered(socket)[-1]
+        assert (ended["type"], ended["response"]["status"]) == ("response.incomplete", "cancelled")
+        socket.send(cancel)
+        ask(socket, previous_response_id=begun)
+        assert answered(socket)[-1]["response"]["previous_response_id"] == begun
+        socket.send(cancel)
+        ask(socket)
+        assert answered(socket)[-1]["response"]["status"] != "cancelled"
+
+
 def test_what_is_refused_is_told_in_an_event_and_the_connection_goes_on(server: LiveServer) -> None:
     with connected(server) as socket:
         for sent, status, param in REFUSED:

@@ -23,7 +23,7 @@ from inferd_runtime.cluster.front.members import Members
 from inferd_runtime.cluster.front.peers import ProvenPeers
 from inferd_runtime.cluster.front.start_keys import Beginning
 from inferd_runtime.server.connections.connection_table import TRY_AGAIN_LATER
-from inferd_runtime.server.dialects.responses.socket_request import error_event
+from inferd_runtime.server.dialects.responses.socket_request import cancels, error_event
 from inferd_runtime.server.gateway.auth import TENANT_KEY
 from inferd_runtime.server.gateway.chat_routes import SESSION_HEADER
 from inferd_runtime.server.gateway.replies import deny
@@ -159,9 +159,10 @@ class _ResponsesRelay(_ScriptRelay):
     admit: Admit
 
     async def pass_on(self, data: bytes) -> None:
-        """Pass a request on, or tell the client why not."""
+        """Pass a message on, or tell the client why its request is not."""
         try:
-            await self.admit(data)
+            if cancels(data, "") is None:
+                await self.admit(data)
         except InferdError as error:
             await self.tell(error_event(error))
         else:

@@ -1,7 +1,7 @@
 """Responses over a WebSocket: each message of the client's is a request, and is answered with the events of its response.
 
-Requests are answered one after the other, as they came. The latest response is held for the next request, where it is not
-stored. What fails before its events begin is an event ``error``.
+Requests are answered one after the other, as they came; one that is being answered may be cancelled. The latest response is held
+for the next request, where it is not stored. What fails before its events begin is an event ``error``.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from starlette.websockets import WebSocket, WebSocketDisconnect
 from inferd.protocol import InferdError, LimitExceeded
 from inferd_runtime.server.connections.connection_table import TRY_AGAIN_LATER
 from inferd_runtime.server.dialects.responses.answer import ResponsesExchange
-from inferd_runtime.server.dialects.responses.socket_request import error_event, read_create_event
+from inferd_runtime.server.dialects.responses.socket_request import cancels, error_event, read_create_event
 from inferd_runtime.server.dialects.responses.stored import StoredResponse
 from inferd_runtime.server.dialects.statuses import BODY_LIMIT, limit_of
 from inferd_runtime.server.gateway.auth import TENANT_KEY
@@ -43,6 +43,8 @@ class ResponsesSocket:
         self._tenant: str = websocket.scope[TENANT_KEY]
         self._requests = asyncio.Queue[bytes](MOST_WAITING)
         self._waiting_bytes = 0
+        self._answered: ResponsesExchange | None = None
+        self._answering = anyio.CancelScope()
         self._unstored: StoredResponse | None = None
         self._unstored_bytes = 0
 
@@ -71,7 +73,15 @@ class ResponsesSocket:
                 await self._websocket.close(code, close_reason(error.message))
 
     def _take(self, body: bytes) -> None:
-        """Have a request wait for its turn. Raises LimitExceeded where it, or what waits with it, is too much."""
+        """Have a request wait for its turn. Raises LimitExceeded where it, or what waits with it, is too much.
+
+        A message that cancels nothing that goes on is not answered: the response was over before it came.
+        """
+        answered = self._answered
+        if (cancels_it := cancels(body, "" if answered is None else answered.id)) is not None:
+            if cancels_it and answered is not None and answered.ended is None:
+                self._answering.cancel()
+            return
         check_size(len(body), self._chat.runtime.settings.max_body_bytes)
         if self._requests.full():
             text = f"{MOST_WAITING} requests of this connection wait already"
@@ -87,9 +97,17 @@ class ResponsesSocket:
         while True:
             body = await self._requests.get()
             try:
-                await self._answer(await self._read_request(body))
+                exchange = await self._read_request(body)
+                with anyio.CancelScope() as self._answering:
+                    self._answered = exchange
+                    await self._answer(exchange)
+                if self._answering.cancelled_caught:
+                    await self._send({"body": exchange.cancelled()})
+                self._hold(exchange)
             except InferdError as error:
                 await self._tell(error)
+            finally:
+                self._answered = None
 
     async def _read_request(self, body: bytes) -> ResponsesExchange:
         """Return a request with what it follows. Raises InvalidRequest, NotFound, Unavailable."""
@@ -107,20 +125,20 @@ class ResponsesSocket:
         else:
             await self._chat.serving.target(exchange.model, self._tenant)
             await self._send({"body": exchange.opening() + exchange.closing()})
-        if exchange.ended is not None:
-            self._hold(None if exchange.is_stored else exchange.ended)
 
-    def _hold(self, response: StoredResponse | None) -> None:
-        """Hold a response for the next request, in place of the one before; none where it takes more than there is."""
+    def _hold(self, exchange: ResponsesExchange) -> None:
+        """Hold a response that is not stored for the next request, in place of the one before, where there is room for it."""
+        if exchange.ended is None:
+            return
         places = self._chat.runtime.use.outstanding
         places.give_back(self._tenant, self._unstored_bytes)
         self._unstored, self._unstored_bytes = None, 0
-        if response is None:
+        if exchange.is_stored:
             return
         with contextlib.suppress(LimitExceeded):
-            size = about_bytes(response)
+            size = about_bytes(exchange.ended)
             places.take(self._tenant, size)
-            self._unstored, self._unstored_bytes = response, size
+            self._unstored, self._unstored_bytes = exchange.ended, size
 
     async def _send(self, message: Message) -> None:
         """Send a part of an answer, as the body of a reply over HTTP brings it: each line is an event."""

@@ -163,8 +163,17 @@ class ResponsesExchange:
     def cancel(self) -> None:
         """End an answer in the background that is not wanted any more, unless it is over. What it has so far is kept."""
         self._output.close("incomplete")
+        self._keep_cancelled()
+
+    def cancelled(self) -> bytes:
+        """Return the end of a stream whose client has cancelled it. What the answer has so far is kept."""
+        last = self._output.close("incomplete")
+        return last + self._events.event("response.incomplete", response=self._keep_cancelled())
+
+    def _keep_cancelled(self) -> dict[str, Any]:
         cancelled = self._response.state("cancelled", self._output.items, self._usage)
         self._keep(cancelled, self._items)
+        return cancelled
 
     def whole(self) -> WholeResponse:
         """Return the whole response, of which nothing is known yet."""

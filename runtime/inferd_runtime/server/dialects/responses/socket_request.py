@@ -17,6 +17,9 @@ from inferd_runtime.server.dialects.responses.request import checked_body
 from inferd_runtime.server.dialects.server_sent import event_line
 
 CREATE = "response.create"
+CANCEL = "response.cancel"
+MOST_OF_CANCEL = 1024
+"""Bytes of a message that may cancel: others need not be read to know that they do not."""
 OTHERWISE = (
     RequestField("stream", "an answer comes as events", (True,)),
     RequestField("background", "send it over HTTP", (False,)),
@@ -28,12 +31,28 @@ SOCKET_FIELDS = FieldTable(
 )
 
 
+class _Cancel(msgspec.Struct, frozen=True):
+    type: str
+    response_id: str | None = None
+
+
+def cancels(body: bytes, response_id: str) -> bool | None:
+    """Return whether a message cancels the response of that id; None for a message that cancels none."""
+    try:
+        read = msgspec.json.decode(body, type=_Cancel) if len(body) <= MOST_OF_CANCEL else None
+    except (msgspec.MsgspecError, RecursionError):
+        return None
+    if read is None or read.type != CANCEL:
+        return None
+    return read.response_id in (None, response_id)
+
+
 def read_create_event(body: bytes, headers: ClientHeaders) -> ResponsesExchange:
     """Return the request of a client's message. Raises InvalidRequest that names a field."""
     given = read_object(body)
     kind, generate = given.pop("type", None), given.pop("generate", None)
     if kind != CREATE:
-        raise not_supported("type", f"anything but {CREATE!r} is")
+        raise not_supported("type", f"anything but {CREATE!r} and {CANCEL!r} is")
     if not isinstance(generate, bool | None):
         raise invalid("generate", "generate: it must be true or false")
     generates = generate is not False
