@@ -15,6 +15,7 @@ import msgspec
 
 from inferd_runtime.cluster.front.serving import ClusterFront, FrontStart, serve_front
 from inferd_runtime.cluster.replica.serving import Replica, ReplicaOrder, serve_replica
+from inferd_runtime.interpreter import share_interpreter
 from inferd_runtime.isolation.layers import end_no_sooner_than
 from inferd_runtime.isolation.settings_json import decode_settings, encode_settings
 from inferd_runtime.isolation.tether import die_with, outlive
@@ -73,6 +74,7 @@ def run_process(commands: Commands | None = None) -> int:
         end_no_sooner_than(order.supervisor)
     else:
         die_with(order.parent)
+    share_interpreter()
     return exit_code(lambda: anyio.run(_work, order, commands))
 
 

@@ -23,6 +23,7 @@ from inferd_runtime.cluster.front.routes import ClusterApi
 from inferd_runtime.cluster.front.watching import Watcher
 from inferd_runtime.cluster.hop import HopTokens
 from inferd_runtime.cluster.messages import JoinCluster
+from inferd_runtime.interpreter import collect_rarely
 from inferd_runtime.server.connections.acceptor import Listener
 from inferd_runtime.server.connections.connection_table import ConnectionTable
 from inferd_runtime.server.gateway.app import AppMiddleware, Entrance, announced, make_app, open_entrance, serve_app
@@ -133,5 +134,6 @@ async def serve_front(order: FrontStart, ready: Callable[[ClusterFront], None], 
     """Serve until ``stopping`` is set. ``ready`` hears once clients are answered."""
     async with open_front(order) as front:
         with announced(order.settings.state_dir, front.url):
+            collect_rarely()
             ready(front)
             await stopping.wait()

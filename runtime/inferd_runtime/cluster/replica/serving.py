@@ -22,6 +22,7 @@ from inferd_runtime.cluster.replica.relayed_offers import RelayedOffers
 from inferd_runtime.cluster.replica.remote_programs import RemotePrograms, open_remote_library
 from inferd_runtime.cluster.replica.routes import ReplicaApi
 from inferd_runtime.cluster.replica.state import ReplicaState
+from inferd_runtime.interpreter import collect_rarely
 from inferd_runtime.server.gateway.app import Gateway, open_gateway
 from inferd_runtime.server.gateway.gateway_role import GatewayRole
 from inferd_runtime.server.run_store.records import new_run_id
@@ -108,6 +109,7 @@ async def serve_replica(
     """Serve until ``stopping`` is set, then end. ``ready`` hears once launches work."""
     async with open_replica(order, commands) as replica:
         await replica.gateway.runtime.wait_ready()
+        collect_rarely()
         ready(replica)
         async with anyio.create_task_group() as tasks:
             tasks.start_soon(_stop_when_forgotten, replica.state, stopping)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import gc
 import json
 import logging
 import os
@@ -28,6 +27,7 @@ from starlette.types import ASGIApp
 
 from inferd.protocol import MAX_SCRIPT_MESSAGE, InferdError, InternalError, InvalidRequest, NotFound
 from inferd_runtime.file_limit import raise_file_limit
+from inferd_runtime.interpreter import collect_rarely
 from inferd_runtime.server.chat.aliases import read_aliases
 from inferd_runtime.server.chat.answer_pace import AnswerPace
 from inferd_runtime.server.chat.builtin import builtin_main
@@ -223,12 +223,6 @@ async def _bug(request: Request, error: Exception) -> Response:
     return error_reply(InternalError(f"a bug in the runtime: {type(error).__name__}"), request.scope)
 
 
-GC_THRESHOLDS = (700, 10, 100)
-"""As by default, but with full collections ten times rarer: the time of one grows with the number of objects, and answers that
-are being written have hundreds of thousands of them, none of which is garbage.
-"""
-
-
 @contextmanager
 def open_entrance(
     settings: Settings,
@@ -373,8 +367,7 @@ async def serve(settings: Settings, ready: Callable[[Gateway], None], commands: 
     async with open_gateway(settings, commands) as gateway:
         with announced(settings.state_dir, gateway.url):
             await gateway.runtime.wait_ready()
-            gc.freeze()  # what is loaded stays: collections, which all requests wait for, do not look at it
-            gc.set_threshold(*GC_THRESHOLDS)
+            collect_rarely()
             ready(gateway)
             async with background_tasks() as tasks:
                 if settings.idle_minutes:
