@@ -1,18 +1,23 @@
 """Blacks out secrets in what a server sends back, so that one that repeats a request's headers tells the program nothing. Pure.
 
 A server that is sent a secret can always write it in another way; hence a secret is bound to hosts that the operator trusts with
-it. What is covered are the ways in which servers repeat headers: as they are, in UTF-16, in JSON, in URLs, and in Base64.
+it. What is covered are the ways in which servers repeat headers: as they are, in UTF-16, in JSON, in URLs, in HTML and in
+Base64, whichever characters they escape there beside letters and digits.
 """
 
 from __future__ import annotations
 
 import base64
-import json
+import html
+import re
 from collections.abc import Iterable
-from urllib.parse import quote, quote_plus
 
 SHORTEST = 8
 """Characters of a secret; and of a part of one (behind "Bearer", say) that is blacked out by itself."""
+LONGEST_CHARACTER = 6
+"""Bytes that one character is written as: ``\\u002b``, ``&quot;``."""
+OTHERWISE = {"+": "-", "/": "_", " ": "+"}
+"""What stands for a character in Base64 of another alphabet, and in forms."""
 
 
 class Redactor:
@@ -24,8 +29,10 @@ class Redactor:
     """
 
     def __init__(self, secrets: Iterable[str]) -> None:
-        self._needles = sorted({form for secret in secrets for form in _forms(secret)}, key=len, reverse=True)
-        self._longest = max(map(len, self._needles), default=0)
+        parts = {part for secret in secrets for part in (secret, *secret.split()) if len(part) >= SHORTEST}
+        longest_first = sorted(parts, key=len, reverse=True)
+        self._needles = [re.compile(form) for part in longest_first for form in _forms(part)]
+        self._longest = LONGEST_CHARACTER * max(map(len, parts), default=0)
         self._held = b""
 
     @property
@@ -50,7 +57,7 @@ class Redactor:
     def clean(self, data: bytes) -> bytes:
         """Return data without secrets."""
         for needle in self._needles:
-            data = data.replace(needle, b"*" * len(needle))
+            data = needle.sub(lambda found: b"*" * len(found[0]), data)
         return data
 
     def clean_text(self, text: str) -> str:
@@ -60,16 +67,24 @@ class Redactor:
     def contains(self, text: str) -> bool:
         """Return True if a secret stands in a text."""
         data = text.encode()
-        return any(needle in data for needle in self._needles)
+        return any(needle.search(data) for needle in self._needles)
 
 
-def _forms(secret: str) -> Iterable[bytes]:
-    for part in {secret, *secret.split()}:
-        if len(part) >= SHORTEST:
-            yield part.encode()
-            yield json.dumps(part)[1:-1].encode()
-            yield quote(part, safe="").encode()
-            yield quote_plus(part).encode()
-            yield base64.b64encode(part.encode()).rstrip(b"=")
-            yield part.encode("utf-16-le")
-            yield part.encode("utf-16-be")
+def _forms(part: str) -> Iterable[bytes]:
+    """Yield expressions. They take no longer where a text repeats beginnings of a secret: hardly any begins anew in itself."""
+    yield _escaped(part)
+    yield _escaped(base64.b64encode(part.encode()).decode().rstrip("="))
+    yield re.escape(part.encode("utf-16-le"))
+    yield re.escape(part.encode("utf-16-be"))
+
+
+def _escaped(text: str) -> bytes:
+    """Return an expression of an ASCII text that takes each character but letters and digits as it is, and in all escapes."""
+    return "".join(one if one.isalnum() else _character(one) for one in text).encode()
+
+
+def _character(one: str) -> str:
+    number = ord(one)
+    plain = {one, f"\\{one}", OTHERWISE.get(one, one), html.escape(one), f"&#{number};", f"&#0{number};"}
+    escapes = rf"(?i:%{number:02x}|\\u00{number:02x}|&#x{number:x};)"
+    return f"(?:{'|'.join(map(re.escape, sorted(plain, key=len, reverse=True)))}|{escapes})"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import base64
 import gzip
 import ssl
 import zlib
@@ -260,6 +261,21 @@ def test_no_piece_of_a_secret_passes(around: str, cuts: list[int]) -> None:
     out += redactor.end()
     assert len(out) == 2 * len(around.encode()) + len(secret)
     assert secret.encode() not in out
+
+
+@pytest.mark.parametrize(
+    "written",
+    [
+        r"sk\/a+b&c<d'e=f-9", r"sk/a\u002Bb\u0026c\u003Cd\u0027e=f-9", r"sk/a+b\u0026c\u003cd'e=f-9",
+        "sk%2fa%2bb%26c%3cd%27e%3df-9", "sk%2Fa%2Bb%26c%3Cd'e%3Df-9", "sk/a+b&amp;c&lt;d&#x27;e=f-9",
+        "sk/a+b&amp;c&lt;d&#039;e=f-9", base64.urlsafe_b64encode(b"sk/a+b&c<d'e=f-9").decode().rstrip("="),
+        "sk/a+b&c<d'e=f-9".encode("utf-16-be").decode(),
+    ],
+)  # fmt: skip
+def test_a_secret_in_the_escapes_of_usual_servers_does_not_come_back(written: str) -> None:
+    redactor = Redactor(["sk/a+b&c<d'e=f-9"])
+    assert redactor.contains(f"/?{written}")
+    assert redactor.feed(f"<{written}".encode()) + redactor.end() == b"<" + b"*" * len(written)
 
 
 def test_a_line_comes_at_once() -> None:
