@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 from typing import Any
 
+import anyio.lowlevel
 import msgspec
 
 from inferd.chat import ChatEvent, ChatRequest, UsageReport
 from inferd.protocol import InferdError, ProgramError
 from inferd_runtime.carriable import read_json
-from inferd_runtime.server.chat.answer_pace import TURN_SECONDS, seconds_of
+from inferd_runtime.server.chat.answer_pace import TURN_SECONDS, Turn, seconds_of
 from inferd_runtime.server.chat.program_events import EventReader
 from inferd_runtime.server.programs.bundles import Program
 from inferd_runtime.server.programs.launch_checks import check_arguments, check_limits
@@ -30,18 +32,21 @@ TEXT, NOTHING = '"', "null"
 class LaunchedAnswer:
     """Made by :func:`launched_answer`: reads the messages of a run, up to its end."""
 
-    def __init__(self, run: Run, reader: EventReader, follower: Follower) -> None:
+    def __init__(self, run: Run, reader: EventReader, follower: Follower, turn: Turn) -> None:
         self.run = run.id
         self._run = run
         self._reader = reader
         self._follower = follower
+        self._turn = turn
 
     async def next(self) -> list[ChatEvent]:
         """Wait for more events; see :class:`AnswerSource`."""
         while not self._run.complete or self._follower.index < self._run.shown_end:
             events: list[ChatEvent] = []
             taken = 0.0
-            for event in await self._run.next_batch(self._follower.index, IDLE_SECONDS):
+            batch = await self._run.next_batch(self._follower.index, IDLE_SECONDS)
+            started = time.thread_time()
+            for event in batch:
                 try:
                     more = self._events(event)
                 except InferdError:
@@ -53,6 +58,10 @@ class LaunchedAnswer:
                 taken += sum(map(seconds_of, more))
                 if taken >= TURN_SECONDS:
                     break  # the rest comes with the next call: other requests have their turns between
+            await self._turn(time.thread_time() - started)
+            await (
+                anyio.lowlevel.checkpoint()
+            )  # what is there already is not waited for, and may mean nothing for the answer
             if events:
                 return events
         return []
@@ -82,9 +91,11 @@ class LaunchedAnswer:
 
 @asynccontextmanager
 async def launched_answer(
-    runtime: Runtime, tenant: str, program: Program, request: ChatRequest
+    runtime: Runtime, tenant: str, program: Program, request: ChatRequest, turn: Turn
 ) -> AsyncIterator[LaunchedAnswer]:
     """Launch a program with the request as its argument ``request``; the run is cancelled if it goes on when the block ends.
+
+    ``turn``: the tenant's, for what reading the program's messages takes.
 
     Raises what :meth:`Runtime.launch_request` raises, and InvalidRequest for a program that takes no such argument.
     """
@@ -94,6 +105,6 @@ async def launched_answer(
     run = runtime.launch_request(RunRequest(program, arguments, limits, retry_safe=program.retry_safe), tenant)
     try:
         with run.followed_from(0) as follower:
-            yield LaunchedAnswer(run, EventReader(request.n), follower)
+            yield LaunchedAnswer(run, EventReader(request.n), follower, turn)
     finally:
         run.cancel("the client left")

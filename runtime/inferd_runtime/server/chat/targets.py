@@ -6,9 +6,11 @@ import time
 from collections.abc import Mapping
 from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass, replace
+from functools import partial
 
 from inferd.chat import ChatRequest
 from inferd.protocol import AdapterInfo, Adapters, ListAdapters, NotFound
+from inferd_runtime.server.chat.answer_pace import AnswerPace
 from inferd_runtime.server.chat.answer_source import AnswerSource
 from inferd_runtime.server.chat.direct import DirectChat
 from inferd_runtime.server.chat.launched import launched_answer
@@ -42,12 +44,14 @@ class ChatServing:
         sessions: TenantSessions,
         direct: DirectChat,
         aliases: Mapping[str, str],
+        pace: AnswerPace,
     ) -> None:
         self._aliases = aliases
         self._runtime = runtime
         self._programs = programs
         self._sessions = sessions
         self._direct = direct
+        self._pace = pace
         self._started = time.time()
 
     def resolve_alias(self, name: str) -> str:
@@ -109,7 +113,7 @@ class ChatServing:
         request = replace(request, model=target.model, adapter=target.adapter)
         if target.program is None:
             return self._direct.answer(tenant, request)
-        return launched_answer(self._runtime, tenant, target.program, request)
+        return launched_answer(self._runtime, tenant, target.program, request, partial(self._pace.turn, tenant))
 
     async def _chat_program(self, tenant: str) -> Program | None:
         """Return the tenant's own chat program where the operator allows one and the tenant has it; None: the built-in one."""

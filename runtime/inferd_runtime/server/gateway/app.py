@@ -292,7 +292,7 @@ async def open_gateway(
         responses = await stack.enter_async_context(kept)
         sessions, warm = TenantSessions(runtime), await stack.enter_async_context(warm_sessions())
         direct = DirectChat(runtime, sessions, builtin_main(), warm, pace)
-        serving = ChatServing(runtime, programs, sessions, direct, aliases)
+        serving = ChatServing(runtime, programs, sessions, direct, aliases, pace)
         own, chat = Api(runtime, programs, tokens, responses.background), ChatApi(runtime, serving, pace)
         routes = [*role.routes(runtime, responses), *all_routes(own, ModelApi(chat, sessions), chat, responses)]
         async with serve_app(make_app(routes, tokens, entrance.middleware), settings, entrance):
