@@ -125,7 +125,7 @@ def open_answers(path: Path) -> Iterator[AnswerFile]:
     try:
         file = path.open("a+b")
     except OSError as error:
-        raise InvalidRequest(f"{path} cannot be opened: {error.strerror}") from None
+        raise InvalidRequest(f"{path} cannot be opened: {error.strerror or error}") from None
     with file:
         try:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -163,6 +163,8 @@ def _lines(path: Path) -> Iterator[tuple[int, bytes]]:
     """Yield the lines that are not blank, numbered from 1."""
     try:
         with path.open("rb") as file:
+            if not file.seekable():
+                raise InvalidRequest(f"{path} is a pipe, and a batch is read more than once: write it to a file")
             for number, line in enumerate(file, 1):
                 line = line.removeprefix(BOM_UTF8) if number == 1 else line
                 if line.strip():

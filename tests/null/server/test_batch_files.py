@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from pathlib import Path
 from typing import Any
 
@@ -51,6 +52,16 @@ def test_a_wrong_line_is_refused_by_its_number(source: Path, text: str, message:
 def test_a_file_that_is_not_there_is_refused(source: Path) -> None:
     with pytest.raises(InvalidRequest, match=r"in\.jsonl cannot be read"):
         list(requests(source))
+
+
+def test_a_pipe_is_refused_instead_of_being_empty_when_it_is_read_again() -> None:
+    """None of its requests was answered, and the command ended as if all were."""
+    reader, writer = os.pipe()
+    with open(reader, "rb"):
+        with open(writer, "wb") as pipe:
+            pipe.write(line().encode())
+        with pytest.raises(InvalidRequest, match="is a pipe"):
+            list(requests(Path(f"/dev/fd/{reader}")))
 
 
 def test_a_body_is_sent_as_it_stands_in_its_line(source: Path) -> None:
