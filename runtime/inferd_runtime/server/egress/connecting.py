@@ -7,6 +7,7 @@ of these very addresses is connected to: there is no second lookup whose answer 
 from __future__ import annotations
 
 import ipaddress
+import re
 import ssl
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
@@ -21,6 +22,9 @@ from inferd_runtime.server.egress.resolver import Resolver
 
 MOST_HEAD_BYTES = 64 << 10
 """Of a response before its body, with everything that is not the final response."""
+MOST_INTERIM = 16
+"""Interim responses before it, each of which costs as much as a response: 4,000 fit into as many bytes."""
+BLANK_LINE = re.compile(rb"\n\r?\n")
 ADDRESSES_TRIED = 3
 READ_BYTES = 64 << 10
 
@@ -41,19 +45,36 @@ class CountingStream(httpcore.AsyncNetworkStream):
         self._received = 0
         self._allowed = MOST_HEAD_BYTES
         self._limit = "http_head_bytes"
+        self._ahead = b""
+        self._heads: int | None = 0
 
     def allow_body(self, most: int) -> None:
         """Note that the head is there, and a body of so many bytes may follow, with as much again around its pieces."""
         self._allowed = self._received + 2 * most + MOST_HEAD_BYTES
         self._limit = "http_body_bytes"
+        self._heads = None
 
     async def read(self, max_bytes: int, timeout: float | None = None) -> bytes:  # noqa: ASYNC109
-        """Return the next bytes. Raises LimitExceeded."""
-        data = await self._stream.read(min(max_bytes, READ_BYTES), timeout)
-        self._received += len(data)
-        if self._received > self._allowed:
-            raise LimitExceeded("the server sends more than is allowed", limit=self._limit, value=self._allowed)
-        return data
+        """Return the next bytes, one head at a time. Raises LimitExceeded."""
+        data = self._ahead
+        if not data:
+            data = await self._stream.read(min(max_bytes, READ_BYTES), timeout)
+            self._received += len(data)
+            if self._received > self._allowed:
+                raise LimitExceeded("the server sends more than is allowed", limit=self._limit, value=self._allowed)
+        end = len(data) if self._heads is None else self._end_of_head(data)
+        self._ahead = data[end:]
+        return data[:end]
+
+    def _end_of_head(self, data: bytes) -> int:
+        found = BLANK_LINE.search(data)
+        if found is None or self._heads is None:
+            return len(data)
+        self._heads += 1
+        if self._heads > 1 + MOST_INTERIM:
+            text = f"the server sends more than {MOST_INTERIM} interim responses"
+            raise LimitExceeded(text, limit="http_interim", value=MOST_INTERIM)
+        return found.end()
 
     async def write(self, buffer: bytes, timeout: float | None = None) -> None:  # noqa: ASYNC109
         """Send bytes."""

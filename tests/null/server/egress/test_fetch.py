@@ -384,6 +384,31 @@ async def test_chunks_that_mean_nothing_leave_other_fetches_their_turns() -> Non
     assert turns > len(empty) / 2
 
 
+def raw(data: bytes) -> Answer:
+    async def answer(connection: Connection) -> None:
+        await connection.send(data)
+
+    return answer
+
+
+INTERIM = b"HTTP/1.1 103 \r\nLink: <a>\r\n\r\n"
+
+
+@pytest.mark.parametrize("end", [b"\r\n", b"\n"])
+async def test_a_flood_of_interim_responses_is_refused_before_it_is_read(end: bytes) -> None:
+    """64 KB of them held up everybody's fetches for 0.05 s, and 64 such answers at once for as much each."""
+    async with fetching() as fetch, web_server(raw(INTERIM.replace(b"\r\n", end) * 17 + OK + b"\r\n")) as web:
+        with pytest.raises(LimitExceeded) as caught:
+            await fetch.get(web.url())
+        assert caught.value.detail["limit"] == "http_interim"
+
+
+async def test_a_few_interim_responses_are_passed_over_and_no_blank_line_of_a_body_is_one() -> None:
+    body = b"\r\n\r\n" * 100
+    async with fetching() as fetch, web_server(raw(INTERIM * 16 + OK + b"Content-Length: 400\r\n\r\n" + body)) as web:
+        assert await fetch.get(web.url()) == body
+
+
 async def test_many_headers_are_refused() -> None:
     headers = b"".join(b"X-%d: y\r\n" % number for number in range(1000))
 
