@@ -63,7 +63,8 @@ def test_what_is_loaded_is_not_looked_at_by_collections() -> None:
 
 
 def test_an_import_that_fails_leaves_the_collector_as_it_was() -> None:
+    frozen = gc.get_freeze_count()
     with pytest.raises(ModuleNotFoundError), loading():
         import a_module_that_is_not_there  # type: ignore[import-not-found] # noqa: F401
     assert gc.isenabled()
-    assert gc.get_freeze_count() == 0
+    assert gc.get_freeze_count() <= frozen
