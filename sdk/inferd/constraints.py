@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import Any, Protocol, TypeAlias, runtime_checkable
 
 from inferd.protocol import ConstraintError, ConstraintSpec, InvalidRequest, TagConstraint, check_constraint_fields
+from inferd.protocol.texts import checked_text
 from inferd.schema import OutputConstraint, parse_json
 
 StepMask: TypeAlias = Iterable[int] | None
@@ -28,14 +29,14 @@ class Lark(_Text):
 
     def __init__(self, grammar: str, start: str = "start") -> None:
         own = "" if start == "start" else f"\nstart: {start}\n"
-        self.constraint = ConstraintSpec("lark", value=_checked_text("grammar", grammar) + own)
+        self.constraint = ConstraintSpec("lark", value=checked_text("grammar", grammar) + own)
 
 
 class Gbnf(_Text):
     """Text of a context-free grammar in llama.cpp's notation (an EBNF with ``::=``), rule ``root``."""
 
     def __init__(self, grammar: str) -> None:
-        self.constraint = ConstraintSpec("gbnf", value=_checked_text("grammar", grammar))
+        self.constraint = ConstraintSpec("gbnf", value=checked_text("grammar", grammar))
 
 
 class JsonText(OutputConstraint):
@@ -184,12 +185,6 @@ def checked_constraint(constrain: OutputConstraint | StepConstraint | None) -> O
     )
 
 
-def _checked_text(name: str, text: str) -> str:
-    if not isinstance(text, str):
-        raise InvalidRequest(f"{name} must be a string, not {type(text).__name__}")
-    return text
-
-
 def _checked_members(name: str, members: Sequence[OutputConstraint]) -> tuple[OutputConstraint, ...]:
     if not isinstance(members, Sequence):
         raise InvalidRequest(f"{name} must be a list of constraints, not {members!r}")
@@ -200,8 +195,8 @@ def _checked_members(name: str, members: Sequence[OutputConstraint]) -> tuple[Ou
 
 
 def _check_types(tag: Tag) -> None:
-    _checked_text("begin", tag.begin)
-    _checked_text("end", tag.end)
+    checked_text("begin", tag.begin)
+    checked_text("end", tag.end)
     _checked_members("content", [tag.content])
 
 

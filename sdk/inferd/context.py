@@ -18,7 +18,6 @@ from inferd.calls.arguments import (
     checked_reasoning,
     checked_sampler,
     checked_speculator,
-    checked_text,
     checked_texts,
     model_name,
     snapshot_name,
@@ -69,6 +68,7 @@ from inferd.protocol import (
     check_verify,
 )
 from inferd.protocol.passes import TokenLogprob
+from inferd.protocol.texts import checked_text
 from inferd.protocol.tokens import checked_tokens
 from inferd.sampling import Sampler
 from inferd.schema import JsonSchema, OutputConstraint

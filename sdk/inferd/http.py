@@ -20,7 +20,7 @@ from dataclasses import dataclass
 from types import TracebackType
 from typing import Any
 
-from inferd.calls.arguments import checked_mapping, checked_text
+from inferd.calls.arguments import checked_mapping
 from inferd.program.json_values import to_json_value
 from inferd.protocol import InferdError, InvalidRequest, LimitExceeded, NotFound, ProgramError, Unavailable
 from inferd.protocol.http import (
@@ -40,6 +40,7 @@ from inferd.protocol.http import (
     check_fetch,
 )
 from inferd.protocol.ranges import check_number
+from inferd.protocol.texts import checked_text
 from inferd.transport import Port, current_port
 
 Body = bytes | bytearray | str | AsyncIterable[bytes] | None

@@ -20,6 +20,7 @@ from inferd.protocol import (
 )
 from inferd.protocol.floats import unpack_floats
 from inferd.protocol.passes import check_embed
+from inferd.protocol.texts import checked_text
 from inferd.protocol.tokens import checked_tokens
 from inferd.transport import Transport, current_port
 from inferd.vocabulary import TokenVocabulary
@@ -43,9 +44,7 @@ class Tokenizer:
         The names of special tokens in the text are read as plain text, unless ``special``: never pass that with text
         that you did not write yourself.
         """
-        if not isinstance(text, str):
-            raise InvalidRequest(f"text must be a string, not {type(text).__name__}")
-        reply = await self.transport.call(Tokenize(text, self.model, special))
+        reply = await self.transport.call(Tokenize(checked_text("text", text), self.model, special))
         return list(reply.tokens)
 
     async def decode(self, tokens: Sequence[int], *, special: bool = False) -> str:

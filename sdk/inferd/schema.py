@@ -11,6 +11,7 @@ from typing import Any, Generic, Literal, TypeVar, overload
 from inferd.program.json_types import guarded, schema_of, structure
 from inferd.program.pydantic_models import is_pydantic, validated_json
 from inferd.protocol import ConstraintError, ConstraintSpec, InvalidRequest, check_constraint_fields
+from inferd.protocol.texts import checked_text
 
 T = TypeVar("T")
 ConstraintMode = Literal["strict", "best_effort"]
@@ -147,9 +148,7 @@ class Regex(OutputConstraint):
     """
 
     def __init__(self, pattern: str) -> None:
-        if not isinstance(pattern, str):
-            raise InvalidRequest(f"pattern must be a string, not {type(pattern).__name__}")
-        self.constraint = ConstraintSpec("regex", value=pattern)
+        self.constraint = ConstraintSpec("regex", value=checked_text("pattern", pattern))
 
     def parse(self, text: str) -> str:
         """Return the text itself."""

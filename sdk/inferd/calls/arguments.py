@@ -10,6 +10,7 @@ from inferd.calls.generate_arguments import OnLength
 from inferd.custom_sampler import ChooseToken, CustomSampler
 from inferd.model import Model
 from inferd.protocol import InvalidRequest, ReasoningSpec, check_snapshot_name
+from inferd.protocol.texts import checked_text, kind_of
 from inferd.sampling import Sampler
 from inferd.speculation import Speculator
 from inferd.speculation_stats import SpeculationCycle
@@ -26,17 +27,10 @@ def model_name(model: str | Model | None) -> str:
     return checked_text("model", model)
 
 
-def checked_text(name: str, value: object) -> str:
-    """Return a string."""
-    if not isinstance(value, str):
-        raise InvalidRequest(f"{name} must be a string, not {type(value).__name__}")
-    return value
-
-
 def checked_mapping(name: str, value: Mapping[str, Any] | None) -> dict[str, Any]:
     """Return the values by their names; none for None."""
     if value is not None and not isinstance(value, Mapping):
-        raise InvalidRequest(f"{name} must be a dict, with each value by its name, not {type(value).__name__}")
+        raise InvalidRequest(f"{name} must be a dict, with each value by its name, not {kind_of(value)}")
     return dict(value or {})
 
 

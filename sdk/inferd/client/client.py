@@ -12,12 +12,13 @@ from types import TracebackType
 from typing import TYPE_CHECKING, Any
 from urllib.parse import quote
 
-from inferd.calls.arguments import checked_mapping, checked_text
+from inferd.calls.arguments import checked_mapping
 from inferd.client.http_link import HttpLink
 from inferd.client.run_handle import RunHandle
 from inferd.program.json_values import to_json_value
 from inferd.program.sources import ENTRY, PROJECT, ProgramSources, read_program
 from inferd.protocol import InvalidRequest
+from inferd.protocol.texts import checked_text
 from inferd.transport.answers import UPLOAD_TIMEOUT_S, fields_of
 from inferd.transport.room import LaunchLine
 

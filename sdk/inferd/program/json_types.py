@@ -128,7 +128,9 @@ def fields_of(kind: Any, path: str) -> list[SchemaField]:
     try:
         hints = typing.get_type_hints(kind, include_extras=True)
     except (NameError, TypeError, SyntaxError, AttributeError) as error:
-        raise InvalidRequest(f"{path}: an annotation of {type_name(kind)} cannot be evaluated: {error}") from error
+        remedy = "; name types that stand at the top level of its module" if isinstance(error, NameError) else ""
+        text = f"{path}: an annotation of {type_name(kind)} cannot be evaluated: {error}{remedy}"
+        raise InvalidRequest(text) from error
     if typing.is_typeddict(kind):
         return [SchemaField(name, _unmarked(hint), _is_required(kind, name, hint)) for name, hint in hints.items()]
     for name, hint in hints.items():

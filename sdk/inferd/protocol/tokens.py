@@ -7,6 +7,7 @@ from collections.abc import Iterable, Sequence
 from typing import Any
 
 from inferd.protocol.errors import InvalidRequest, LimitExceeded
+from inferd.protocol.texts import kind_of
 
 MAX_IDS = 1 << 20
 """Numbers in one list of a request: more than a context holds."""
@@ -28,7 +29,7 @@ def checked_tokens(name: str, values: Iterable[int]) -> list[int]:
     """
     if isinstance(values, (str, bytes, bytearray, memoryview)) or not isinstance(values, Iterable):
         instead = ": model.tokenizer.encode makes them of a text" if isinstance(values, str) else ""
-        raise InvalidRequest(f"{name} must be a list of whole numbers, not {type(values).__name__}{instead}")
+        raise InvalidRequest(f"{name} must be a list of whole numbers, not {kind_of(values)}{instead}")
     numbers = [value if type(value) is int else plain_whole(value) for value in values]
     for index, value in enumerate(numbers):
         if isinstance(value, bool) or not isinstance(value, int):

@@ -20,6 +20,7 @@ from inferd.protocol import (
     ProgramSyntaxError,
     to_plain,
 )
+from inferd_runtime.sandbox.runner.python_hints import python_hint
 from inferd_runtime.sandbox.runner.sdk_hints import hint_for
 
 OUT_OF_MEMORY = LimitExceeded("the program ran out of memory", limit="memory_mb")
@@ -102,7 +103,7 @@ def _known(error: BaseException, files: Container[str]) -> InferdError:
     text = _said(error)
     if isinstance(error, (ImportError, AttributeError, RuntimeError)):
         text = "; ".join(filter(None, (text, _instead_of(error))))
-    if hint := hint_for(error):
+    if hint := python_hint(error) or hint_for(error):
         text = f"{text}; {hint}"
     if isinstance(error, ZoneInfoNotFoundError):
         text = f"{error.args[0]}; {NO_ZONES}"

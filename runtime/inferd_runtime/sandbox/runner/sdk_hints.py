@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import difflib
 import inspect
 import re
 import sys
 import traceback
 from collections.abc import Iterable, Iterator
 from types import ModuleType
+
+import inferd
+from inferd.calls.streamed import Streamed
 
 _CALLED = re.compile(r"([\w.]+)\(\) (?:got |missing |takes )")
 _AWAITED = re.compile(r"(?:object (\w+)|'(\w+)' object) can't be (?:used in 'await'|awaited)")
@@ -23,7 +27,7 @@ def hint_for(error: BaseException) -> str:
         return _parameters_of(error) or _done_already(error) or _members_beside(error)
     if isinstance(error, ImportError) and error.name and _is_public(error.name):
         wanted = _IMPORTED.match(str(error))
-        return _home_of(wanted[1]) if wanted else ""
+        return (_home_of(wanted[1]) or _names_like(wanted[1])) if wanted else ""
     if isinstance(error, AttributeError):
         return _members_of(error)
     return ""
@@ -69,6 +73,8 @@ def _members_beside(error: TypeError) -> str:
     for name in _CLASS_NAME.findall(str(error)):
         for kind in (vars(module).get(name) for module in _modules()):
             if isinstance(kind, type) and all(frame.f_globals.get(name, kind) is kind for frame in frames):
+                if issubclass(kind, Streamed):
+                    return "" if kind.instead in str(error) else kind.instead
                 return _list_of(kind, {*dir(kind), *getattr(kind, "__dataclass_fields__", ())})
     return ""
 
@@ -88,7 +94,10 @@ def _written(signature: inspect.Signature) -> str:
 def _members_of(error: AttributeError) -> str:
     """Return where a name of the SDK is that a module of it has not, or what one of its objects has."""
     if isinstance(error.obj, ModuleType):
-        return _home_of(error.name or "") or _contents_of(error.obj) if _is_public(error.obj.__name__) else ""
+        if not _is_public(error.obj.__name__):
+            return ""
+        name = error.name or ""
+        return _home_of(name) or _contents_of(error.obj) or _names_like(name)
     kind = error.obj if isinstance(error.obj, type) else type(error.obj)
     if not _is_public(f"{kind.__module__}"):
         return ""
@@ -99,6 +108,14 @@ def _home_of(name: str) -> str:
     """Return the import of a name that the SDK has somewhere."""
     homes = [module.__name__ for module in _modules() if name in getattr(module, "__all__", ())]
     return f"`from {homes[0]} import {name}` finds it" if homes else ""
+
+
+def _names_like(name: str) -> str:
+    """Return what the SDK calls nearly so, and its classes that have a method of this name."""
+    owners = {each: getattr(inferd, each) for each in inferd.__all__}
+    methods = [f"{owner}.{name}" for owner, kind in owners.items() if isinstance(kind, type) and name in vars(kind)]
+    found = [*methods, *difflib.get_close_matches(name, owners)]
+    return f"inferd has {', '.join(found)}" if found else ""
 
 
 def _contents_of(module: ModuleType) -> str:

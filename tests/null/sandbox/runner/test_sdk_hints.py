@@ -67,6 +67,19 @@ def test_a_name_that_stands_in_another_module_of_the_sdk_is_told_with_that_modul
     assert told(program).endswith("; `from inferd.tools import ToolRun` finds it")
 
 
+def test_a_name_that_the_sdk_has_nearly_so_is_told_with_that_one() -> None:
+    def program() -> None:
+        from inferd import Samplers  # noqa: F401
+
+    assert told(program).endswith("; inferd has Sampler, CustomSampler")
+    assert told(lambda: inferd.embed("x")).endswith("; inferd has Model.embed")
+
+
+def test_what_says_itself_what_to_do_is_told_once() -> None:
+    assert "has aclose" not in told(lambda: list(Context().generate(Sampler.argmax())))  # type: ignore[call-overload]
+    assert "collect_text()" in told(lambda: "a" + Context().generate(Sampler.argmax()))  # type: ignore[operator]
+
+
 def test_a_programs_own_functions_and_classes_are_none_of_the_sdks() -> None:
     class Person:
         def generate(self, text: str) -> str:
