@@ -1,5 +1,4 @@
-"""The command line: ``inferd run``, ``serve``, ``serve-draft``, ``upload``, ``launch``, ``attach``, ``send``, ``ps``, ``logs``,
-``stop``, ``batch``, ``pull``, ``models``, ``token``, ``secret``, ``tenants``, ``doctor``, ``build-runner``.
+"""The command line: ``inferd VERB ...``.
 
 This file says which verbs there are; each is imported only when it is used, so that the command line starts fast.
 """
@@ -17,6 +16,7 @@ VERBS: dict[str, tuple[str, str]] = {
     "serve": ("serve", "serve a runtime over HTTP and WebSocket"),
     "serve-draft": ("serve_draft", "serve a draft model to servers on other machines"),
     "upload": ("remote", "upload a program to a server"),
+    "programs": ("programs", "list the programs on a server; programs rm"),
     "launch": ("launch", "run an uploaded program and stream what it prints"),
     "attach": ("attach", "follow a run, and send it what you type"),
     "send": ("attach", "send a message to a run"),

@@ -60,6 +60,28 @@ class Uploaded(TypedDict):
     created: bool
 
 
+class ShownProgram(TypedDict):
+    """A program in a list. ``created_at`` is in seconds since the epoch."""
+
+    id: str
+    name: str
+    version: str
+    created_at: float
+    serves: str
+
+
+class Programs(TypedDict):
+    """Programs, newest first."""
+
+    programs: list[ShownProgram]
+
+
+class Removed(TypedDict):
+    """How many were removed."""
+
+    removed: int
+
+
 class Schema(TypedDict, total=False):
     """What options are made of, of a parameter's JSON Schema."""
 

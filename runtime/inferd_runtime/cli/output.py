@@ -88,6 +88,14 @@ def figures(usage: RunUsage) -> str:
     return ", ".join(parts)
 
 
+def since(seconds: float) -> str:
+    """Return a length of time in one unit."""
+    if seconds < 60:
+        return f"{seconds:.1f}s"
+    minutes = int(seconds) // 60
+    return f"{minutes}m" if minutes < 120 else f"{minutes // 60}h"
+
+
 def print_table(head: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
     """Print columns, each as wide as its widest cell, without control sequences."""
     table = [list(head), *[[LINE_BREAKS.sub(" ", CONTROL.sub("", cell)) for cell in row] for row in rows]]

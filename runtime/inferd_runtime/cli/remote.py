@@ -12,12 +12,15 @@ import anyio
 from inferd.protocol import InferdError, Unavailable
 from inferd_runtime.cli.answers import Runs, ShownRun, Uploaded, answer_as
 from inferd_runtime.cli.client import Server
-from inferd_runtime.cli.output import print_json, print_table, say
+from inferd_runtime.cli.output import print_json, print_table, say, since
 from inferd_runtime.cli.parsing import CLIENT_SETTINGS, Parser, add_json, add_settings, settings_of
 from inferd_runtime.cli.run_screen import RunScreen
 from inferd_runtime.cli.warm import warm_servers
 from inferd_runtime.server.programs.bundles import make_program, read_sources
 from inferd_runtime.server.programs.parser_messages import upload_body
+
+FINISHED_SHOWN = 20
+"""So many of the runs that are over are listed, unless all are asked for."""
 
 
 def upload(argv: list[str]) -> int:
@@ -43,6 +46,9 @@ def upload(argv: list[str]) -> int:
 def ps(argv: list[str]) -> int:
     """List runs, newest first."""
     parser = _parser("ps", "List runs, newest first, and models that `inferd run` keeps warm.", "print {runs, warm}")
+    parser.add_argument(
+        "-a", "--all", action="store_true", help=f"not the newest {FINISHED_SHOWN} of those that are over"
+    )
     parsed = parser.parse_args(argv)
     settings = settings_of(parsed)
     warm = list(warm_servers(settings))
@@ -56,7 +62,12 @@ def ps(argv: list[str]) -> int:
     if parsed.as_json:
         print_json({"runs": answer["runs"], "warm": warm})
         return 0
-    print_table(("RUN", "PROGRAM", "STATE", "AGE", "TOOK", "TOKENS", "PARENT"), [_row(run) for run in runs])
+    over = [run for run in runs if run["finished_at"] is not None]
+    left_out = {run["id"] for run in over[FINISHED_SHOWN:]} if not parsed.all else set()
+    shown = [_row(run) for run in runs if run["id"] not in left_out]
+    print_table(("RUN", "PROGRAM", "STATE", "AGE", "TOOK", "TOKENS", "PARENT"), shown)
+    if left_out:
+        say(f"and {len(left_out)} older ones: --all")
     for one in warm:
         say(
             f"warm: {', '.join(one['models'])} on {one['url']}, pid {one['pid']}; ends after {one['idle_minutes']:g} idle minutes"
@@ -72,18 +83,11 @@ def _row(run: ShownRun) -> tuple[str, ...]:
         run["id"],
         f"{program['name']}@{program['version']}",
         state,
-        _seconds(time.time() - run["created_at"]),
-        _seconds(usage["wall_ms"] / 1e3) if over else "-",
+        since(time.time() - run["created_at"]),
+        since(usage["wall_ms"] / 1e3) if over else "-",
         str(usage["tokens"]) if over else "-",
         run.get("parent") or "-",
     )
-
-
-def _seconds(seconds: float) -> str:
-    if seconds < 60:
-        return f"{seconds:.1f}s"
-    minutes = int(seconds) // 60
-    return f"{minutes}m" if minutes < 120 else f"{minutes // 60}h"
 
 
 def logs(argv: list[str]) -> int:

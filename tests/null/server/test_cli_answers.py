@@ -12,7 +12,7 @@ import pytest
 
 from inferd.protocol import InternalError
 from inferd.transport.answers import NOT_OURS, fields_of, json_of
-from inferd_runtime.cli import attach, launch, models, remote, tenants
+from inferd_runtime.cli import attach, launch, models, programs, remote, tenants
 from inferd_runtime.cli.boundary import guarded
 
 USAGE = {"tokens": 1, "wall_ms": 1.0}
@@ -36,6 +36,8 @@ CASES: list[tuple[Callable[[list[str]], int], list[str], dict[str, Any]]] = [
     (remote.ps, ["--json"], {"/v1/runs": {"runs": [{**RUN, "state": "\ud800"}]}}),
     (remote.ps, [], {"/v1/runs": {"runs": [{**RUN, "created_at": float("nan")}]}}),
     (remote.upload, ["inferlets/extract/main.py"], {"/v1/programs": {"id": "a", "name": "b", "version": "c"}}),
+    (programs.programs, [], {"/v1/programs": {"programs": [{"name": "a"}]}}),
+    (programs.programs, ["rm", "a"], {"/v1/programs/a": {"removed": "1"}}),
     (remote.stop, ["run-1"], {"/v1/runs/run-1": RUN, "/v1/runs/run-1/cancel": {**RUN, "id": 5}}),
     (remote.logs, ["run-1"], {"/v1/runs/run-1": {**RUN, "next_event": "5"}}),
     (remote.logs, ["run-1"], {"/v1/runs/run-1": RUN, "/v1/runs/run-1/events": FINISHED}),
@@ -71,7 +73,7 @@ class LyingServer:
                 self.end_headers()
                 self.wfile.write(body)
 
-            do_POST = do_GET
+            do_POST = do_DELETE = do_GET
 
         self.http = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
         self.url = f"http://127.0.0.1:{self.http.server_address[1]}"
@@ -111,3 +113,17 @@ def test_an_answer_may_say_more_than_is_read() -> None:
     for text in (b'"\\ud800"', b"[" * 100_000, b"{", b"\xff"):
         with pytest.raises(InternalError, match=NOT_OURS):
             json_of(text)
+
+
+def test_a_long_list_of_runs_leaves_out_what_has_been_over_for_long_but_nothing_that_goes_on(
+    server: LyingServer, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("INFERD_URL", server.url)
+    over = [{**RUN, "id": f"run-over{number}"} for number in range(30)]
+    server.answers = {"/v1/runs": {"runs": [*over, {**RUN, "id": "run-active", "finished_at": None}]}}
+    assert remote.ps([]) == 0
+    shown = capsys.readouterr().out
+    assert ("run-over19" in shown, "run-over20" in shown, "run-active" in shown) == (True, False, True)
+    assert "and 10 older ones: --all" in shown
+    assert remote.ps(["--all"]) == 0
+    assert capsys.readouterr().out.count("run-over") == 30

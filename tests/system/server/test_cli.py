@@ -204,6 +204,8 @@ def test_a_server_and_the_commands_that_talk_to_it(inferd: CommandLine, hello: s
         assert "--loud" in inferd("launch", "hello", "--help").stdout
         assert inferd("launch", "hello", "--nmae", "x").returncode == 2
         assert inferd("launch", "nix").returncode == 2
+        assert "; there is hello@0.0.1" in inferd("launch", "Hello").stderr
+        assert "hello@0.0.1" in inferd("programs").stdout
         assert inferd("launch", "hello", "--name", "x", "--limit-memory", "99999").returncode == 3
         runs = json.loads(inferd("ps", "--json").stdout)["runs"]
         assert [run["state"] for run in runs] == ["succeeded", "succeeded"]

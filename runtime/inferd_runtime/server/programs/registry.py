@@ -149,7 +149,7 @@ class Registry:
 
     def _check_quotas(self, db: sqlite3.Connection, tenant: str, size: int, quotas: Quotas) -> None:
         """Raise LimitExceeded if one more program of ``size`` bytes is too much. The same source twice is counted once."""
-        hint = "; remove one: DELETE /v1/programs/NAME@VERSION"
+        hint = "; remove one: `inferd programs rm NAME@VERSION`"
         count = db.execute("SELECT COUNT(*) FROM programs WHERE tenant = ?", (tenant,)).fetchone()[0] + 1
         quotas.check("programs", count, f"programs{hint}")
         query = "SELECT SUM(LENGTH(bundle)) FROM sources WHERE hash IN (SELECT hash FROM programs WHERE tenant = ?)"
@@ -185,8 +185,15 @@ class Registry:
         query = f"{COLUMNS} AND name = ?{' AND version = ?' if version else ''} ORDER BY number DESC"
         row = db.execute(query, (tenant, name, version) if version else (tenant, name)).fetchone()
         if row is None:
-            raise NotFound(f"no program {reference!r} has been uploaded", program=reference)
+            there = self._similar(db, name, tenant)
+            raise NotFound(f"no program {reference!r} has been uploaded{there}", program=reference)
         return row[0], row[1], row[2]
+
+    def _similar(self, db: sqlite3.Connection, name: str, tenant: str) -> str:
+        """Return which program there is of this name in another version, case, or with ``-`` for ``_``."""
+        same = "REPLACE(LOWER(name), '_', '-') = REPLACE(LOWER(?), '_', '-')"
+        row = db.execute(f"{COLUMNS} AND {same} ORDER BY number DESC", (tenant, name)).fetchone()
+        return f"; there is {row[1]}@{row[2]}" if row is not None else ""
 
     def _resolve_hash(self, db: sqlite3.Connection, reference: str, tenant: str) -> tuple[str, str, str]:
         digits = reference.removeprefix("sha256:")

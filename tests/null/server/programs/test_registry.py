@@ -94,6 +94,15 @@ def test_unknown_programs_are_not_found(registry: Registry, reference: str) -> N
         find(registry, reference, "ann")
 
 
+@pytest.mark.parametrize("reference", ["two_parts@9", "two-parts", "Two_Parts"])
+def test_a_program_that_is_there_under_nearly_this_name_is_named(registry: Registry, reference: str) -> None:
+    upload(registry, bundle(), "ann", name="two_parts")
+    with pytest.raises(NotFound, match=r"has been uploaded; there is two_parts@0\.0\.1$"):
+        find(registry, reference, "ann")
+    with pytest.raises(NotFound, match=r"has been uploaded$"):
+        find(registry, reference, "bob")
+
+
 @pytest.mark.parametrize("reference", ["sha256:12", "sha256:" + "*" * 20])
 def test_a_hash_that_is_none_is_refused(registry: Registry, reference: str) -> None:
     with pytest.raises(InvalidRequest, match="hexadecimal"):
