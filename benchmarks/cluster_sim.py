@@ -18,6 +18,7 @@ from cluster_sim_costs import kept_times
 from cluster_sim_load import Workload, arrivals, failures
 from cluster_sim_model import Cluster, SimResult
 from cluster_sim_rules import RULES, SWEEP, Rule
+from named_options import listed
 
 from inferd_runtime.speculation.times import StepShape, StepTimes
 
@@ -100,8 +101,8 @@ def table(found: Sequence[Outcome]) -> str:
 def main() -> None:
     """Simulate all sizes, print a table as it grows, and one line of JSON."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--replicas", default="1,10,100,1000")
-    parser.add_argument("--load", default="0.6", help="parts of the capacity, separated by commas")
+    parser.add_argument("--replicas", type=listed(int), default="1,10,100,1000")
+    parser.add_argument("--load", type=listed(float), default="0.6", help="parts of the capacity, separated by commas")
     parser.add_argument("--quick", action="store_true", help="two small sizes with few runs")
     parser.add_argument(
         "--sweep", action="store_true", help="the router with other bounds of its override, no other rules"
@@ -111,8 +112,8 @@ def main() -> None:
     times, found = kept_times(), list[Outcome]()
     print(f"capacity of a replica: {capacity(times, Workload(1, 1, 1.0)):.2f} runs/s", flush=True)
     rules = SWEEP if options.sweep else RULES
-    sizes = [4, 16] if options.quick else [int(size) for size in options.replicas.split(",")]
-    for load in map(float, options.load.split(",")):
+    sizes = [4, 16] if options.quick else options.replicas
+    for load in options.load:
         for size in sizes:
             started = time.process_time()
             found += outcomes(times, size, load, 400 if options.quick else 0, rules)

@@ -26,6 +26,7 @@ from typing import Any
 import numpy as np
 import torch
 from measure import figure, interleaved, ratios
+from named_options import listed, one_of
 
 from inferd.protocol import Sampling
 from inferd_runtime.engine.engine import Engine
@@ -34,7 +35,7 @@ from inferd_runtime.engine.sampling.noise import gumbel
 from inferd_runtime.kv.table import PageTable
 from inferd_runtime.models.batch import Batch, FloatRows, Outputs
 from inferd_runtime.models.jinja_template import RenderBudget
-from inferd_runtime.models.options import ModelOptions
+from inferd_runtime.models.options import DTYPES, ModelOptions
 from inferd_runtime.models.passes import attention
 from inferd_runtime.models.template_input import TemplateInput
 from inferd_runtime.server.engine_process.serving import serve_model
@@ -310,14 +311,14 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--model", default="tiny")
     parser.add_argument("--device", default="cpu")
-    parser.add_argument("--dtypes", default="float32,bfloat16")
+    parser.add_argument("--dtypes", type=listed(one_of(DTYPES)), default="float32,bfloat16")
     parser.add_argument("--generations", type=int, default=40)
     parser.add_argument("--tokens", type=int, default=96)
     parser.add_argument("--threads", type=int, default=1)
     parser.add_argument("--rounds", type=int, default=7)
     options = parser.parse_args()
     found: dict[str, Any] = {"model": options.model, "device": options.device, "tokens": options.tokens}
-    for dtype in options.dtypes.split(","):
+    for dtype in options.dtypes:
         model = serve_model(
             EngineSettings(
                 model=(ModelOptions(options.model),), device=options.device, dtype=dtype, threads=options.threads

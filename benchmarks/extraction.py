@@ -19,6 +19,7 @@ from typing import Any, NamedTuple
 import jsonschema
 import torch
 from extraction_cases import CASES, ExtractionCase
+from named_options import listed, one_of
 
 from inferd import protocol as p
 from inferd_runtime.models.options import ModelOptions
@@ -115,19 +116,21 @@ def asked(arm: Ours | Outlines, case: ExtractionCase, temperature: float, max_to
 def main() -> None:
     """Ask every case of every arm, and print."""
     parser = argparse.ArgumentParser(description="Twenty extractions on a real model.")
+    names = [case.name for case in CASES]
     parser.add_argument("--model", default="smollm2-135m")
     parser.add_argument("--max-tokens", type=int, default=160)
-    parser.add_argument("--only", default="")
-    parser.add_argument("--arms", default="inferd", help="inferd, outlines, or both with a comma")
-    parser.add_argument("--temperatures", default="0.0,0.8")
+    parser.add_argument("--only", type=listed(one_of(names)), default=names, help="cases, separated by commas")
+    arms_type = listed(one_of(("inferd", "outlines")))
+    parser.add_argument("--arms", type=arms_type, default="inferd", help="inferd, outlines, or both with a comma")
+    parser.add_argument("--temperatures", type=listed(float), default="0.0,0.8")
     parser.add_argument("--speculation", action="store_true")
     options = parser.parse_args()
     torch.set_num_threads(1)
     ours = Ours(options.model, speculation=options.speculation)
-    arms = [ours if name == "inferd" else Outlines(options.model, ours.prompt) for name in options.arms.split(",")]
+    arms = [ours if name == "inferd" else Outlines(options.model, ours.prompt) for name in options.arms]
     rows: dict[str, list[Answer]] = {}
-    for case in CASES:
-        for temperature in map(float, options.temperatures.split(",")) if options.only in case.name else ():
+    for case in (case for case in CASES if case.name in options.only):
+        for temperature in options.temperatures:
             for arm in arms:
                 answer = asked(arm, case, temperature, options.max_tokens)
                 rows.setdefault(f"{arm.name} {temperature}", []).append(answer)

@@ -17,6 +17,7 @@ from http_leaving import leave
 from http_load import HTTP, OURS, PROGRAM, SCRIPT, Load, Results, Rounds, arms, measure
 from http_servers import BATCHED, OurServer, PeerServer, our_server, peer_server
 from measure import figure, percentile, ratios
+from named_options import listed, one_of
 
 LOADS = (Load(1, 6, 48), Load(8, 1, 96), Load(32, 1, 96))
 QUICK = (Load(1, 3, 16), Load(8, 1, 48), Load(32, 1, 48))
@@ -43,21 +44,24 @@ def parse() -> argparse.Namespace:
     parser.add_argument("--quick", action="store_true", help="end within 50 s: fewer tokens, and fewer rounds if busy")
     parser.add_argument("--model", default="tiny", help="tiny, or a model that was pulled")
     parser.add_argument("--rounds", type=int, default=5, help="rounds behind the warm-up")
+    peers, clients = listed(one_of((*PEERS, "none"))), [load.clients for load in LOADS]
+    text = "of transformers serve: batched, plain, none; default: both, or with --quick batched"
+    parser.add_argument("--peers", type=peers, default=[], help=text)
     parser.add_argument(
-        "--peers", default="", help="of transformers serve: batched, plain, none; default: both, or batched"
+        "--clients", type=listed(one_of(clients)), default=clients, help="which loads, by their clients"
     )
-    parser.add_argument("--clients", default="1,8,32", help="which loads, by their clients")
-    parser.add_argument("--only", default="load,leaving", help="parts, separated by commas")
+    parts = listed(one_of(("load", "leaving")))
+    parser.add_argument("--only", type=parts, default="load,leaving", help="parts, separated by commas")
     options = parser.parse_args()
     options.end = time.monotonic() + QUICK_SECONDS if options.quick else inf
-    options.peers = options.peers or ("batched" if options.quick else "batched,plain")
+    options.peers = options.peers or (["batched"] if options.quick else list(PEERS))
     return options
 
 
 @contextmanager
 def servers(options: argparse.Namespace) -> Iterator[tuple[OurServer, dict[str, PeerServer]]]:
     """Start all servers at once: most of the wait is imports."""
-    wanted = [name for name in PEERS if name in options.peers.split(",") and "load" in options.only]
+    wanted = [name for name in PEERS if name in options.peers and "load" in options.only]
     if wanted and find_spec("fastapi") is None:
         print("without `transformers serve`: it needs `pip install fastapi`")
         wanted = []
@@ -72,15 +76,13 @@ def servers(options: argparse.Namespace) -> Iterator[tuple[OurServer, dict[str, 
 async def parts(options: argparse.Namespace, server: OurServer, peers: Mapping[str, PeerServer]) -> Figures:
     """Run what is wanted."""
     figures: Figures = {}
-    wanted = options.only.split(",")
-    if "load" in wanted:
-        clients = [int(each) for each in options.clients.split(",")]
-        loads = [each for each in (QUICK if options.quick else LOADS) if each.clients in clients]
+    if "load" in options.only:
+        loads = [each for each in (QUICK if options.quick else LOADS) if each.clients in options.clients]
         for left, load in zip(range(len(loads), 0, -1), loads, strict=True):
             now = time.monotonic()
             rounds = Rounds(options.rounds, now + (options.end - now) / left)
             figures |= await loaded(server, peers if load.clients in PEER_CLIENTS else {}, load, rounds)
-    if "leaving" in wanted:
+    if "leaving" in options.only:
         figures |= await leaving(server, 20 if options.quick else 200)
     return figures
 

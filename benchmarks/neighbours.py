@@ -21,6 +21,7 @@ from typing import Any
 
 import msgspec
 import zmq
+from named_options import listed, one_of
 
 from inferd import protocol as p
 from inferd_grammar.trials.pool import TrialPool
@@ -362,12 +363,12 @@ def main() -> None:
     """Alone, beside each kind, and beside two tenants of each."""
     parser = argparse.ArgumentParser()
     parser.add_argument("--seconds", type=float, default=3.0)
-    parser.add_argument("--only", default="")
+    parser.add_argument("--only", type=listed(one_of(KINDS)), default=list(KINDS), help="kinds, separated by commas")
     parser.add_argument("--tenants", type=int, default=1)
     options = parser.parse_args()
     served, figures = Served(), {}
     print(f"ceiling: 1/{options.tenants + 1} of the speed alone; the aim is 0.9 of it, and pauses below 250 ms")
-    for name in [options.only] if options.only else KINDS:
+    for name in options.only:
         shares, times, gaps, answered = [], [], [], 0
         before = measure(served, options.seconds / 2)
         for _ in range(ROUNDS):

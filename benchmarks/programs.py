@@ -28,6 +28,7 @@ from pathlib import Path
 
 import torch
 from measure import figure, percentile
+from named_options import listed, one_of
 from programs_network import network, outside
 from sandbox_latency import first_line
 from sandbox_runtime import Place, open_place
@@ -129,6 +130,7 @@ async def main(count: int) -> list[float]:
     return samples
 """
 TOGETHER = 256
+PARTS = ("start", "messages", "launches", "tools", "network")
 ROUNDS = 5
 PARENT_LIMITS = Limits(wall_s=3600.0, cpu_s=3600.0, memory_mb=1024)
 Figures = dict[str, float]
@@ -139,7 +141,7 @@ def main() -> None:
     options = parse()
     torch.set_num_threads(1)
     ensure_runner()
-    figures = asyncio.run(measured(options.only.split(","), options.quick))
+    figures = asyncio.run(measured(options.only, options.quick))
     print(json.dumps({"benchmark": "programs", **figures}))
 
 
@@ -147,7 +149,7 @@ def parse() -> argparse.Namespace:
     """The command line."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--quick", action="store_true", help="end within 50 s")
-    parser.add_argument("--only", default="start,messages,launches,tools,network")
+    parser.add_argument("--only", type=listed(one_of(PARTS)), default=list(PARTS), help="parts, separated by commas")
     return parser.parse_args()
 
 

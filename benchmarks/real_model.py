@@ -42,6 +42,7 @@ import real_model_processes as processes
 import torch
 import transformers
 from measure import figure, ratios
+from named_options import listed, one_of
 from prompts import Prompt
 from real_model_peers import OutlinesArm, batched, is_valid
 from real_model_prompts import of_kind, openings
@@ -124,7 +125,7 @@ def main() -> None:
     bench, figures = Bench(options), Figures()
     print(f"load of the machine: {os.getloadavg()[0]:.1f} on {os.cpu_count()} processors, one thread each")
     print_ceiling(bench.ours, bench.theirs, 1)
-    for name in options.only.split(","):
+    for name in options.only:
         if bench.late:
             print(f"\n{name} is left out: no time", flush=True)
             continue
@@ -142,10 +143,11 @@ def parse() -> argparse.Namespace:
     parser.add_argument("--model", default="smollm2-135m")
     parser.add_argument(
         "--weights",
+        choices=(F32, ROWS8, "int8", "int4"),
         default="",
         help="what is ours where no peer has anything else: f32, a8, int8 or int4; default: inferd's own",
     )
-    parser.add_argument("--only", default=",".join(PARTS), help="parts, separated by commas")
+    parser.add_argument("--only", type=listed(one_of(PARTS)), default=list(PARTS), help="parts, separated by commas")
     return parser.parse_args()
 
 

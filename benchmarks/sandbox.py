@@ -23,6 +23,7 @@ import statistics
 
 import torch
 from measure import figure, percentile
+from named_options import listed, one_of
 from sandbox_fleet import idle_programs, launch_rate
 from sandbox_latency import bare_start_ms, echo_us, latencies
 from sandbox_runtime import Place, open_place
@@ -41,9 +42,8 @@ def main() -> None:
     options = parse()
     torch.set_num_threads(1)
     ensure_runner()
-    wanted = options.only.split(",")
-    figures = launches(options) if "launches" in wanted else {}
-    figures |= asyncio.run(in_one_runtime([name for name in wanted if name != "launches"], options))
+    figures = launches(options) if "launches" in options.only else {}
+    figures |= asyncio.run(in_one_runtime([name for name in options.only if name != "launches"], options))
     print(json.dumps({"benchmark": "sandbox", **figures}))
 
 
@@ -68,7 +68,8 @@ def parse() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description="What the sandbox costs.")
     parser.add_argument("--quick", action="store_true", help="end within 50 s, with 100 idle programs")
     parser.add_argument("--idle", type=int, default=0, help="idle programs; default: 1000, or 100 with --quick")
-    parser.add_argument("--only", default="start,launches,idle,throughput", help="parts, separated by commas")
+    parts = ("start", "launches", "idle", "throughput")
+    parser.add_argument("--only", type=listed(one_of(parts)), default=list(parts), help="parts, separated by commas")
     parser.add_argument("--model", default="tiny", help="a model that is here, by its name")
     options = parser.parse_args()
     options.idle = options.idle or (100 if options.quick else 1000)

@@ -22,6 +22,7 @@ from dataclasses import dataclass
 
 import numpy as np
 import torch
+from named_options import listed, one_of
 
 from inferd_runtime.engine.drivers.build import DriverOptions, build_driver
 from inferd_runtime.engine.drivers.torch_driver import TorchDriver
@@ -182,12 +183,12 @@ def main() -> None:
     """Print tables, and one JSON line last."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--model", default="smollm2-135m")
-    parser.add_argument("--arms", default=",".join(ARMS))
+    parser.add_argument("--arms", type=listed(one_of(ARMS)), default=list(ARMS))
     parser.add_argument("--only", choices=("steps", "quality"))
     options = parser.parse_args()
     logging.basicConfig(level=logging.WARNING)
     torch.set_num_threads(1)
-    arms = [Arm.of(options.model, name) for name in options.arms.split(",")]
+    arms = [Arm.of(options.model, name) for name in options.arms]
     result: dict[str, object] = {"bytes": {arm.name: arm.bytes for arm in arms}}
     print("bytes of weights:", result["bytes"])
     if options.only != "quality":
