@@ -31,6 +31,7 @@ from inferd_runtime.server.gateway.room import connections_at_most
 from inferd_runtime.server.gateway.stored_formats import refuse_newer_formats
 from inferd_runtime.server.processes.rundir import temporary_folder
 from inferd_runtime.settings.settings import Settings
+from inferd_runtime.settings.sources import unknown_variables
 
 NEEDED = ("msgspec", "pyzmq", "starlette", "uvicorn", "wasmtime", "torch", "transformers", "tokenizers", "llguidance")
 OPTIONAL = ("triton", "outlines_core", "xgrammar", "opentelemetry-sdk")
@@ -196,6 +197,7 @@ def server(settings: Settings) -> Findings:
 
 def dangers(settings: Settings) -> Findings:
     """Look for settings that let in others than intended."""
+    yield from (Finding("settings", "warning", text) for text in unknown_variables(os.environ))
     if not is_loopback(settings.host) and settings.tls_cert is None:
         yield Finding(
             "settings", "warning", f"host {settings.host} without TLS: tokens and texts can be read on the way"

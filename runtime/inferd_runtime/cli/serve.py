@@ -18,6 +18,7 @@ from inferd_runtime.models.names import check_names
 from inferd_runtime.server.gateway.app import Gateway, serve as serve_gateway
 from inferd_runtime.server.gateway.auth import token_path
 from inferd_runtime.settings.settings import FIELDS, Settings
+from inferd_runtime.settings.sources import unknown_variables
 
 log = logging.getLogger("inferd.serve")
 NOT_FOR_SERVERS = ("url", "server", "keep_warm")
@@ -38,6 +39,8 @@ def serve(argv: list[str]) -> int:
     parsed = parser.parse_args(argv)
     settings = settings_of(parsed)
     configure_logging(settings.log_format, settings.log_level)
+    for text in unknown_variables(os.environ):
+        log.warning("%s", text)
     check_names(model.name for model in settings.engine.models)
     prepare_runner()
     with ThreadPoolExecutor(1) as beside, contextlib.suppress(KeyboardInterrupt, Cancelled):

@@ -6,7 +6,7 @@ import dataclasses
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, TypeVar, get_type_hints
+from typing import Any, Literal, TypeVar, get_args, get_origin, get_type_hints
 
 import msgspec
 
@@ -76,7 +76,11 @@ class SettingField:
         except InvalidRequest as error:
             raise InvalidRequest(f"{place}: {error.message}") from None
         except msgspec.ValidationError as error:
-            wanted = f"expected {WANTED[self.kind]}" if self.kind in WANTED else error
+            names = (
+                f"one of {', '.join(filter(None, get_args(self.kind)))}" if get_origin(self.kind) is Literal else None
+            )
+            known = WANTED.get(self.kind, names)
+            wanted = f"expected {known}" if known else error
             raise InvalidRequest(f"{place}: {wanted}, got {value!r}") from None
 
     def validate(self, value: Any) -> None:

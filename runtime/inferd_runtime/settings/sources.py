@@ -9,6 +9,7 @@ separated by ``;`` in the environment.
 from __future__ import annotations
 
 import dataclasses
+import difflib
 import tomllib
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
@@ -19,6 +20,7 @@ from inferd.protocol import InvalidRequest
 from inferd_runtime.settings.settings import ENGINE_FIELDS, FIELDS, OTHER_FIELDS, EngineSettings, Settings
 
 CONFIG_FILE = "config.toml"
+OTHER_VARIABLES = ("INFERD_CONFIG", "INFERD_CACHE_DIR")
 XDG_DIRECTORIES = {"data_dir": "XDG_DATA_HOME", "state_dir": "XDG_STATE_HOME"}
 
 
@@ -51,6 +53,16 @@ def resolve(sources: Sources) -> Settings:
     paths = {name: getattr(settings, name) for name in OTHER_FIELDS}
     expanded: dict[str, Any] = {name: path.expanduser() for name, path in paths.items() if isinstance(path, Path)}
     return dataclasses.replace(settings, **expanded)
+
+
+def unknown_variables(environment: Mapping[str, str]) -> list[str]:
+    """Return what is said of variables that look like settings and are none: an orchestrator's, or slips."""
+    known = {*OTHER_VARIABLES, *(one.variable for one in FIELDS.values())}
+    found = []
+    for name in sorted(name for name in environment if name.startswith("INFERD_") and name not in known):
+        near = difflib.get_close_matches(name, known, n=1)
+        found.append(f"{name} is the variable of no setting{f'; there is {near[0]}' if near else ''}")
+    return found
 
 
 def _from_environment(environment: Mapping[str, str]) -> dict[str, str]:

@@ -15,7 +15,7 @@ from inferd_runtime.server.engine_process.command import EngineStart
 from inferd_runtime.server.processes.child_protocol import exit_code, printed_error
 from inferd_runtime.server.supervisor.commands import default_commands
 from inferd_runtime.settings.settings import EngineSettings, Settings
-from inferd_runtime.settings.sources import Sources, resolve
+from inferd_runtime.settings.sources import Sources, resolve, unknown_variables
 
 
 def config(tmp_path: Path, text: str) -> Path:
@@ -53,6 +53,14 @@ def test_the_file_is_found_where_it_is_usual_and_where_the_environment_says(tmp_
     assert resolve(Sources({}, {"XDG_CONFIG_HOME": str(tmp_path), "INFERD_CONFIG": str(other)})).port == 6
 
 
+def test_a_variable_that_looks_like_a_setting_and_is_none_is_told_with_the_nearest_one() -> None:
+    others = {"INFERD_CACHE_DIR": "/c", "INFERD_CONFIG": "/x", "INFERD_PORT": "1", "PATH": "/bin"}
+    assert unknown_variables(others) == []
+    assert unknown_variables({**others, "INFERD_TOKEN_FILE": "/t"}) == [
+        "INFERD_TOKEN_FILE is the variable of no setting; there is INFERD_TOKENS_FILE"
+    ]
+
+
 def test_directories_follow_the_environment(tmp_path: Path) -> None:
     settings = resolve(Sources({}, {"XDG_DATA_HOME": "/d", "XDG_STATE_HOME": "/s", "INFERD_STATE_DIR": "~/mine"}))
     assert settings.data_dir == Path("/d/inferd")
@@ -66,6 +74,8 @@ def test_directories_follow_the_environment(tmp_path: Path) -> None:
         ({"memory_mb": "1.5"}, {}, "", "--limit-memory"),
         ({}, {"INFERD_MAX_WORKERS": "many"}, "", "INFERD_MAX_WORKERS"),
         ({"insecure": "perhaps"}, {}, "", "--insecure: expected true or false"),
+        ({"log_format": "yaml"}, {}, "", "^--log-format: expected one of console, json, got 'yaml'$"),
+        ({"weights": "int2"}, {}, "", "^--weights: expected one of half, fp8, int8, int4, got 'int2'$"),
         ({}, {}, 'port = "x"', "key port of the configuration file"),
         ({}, {}, "prot = 1", "no setting prot"),
         ({}, {}, "port = ", "config.toml"),
