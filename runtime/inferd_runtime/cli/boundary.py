@@ -11,7 +11,7 @@ import os
 import sys
 import traceback
 
-from inferd.protocol import Cancelled, ErrorInfo, InferdError, InternalError, Unavailable
+from inferd.protocol import Cancelled, ErrorInfo, InferdError, InternalError, Unauthorized, Unavailable
 from inferd_runtime.cli.output import print_json, say
 from inferd_runtime.interpreter import loading
 
@@ -90,6 +90,8 @@ def error_text(error: ErrorInfo) -> str:
     text = f"{trace}\nerror: {error.message}".lstrip()
     if error.code == "limit" and error.detail.get("raise_with"):
         text += f"\n       what helps: {error.detail['raise_with']}"
+    if error.code == Unauthorized.code:
+        text += "\n       what helps: --token or INFERD_TOKEN; without, it is the one in this user's state folder, if any"
     if error.detail.get("usage"):
         text += f"\n{error.detail['usage']}"
     return text

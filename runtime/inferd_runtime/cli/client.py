@@ -16,7 +16,7 @@ from urllib.parse import urlsplit
 import msgspec
 
 from inferd.protocol import InternalError, InvalidRequest, Unavailable
-from inferd.transport.answers import UPLOAD_TIMEOUT_S, error_in, fields_of, json_of
+from inferd.transport.answers import UPLOAD_TIMEOUT_S, error_in, fields_of, json_of, untrusted
 from inferd_runtime.settings.settings import Settings
 
 if TYPE_CHECKING:
@@ -126,7 +126,7 @@ def _guard(url: str, action: Any) -> Any:
         raise Unavailable(f"no runtime answers at {url}; start one with `inferd serve`") from None
     except (OSError, http.client.HTTPException) as error:
         kind = "timed out" if isinstance(error, socket.timeout) else str(error) or type(error).__name__
-        raise Unavailable(f"the connection to {url} failed: {kind}") from None
+        raise Unavailable(f"the connection to {url} failed: {kind}{untrusted(error)}") from None
     except ValueError:  # its message repeats the header
         raise InvalidRequest("the token, or the server's address, has characters that no request has") from None
 

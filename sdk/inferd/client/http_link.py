@@ -15,7 +15,7 @@ import httpx
 
 from inferd.client.event_cursor import Backoff
 from inferd.protocol import InferdError, InternalError, InvalidRequest, Unavailable
-from inferd.transport.answers import error_in, fields_of, json_of
+from inferd.transport.answers import error_in, fields_of, json_of, untrusted
 from inferd.transport.room import pause_of
 
 TIMEOUT_S = 30.0
@@ -134,7 +134,7 @@ class HttpLink:
                 await anyio.sleep(pause)
         except (httpx.ConnectError, httpx.ConnectTimeout) as error:
             hint = "; start one with `inferd serve`" if isinstance(error.__cause__, ConnectionRefusedError) else ""
-            raise Unavailable(f"no runtime answers at {self.url}: {error}{hint}") from None
+            raise Unavailable(f"no runtime answers at {self.url}: {error}{hint or untrusted(error)}") from None
         except (httpx.TransportError, httpx.StreamError) as error:
             what = "timed out" if isinstance(error, httpx.TimeoutException) else str(error) or type(error).__name__
             raise ConnectionLost(f"the connection to {self.url} failed: {what}") from None

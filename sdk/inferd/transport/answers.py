@@ -11,6 +11,14 @@ NOTHING = type(None)
 UPLOAD_TIMEOUT_S = 240.0
 """How long an upload is waited for: the server may look for its packages for two minutes, and for another upload's before."""
 NOT_OURS = "that is not an inferd server's answer"
+UNTRUSTED = ("self-signed certificate", "local issuer certificate")
+"""What OpenSSL says of such a certificate."""
+
+
+def untrusted(error: Exception) -> str:
+    """Return what helps where nobody who is trusted has signed a server's certificate; "" for other errors."""
+    signed = any(words in str(error) for words in UNTRUSTED)
+    return "; for certificates of your own give the file of who signed them: ca= (--ca, INFERD_CA)" if signed else ""
 
 
 def json_of(data: bytes) -> Any:

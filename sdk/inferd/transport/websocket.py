@@ -33,6 +33,7 @@ from inferd.protocol import (
     set_fields,
 )
 from inferd.transport import restore_transport, use_transport
+from inferd.transport.answers import untrusted
 from inferd.transport.room import CallRoom
 
 PATH = "/v1/session"
@@ -245,7 +246,7 @@ async def _open(url: str, token: str | None, trusted: ssl.SSLContext | None, ses
             close_timeout=CLOSE_S,
         )
     except ssl.SSLError as error:  # one that fails to verify a certificate is a ValueError too
-        raise Unavailable(f"no runtime that can be trusted answers at {url}: {error}") from error
+        raise Unavailable(f"no runtime that can be trusted answers at {url}: {error}{untrusted(error)}") from error
     except (InvalidURI, ValueError) as error:
         raise InvalidRequest(f"url: {error}") from error
     except InvalidStatus as error:

@@ -2,17 +2,23 @@
 
 from __future__ import annotations
 
+import asyncio
+import contextlib
 import http.client
+import socket
+import ssl
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from http.server import BaseHTTPRequestHandler, HTTPServer
 from pathlib import Path
 
 import httpx
 import pytest
+import trustme
 
-from inferd import Client
+import inferd
+from inferd import Client, SyncClient
 from inferd.protocol import InferdError, InvalidRequest, Unavailable
 from inferd_runtime.cli.client import SERVER_FILE, TOKEN_FILE, Server
 from inferd_runtime.server.packages.finder import MOST_SECONDS
@@ -46,6 +52,43 @@ def answering(body: bytes, status: int = 200, under: str = "/") -> Iterator[str]
         finally:
             server.shutdown()
             thread.join()
+
+
+async def test_a_certificate_that_nobody_trusted_has_signed_is_told_with_what_helps() -> None:
+    authority, own = trustme.CA(), ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    authority.issue_cert("127.0.0.1").configure_cert(own)
+
+    def served(client: Callable[[str], object]) -> str:
+        with socket.create_server(("127.0.0.1", 0)) as listening:
+            url = f"https://127.0.0.1:{listening.getsockname()[1]}"
+            thread = threading.Thread(target=refused_handshake, args=(listening, own))
+            thread.start()
+            with pytest.raises(Unavailable) as caught:
+                client(url)
+            thread.join()
+        return caught.value.message
+
+    def by_script(url: str) -> None:
+        async def connected() -> None:
+            async with inferd.connect(url.replace("https", "wss"), "x" * 20):
+                pass
+
+        asyncio.run(connected())
+
+    def by_client(url: str) -> None:
+        with SyncClient(url, "x" * 20) as client:
+            client.runs()
+
+    for client in (lambda url: Server(url, None).get("/version"), by_client, by_script):
+        message = await asyncio.to_thread(served, client)
+        assert "certificate verify failed" in message
+        assert "ca= (--ca, INFERD_CA)" in message
+
+
+def refused_handshake(listening: socket.socket, context: ssl.SSLContext) -> None:
+    peer, _ = listening.accept()
+    with peer, contextlib.suppress(OSError):
+        context.wrap_socket(peer, server_side=True).recv(1)
 
 
 @pytest.mark.parametrize("text", [b"\xed\xa0\x80", DEEP, b"[]", b'{"url": 5}', b"", bytes(range(255, 191, -1))])

@@ -87,6 +87,10 @@ def test_errors_for_people_show_the_traceback_or_what_raises_the_limit() -> None
     assert error_text(limit) == "error: too long\n       what helps: --wall-s"
 
 
+def test_a_token_that_is_missing_or_wrong_is_told_with_where_a_command_takes_it_from() -> None:
+    assert "--token or INFERD_TOKEN" in error_text(ErrorInfo("client.unauthorized", "the token is wrong"))
+
+
 def test_what_to_do_instead_is_not_lost_behind_a_traceback() -> None:
     missing = ErrorInfo("program", "E: no x; use y", {"traceback": "Traceback ...\nE: no x\n"})
     assert error_text(missing) == "Traceback ...\nE: no x\nerror: E: no x; use y"
