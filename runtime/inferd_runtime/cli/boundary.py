@@ -91,7 +91,7 @@ def error_text(error: ErrorInfo) -> str:
     if error.code == "limit" and error.detail.get("raise_with"):
         text += f"\n       what helps: {error.detail['raise_with']}"
     if error.code == Unauthorized.code:
-        text += "\n       what helps: --token or INFERD_TOKEN; without, it is the one in this user's state folder, if any"
+        text += "\n       what helps: --token or INFERD_TOKEN; without, the one of this user's own server is sent"
     if error.detail.get("usage"):
         text += f"\n{error.detail['usage']}"
     return text
