@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import difflib
 import os
 import re
 from collections.abc import Iterable
@@ -16,12 +17,14 @@ EMBEDDED = {"tiny": "tiny/target", "tiny-draft": "tiny/draft"}
 GGUF = ".gguf"
 MAGIC = b"GGUF"
 """What such a file begins with, whatever it is called."""
+NEARLY = 0.85
+"""How much of a name without an owner has to be that of a model that is known, to be taken for a slip."""
 PART = re.compile(r"(.+)-\d{5}-of-(\d{5})(\.gguf)", re.IGNORECASE)
 """What the parts of a GGUF model are called."""
 
 
 def check_names(names: Iterable[str], store: ModelStore | None = None) -> None:
-    """Raise NotFound for a path where nothing is, and for a known model that was not pulled. Hub ids are not looked up."""
+    """Raise NotFound for a path where nothing is, a known model that was not pulled, and a slip. Hub ids are not looked up."""
     store = store or ModelStore()
     for name in names:
         path = path_of(name)
@@ -37,6 +40,14 @@ def check_names(names: Iterable[str], store: ModelStore | None = None) -> None:
             raise NotFound(f"model {name!r} is not here yet: `inferd pull {name}` brings it")
         if path.is_absolute() or name.startswith(".") or path.suffix.lower() == GGUF:
             raise NotFound(f"model {name!r} cannot be loaded: nothing is at {path.absolute()}")
+        if near := _nearly(name, store):
+            raise NotFound(f"there is no model {name!r}: is {near!r} meant?")
+
+
+def _nearly(name: str, store: ModelStore) -> str:
+    """Return the model that a name without an owner nearly names; "" if there is none. The hub would be asked for a minute."""
+    known = [] if "/" in name else [*KNOWN, *EMBEDDED, *(model.note.name for model in store.models())]
+    return next(iter(difflib.get_close_matches(name.lower(), known, 1, NEARLY)), "")
 
 
 def path_of(name: str) -> Path:
