@@ -60,7 +60,7 @@ def unknown_variables(environment: Mapping[str, str]) -> list[str]:
     known = {*OTHER_VARIABLES, *(one.variable for one in FIELDS.values())}
     found = []
     for name in sorted(name for name in environment if name.startswith("INFERD_") and name not in known):
-        near = difflib.get_close_matches(name, known, n=1)
+        near = difflib.get_close_matches(name, known, n=1, cutoff=0.8)
         found.append(f"{name} is the variable of no setting{f'; there is {near[0]}' if near else ''}")
     return found
 

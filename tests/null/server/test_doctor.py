@@ -27,6 +27,7 @@ from inferd_runtime.settings.settings import EngineSettings, Settings
 def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     for kind in ("STATE", "DATA", "CONFIG", "CACHE"):
         monkeypatch.setenv(f"XDG_{kind}_HOME", str(tmp_path / kind.lower()))
+    monkeypatch.delenv("INFERD_TESTS", raising=False)  # no setting, which is told
     layers = [Layer("seccomp", True, ""), Layer("landlock", False, "the kernel has none")]
     monkeypatch.setattr(doctor_checks, "report", lambda: {ChildKind.WORKER: layers})
     return tmp_path

@@ -176,11 +176,11 @@ def test_quotas_of_programs_and_bytes_are_named_with_a_way_out(tmp_path: Path) -
     registry = Registry(tmp_path / FILE)
     small = Quotas(programs=2, stored_bytes=100_000)
     registry.keep(program("first"), "ann", small)
-    with pytest.raises(LimitExceeded, match="DELETE") as caught:
+    with pytest.raises(LimitExceeded, match="inferd programs rm") as caught:
         registry.keep(program("large", 100_000), "ann", small)
     assert (caught.value.detail["limit"], own_status(caught.value)) == ("stored_bytes", 507)
     registry.keep(program("second"), "ann", small)
-    with pytest.raises(LimitExceeded, match="DELETE") as caught:
+    with pytest.raises(LimitExceeded, match="inferd programs rm") as caught:
         registry.keep(program("third"), "ann", small)
     assert (caught.value.detail["limit"], own_status(caught.value)) == ("programs", 507)
     assert not registry.keep(program("second"), "ann", small).created
