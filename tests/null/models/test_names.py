@@ -12,7 +12,9 @@ from inferd_runtime.models.store.store import ModelNote, ModelStore, write_note
 
 
 def test_what_may_be_a_model_passes(tmp_path: Path) -> None:
-    check_names([*EMBEDDED, str(tmp_path), "Qwen/Qwen3-0.6B", "Qwen/Qwen3-0.7B", "gpt2", "distilgpt2"], ModelStore(tmp_path))
+    check_names(
+        [*EMBEDDED, str(tmp_path), "Qwen/Qwen3-0.6B", "Qwen/Qwen3-0.7B", "gpt2", "distilgpt2"], ModelStore(tmp_path)
+    )
 
 
 @pytest.mark.parametrize(
