@@ -59,9 +59,8 @@ class LaunchedAnswer:
                 if taken >= TURN_SECONDS:
                     break  # the rest comes with the next call: other requests have their turns between
             await self._turn(time.thread_time() - started)
-            await (
-                anyio.lowlevel.checkpoint()
-            )  # what is there already is not waited for, and may mean nothing for the answer
+            # What is there already is not waited for, and may mean nothing for the answer.
+            await anyio.lowlevel.checkpoint()
             if events:
                 return events
         return []
