@@ -42,8 +42,8 @@ STANDING = {
     "parts", "predicted", "probes", "render_seconds", "reply_numbers", "shown_tokens", "snapshot_bytes", "source_bytes",
     "source_lines", "stop", "stop_tokens", "token_ids", "tool_calls", "answer_bytes", "candidates", "child_result_bytes",
     "data_bytes", "dependencies", "file_bytes", "http_body_bytes", "http_header_bytes", "http_headers", "http_interim",
-    "http_request_bytes", "http_write_bytes", "mcp_call_s", "mcp_check_s", "mcp_message_bytes", "mcp_message_containers", "mcp_pages",
-    "mcp_reply_bytes", "mcp_tools", "note_bytes", "package_bytes", "package_files", "redirects", "run_event_bytes",
+    "http_request_bytes", "http_write_bytes", "mcp_call_s", "mcp_check_s", "mcp_message_bytes", "mcp_message_containers",
+    "mcp_pages", "mcp_reply_bytes", "mcp_tools", "note_bytes", "package_bytes", "package_files", "redirects", "run_event_bytes",
     "run_file_bytes", "run_files", "slow_subscriber_s", "timeout", "tool_definitions", "tool_result", "tool_time",
     "url_characters", "value_bytes",
 }  # fmt: skip
