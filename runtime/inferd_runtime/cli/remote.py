@@ -47,7 +47,7 @@ def ps(argv: list[str]) -> int:
     """List runs, newest first."""
     parser = _parser("ps", "List runs, newest first, and models that `inferd run` keeps warm.", "print {runs, warm}")
     parser.add_argument(
-        "-a", "--all", action="store_true", help=f"not the newest {FINISHED_SHOWN} of those that are over"
+        "-a", "--all", action="store_true", help=f"of the runs that are over, not only the newest {FINISHED_SHOWN}"
     )
     parsed = parser.parse_args(argv)
     settings = settings_of(parsed)

@@ -76,10 +76,8 @@ class SettingField:
         except InvalidRequest as error:
             raise InvalidRequest(f"{place}: {error.message}") from None
         except msgspec.ValidationError as error:
-            names = (
-                f"one of {', '.join(filter(None, get_args(self.kind)))}" if get_origin(self.kind) is Literal else None
-            )
-            known = WANTED.get(self.kind, names)
+            names = get_args(self.kind) if get_origin(self.kind) is Literal else ()
+            known = f"one of {', '.join(filter(None, names))}" if names else WANTED.get(self.kind)
             wanted = f"expected {known}" if known else error
             raise InvalidRequest(f"{place}: {wanted}, got {value!r}") from None
 

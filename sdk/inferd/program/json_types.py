@@ -128,9 +128,8 @@ def fields_of(kind: Any, path: str) -> list[SchemaField]:
     try:
         hints = typing.get_type_hints(kind, include_extras=True)
     except (NameError, TypeError, SyntaxError, AttributeError) as error:
-        remedy = "; name types that stand at the top level of its module" if isinstance(error, NameError) else ""
-        text = f"{path}: an annotation of {type_name(kind)} cannot be evaluated: {error}{remedy}"
-        raise InvalidRequest(text) from error
+        why = f"{error}; use types of its module's top level" if isinstance(error, NameError) else error
+        raise InvalidRequest(f"{path}: an annotation of {type_name(kind)} cannot be evaluated: {why}") from error
     if typing.is_typeddict(kind):
         return [SchemaField(name, _unmarked(hint), _is_required(kind, name, hint)) for name, hint in hints.items()]
     for name, hint in hints.items():

@@ -297,7 +297,7 @@ def test_unsupported_fields_name_their_class() -> None:
         x: Nowhere  # type: ignore[name-defined]  # noqa: F821
 
     with pytest.raises(
-        InvalidRequest, match=r"Lost cannot be evaluated.*Nowhere.*; name types that stand at the top level"
+        InvalidRequest, match=r"Lost cannot be evaluated.*Nowhere.*; use types of its module's top level"
     ):
         schema_of(Lost)
 
